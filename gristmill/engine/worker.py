@@ -7,8 +7,10 @@ import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import Scratch, staged
+from gristmill.engine.executors.staging import staged
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
+from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch.room import Outgrown
 from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.storage.files import FileInfo, file_info
@@ -34,12 +36,32 @@ def run_task(
     task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
     `hashes` gives.
     """
+    room = 0
+    while True:
+        try:
+            return _run_task(step, task, identity, ledger, inputs, hashes, scratch, budget, room)
+        except Outgrown as error:  # its folder is removed, so that others may end
+            room = error.size
+
+
+def _run_task(
+    step: str,
+    task: Task,
+    identity: dict[str, str],
+    ledger: Ledger,
+    inputs: Mapping[Path, FileInfo],
+    hashes: Mapping[Path, str],
+    scratch: Scratch | None,
+    budget: Budget | None,
+    room: int,
+) -> DoneRecord:
+    """Run one task, as run_task, with `room` bytes of the scratch. Raises Outgrown if it takes more than there is."""
     local = {path: info for path, info in inputs.items() if not is_remote(path)}
     _reject_changed(local, ledger)
     memory = {} if task.memory is None else {"memory": task.memory}
-    with staged(task, inputs, scratch, hashes) as copy:
+    with staged(task, inputs, scratch, hashes, room) as copy:
         with memory_budget(budget), flush_later():
-            result = copy.task.function(**copy.task.arguments, **memory)
+            result = copy.run(**memory)
         _reject_changed(local, ledger)
         counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
         counts = copy.name_objects(counts)

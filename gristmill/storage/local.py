@@ -140,7 +140,7 @@ def locked(path: Path) -> Iterator[None]:
     assert not is_remote(path), f"{path} is remote"
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = path.open("a")  # not "w": to truncate even an empty file may wait for the disk
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -209,7 +209,7 @@ def test_a_driver_that_is_killed_and_two_at_once(store: Store, start: Start, loc
 
 def test_a_scratch_folder_that_is_too_small(start: Start) -> None:
     code, printed = start.finish("s3://bucket/small", "--scratch_size", "1KiB")
-    assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes: a task reads "), printed
+    assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes: the task "), printed
     assert printed.count("\n") == 1
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from gristmill.engine.executors.board import Board
 from gristmill.engine.executors.local import Executor, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
-from gristmill.engine.executors.staging import Scratch, open_scratch
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
+from gristmill.engine.scratch.folders import Scratch, open_scratch
 from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.storage.lease import lease_seconds

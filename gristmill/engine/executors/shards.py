@@ -24,11 +24,12 @@ from gristmill.engine.executors.board import Board, Failure, Posting, Spent
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.presence import Heartbeat, ProcessState
 from gristmill.engine.executors.same_code import check_same_code, code_versions
-from gristmill.engine.executors.staging import TAKEN_OVER, Scratch
+from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
+from gristmill.engine.scratch.folders import Scratch
 from gristmill.errors import (
     FinishedElsewhere,
     GristmillError,

@@ -6,17 +6,10 @@ processes that share a folder (see shards.py) stage their outputs as well, as tw
 """
 
 import errno
-import fcntl
-import glob
-import os
 import re
-import secrets
 import shutil
-import socket
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,112 +19,21 @@ import msgspec
 
 from gristmill.counts import Counts, Damage
 from gristmill.engine.inputs.fetching import fetch, remote_ranges
-from gristmill.engine.task import Task, paths_read_by, relocate
+from gristmill.engine.scratch.folders import Scratch, open_scratch
+from gristmill.engine.scratch.room import Room
+from gristmill.engine.task import Result, Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.io.formats.cuts import Ranges
 from gristmill.storage.files import FileInfo, file_info, is_file, upload_files
-from gristmill.storage.local import atomic_write, flush_all, locked, locked_for_now, sha256_file
+from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.urls import SCHEMES, is_remote, object_name
 
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
-_PREFIX = "gristmill-scratch-"
-_OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
-_WAIT_SECONDS = 0.2
-_COPIES = 2  # of the bytes that a task reads: what it fetches, and what it writes
+_COPIES = 2  # of the bytes that a task reads: most take twice as much or less
 _NO_HASHES: Mapping[Path, str] = MappingProxyType({})
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
-
-    `is_private`: local outputs are staged, too, as other processes write beside. `fence`: a file that is there as long
-    as the step of the tasks runs; what a task that ends later has written is dropped. `group`: the name of processes of
-    this machine, each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
-    """
-
-    folder: Path
-    size: int | None = None
-    is_private: bool = False
-    fence: Path | None = None
-    group: str = ""
-
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[Path]:
-        """Context: a new folder for a task, which is removed at the end, when `size` bytes are free in the scratch.
-
-        Raises OutputError if there is not as much even when no other task runs.
-        """
-        folder = self.folder / f"{os.getpid()}-{secrets.token_hex(4)}+{size}"
-        while not self._make(folder, size):
-            time.sleep(_WAIT_SECONDS)
-            if self.group:
-                _remove_left(self.folder.parent)  # of one that was killed, for which nobody else makes room
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _make(self, folder: Path, size: int) -> bool:
-        lock = self.folder / "lock"
-        if self.group:
-            lock = self.folder.with_name(f"{_prefix()}{self.group}.lock")
-        with wrap_write_errors(self.folder), locked_for_now(lock) if self.group else locked(lock):
-            names = glob.glob(self._reserved)  # noqa: PTH207, as Path.glob raises an error if a folder vanishes
-            used = sum(int(name.rpartition("+")[2]) for name in names)
-            if self.size is not None and used + size > self.size:
-                if used:
-                    return False
-                raise OutputError(
-                    f"--scratch_size {self.size:,} bytes: a task reads {size // _COPIES:,} bytes and needs as much "
-                    f"again for what it writes: wanted {size:,} or more"
-                )
-            folder.mkdir()
-        return True
-
-    @property
-    def _reserved(self) -> str:
-        """A pattern of the folders of all tasks that take the size together."""
-        parent = glob.escape(str(self.folder.parent))
-        return f"{parent}/{_prefix()}*-{self.group}/*+*" if self.group else f"{glob.escape(str(self.folder))}/*+*"
-
-
-@contextmanager
-def open_scratch(folder: Path | None, size: int | None, is_private: bool = False, group: str = "") -> Iterator[Scratch]:
-    """Context: a new scratch folder in `folder`, by default that of temporary files; it is removed at the end.
-
-    What killed runs on a machine of this name left in `folder` is removed, too.
-    """
-    parent = (folder or Path(tempfile.gettempdir())).absolute()
-    _remove_left(parent)
-    with ExitStack() as stack:
-        is_own = False
-        while not is_own:  # another process may take it for one that was left, and remove it before it is locked
-            own = parent / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}{group and f'-{group}'}"
-            stack.callback(shutil.rmtree, own, ignore_errors=True)
-            is_own = True
-            with suppress(OSError):  # a task that needs it says what is wrong
-                own.mkdir(parents=True)
-                owner = stack.enter_context((own / _OWNER).open("wb"))
-                fcntl.flock(owner, fcntl.LOCK_EX)
-                is_own = (own / _OWNER).exists()
-        yield Scratch(own, size, is_private, group=group)
-
-
-def _prefix() -> str:
-    """The beginning of the names of scratch folders that processes of this machine have."""
-    return f"{_PREFIX}{socket.gethostname()}-"
-
-
-def _remove_left(parent: Path) -> None:
-    """Remove the scratch folders of processes of this machine that have died."""
-    for owner in parent.glob(f"{_prefix()}*/{_OWNER}"):
-        with suppress(OSError), owner.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # numbers of processes repeat, locks do not
-            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 @dataclass
@@ -141,13 +43,18 @@ class StagedTask:
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
     fence: Path | None = None
-    folder: Path | None = None  # of the copies
+    room: Room | None = None  # of the copies
+
+    def run(self, **more: Any) -> Counts | Result | None:
+        """Call the function, with more arguments; raises Outgrown as Room.watched does."""
+        with self.room.watched(self.task.name) if self.room else nullcontext():
+            return self.task.function(**self.task.arguments, **more)
 
     def name_objects(self, counts: Counts) -> Counts:
         """Counts in which examples and damaged files have the names of objects, not of their copies."""
-        folder = self.folder
-        if folder is None:
+        if self.room is None:
             return counts
+        folder = self.room.folder
         damaged = {
             name: Damage(_original(it.path, folder), it.fault, _original(it.detail, folder))
             for name, it in counts.damaged.items()
@@ -193,11 +100,12 @@ def staged(
     inputs: Mapping[Path, FileInfo],
     scratch: Scratch | None,
     hashes: Mapping[Path, str] = MappingProxyType({}),
+    room: int = 0,
 ) -> Iterator[StagedTask]:
     """Context: the task with copies of its remote inputs, in a folder that is removed at the end.
 
-    `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
-    object is gone or another one.
+    `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote; `room`: bytes that the
+    task is known to take. Raises InputError if an object is gone or another one.
     """
     is_remote_read = any(map(is_remote, paths_read_by([task])))
     fetched = list(remote_ranges(task.arguments, set(task.outputs))) if is_remote_read else []
@@ -207,7 +115,9 @@ def staged(
         return
     assert scratch, f"{task.name} needs a scratch folder"
     size = sum(_size_of(ranges, inputs.get(path)) for path, ranges in fetched)
-    with scratch.reserve(_COPIES * size) as folder:
+    scratch.check_room(task.name, size)
+    with scratch.reserve(max(_COPIES * max(size, task.size), room)) as reserved:
+        folder = reserved.folder
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
@@ -218,7 +128,7 @@ def staged(
                 fetch(path, places[path], ranges, inputs.get(path), hashes.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, reserved)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
             with _names_full_disk(scratch) if is_all_here else nullcontext():

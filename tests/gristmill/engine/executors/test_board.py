@@ -12,11 +12,11 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.presence import Heartbeat
 from gristmill.engine.executors.same_code import code_versions
 from gristmill.engine.executors.shards import shard_executor
-from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.records import DoneRecord
+from gristmill.engine.scratch.folders import Scratch
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
 

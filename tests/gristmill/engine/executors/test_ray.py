@@ -22,9 +22,9 @@ from benchmarks.process_memory import descendants
 from gristmill.budget import Budget, held, memory_budget
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
-from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
+from gristmill.engine.scratch.folders import Scratch
 from gristmill.engine.task import Task
 from gristmill.errors import InputError, UsageError
 from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage

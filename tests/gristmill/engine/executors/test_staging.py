@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.executors.staging import Scratch, open_scratch, staged
+from gristmill.engine.executors.staging import staged
+from gristmill.engine.scratch.folders import Scratch, open_scratch
 from gristmill.engine.task import Task
 from gristmill.errors import DamagedFile, OutputError, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join
@@ -54,7 +55,7 @@ def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Pat
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from gristmill.engine.executors.staging import open_scratch\n"
+        "from gristmill.engine.scratch.folders import open_scratch\n"
         "with open_scratch(Path(sys.argv[1]), None) as scratch:\n"
         "    (scratch.folder / 'copy').mkdir(parents=True)\n"
         "    print(scratch.folder, flush=True)\n"
