@@ -1,6 +1,7 @@
 """README and docs/: their commands, and a shell that runs these as a reader would."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,8 +25,11 @@ def examples(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
 
 
-def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a block from the project's root in this environment, and stop at its first error."""
+def shell(script: str, on_one_core: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a block from the project's root in this environment, and stop at its first error.
+
+    `on_one_core`: commands work in their own processes, and start no workers.
+    """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
@@ -35,4 +39,9 @@ def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=_take_one_core if on_one_core else None,
     )
+
+
+def _take_one_core() -> None:
+    os.sched_setaffinity(0, {random.choice(list(os.sched_getaffinity(0)))})
