@@ -1,7 +1,6 @@
-"""Every command of README and of the pages on training is run, in the order in which a reader would."""
+"""Every command of README, but for the quick start (test_wheel.py), and of the pages on training is run in order."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,32 +9,13 @@ from scripts.write_layout import LAYOUT, layout
 from tests.gristmill_cli.corpus import ROOT, make_corpus
 from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, shell
 
-QUICKSTART, PIPELINE, TRAIN = commands("README.md")
+_, PIPELINE, TRAIN = commands("README.md")
 ON_TRAINING = [block for page in ("training.md", "parallelism.md", "checkpoints.md") for block in commands(page)]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("readme") / "corpus")
-
-
-def test_quickstart_on_a_corpus(corpus: Path, tmp_path: Path) -> None:
-    assert QUICKSTART.strip() == "bash scripts/quickstart.sh"
-    small = "--optim.steps 12 --eval.every 6 --model.width 64 --model.layers 2 --data.seq_len 32 --data.batch_size 4"
-    given = shutil.copytree(corpus, tmp_path / "corpus")
-    (given / "table").mkdir()
-    (given / "table/a.csv").write_text(
-        "".join(["text\n", *(f"row {i} of a table that is read beside\n" for i in range(20))])
-    )
-    options = f"{given} {small} --normalize.read_also csv --parallel.micro_batches 2"
-    done = shell(f"{QUICKSTART.strip()} {options}", OUT=str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert [line[:5] for line in done.stdout.splitlines() if line.startswith("== ")] == [
-        f"== {i}." for i in range(1, 6)
-    ]
-    assert "= train" in done.stdout and "holdout after step 12" in done.stdout and "· train" in done.stdout
-    assert (tmp_path / "out" / "model" / "loss.svg").is_file()
-    assert "table" in (tmp_path / "out/data/funnel.json").read_text(encoding="utf-8")  # its option is the pipeline's
 
 
 def test_the_pipeline_then_training(corpus: Path, tmp_path: Path) -> None:

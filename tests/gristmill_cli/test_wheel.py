@@ -12,6 +12,7 @@ import pytest
 
 from gristmill_cli.quickstart import main as quickstart
 from tests.gristmill_cli.corpus import ROOT, make_corpus
+from tests.gristmill_cli.documentation import commands, shell
 
 PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
 LAUNCHER = "from gristmill_cli.__main__ import main\nif __name__ == '__main__':\n    main()\n"  # as pip writes it
@@ -72,18 +73,35 @@ def test_the_library_deduplicates(site: Path, tmp_path: Path) -> None:
     assert done.stdout.split(" ", 1) == [str(site / "dedup" / "__init__.py"), "[0 1]\n"], done.stderr
 
 
-def test_the_quick_start_trains_beside_packages_of_the_same_names(site: Path, tmp_path: Path) -> None:
+def test_the_quick_start_of_the_readme_trains_beside_packages_of_the_same_names(site: Path, tmp_path: Path) -> None:
+    """The script in a folder whose packages are not ours: with the wheel's, it does all that a reader is promised."""
     corpus = make_corpus(tmp_path / "corpus")
+    (corpus / "table").mkdir()
+    rows = "".join(f"row {i} of a table that is read beside\n" for i in range(20))
+    (corpus / "table/a.csv").write_text(f"text\n{rows}")
+    checkout = copy_scripts(tmp_path / "checkout")
     for name in ("training", "preprocessing", "pipeline"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
-    done = run_installed(site, tmp_path, str(site / "bin" / "gristmill"), "quickstart", str(corpus), *SMALL.split())
+        (checkout / name).mkdir()
+        (checkout / name / "__init__.py").write_text("raise SystemExit('not ours')")
+    (command,) = commands("README.md")[0].splitlines()
+    options = f"{SMALL} --normalize.read_also csv --parallel.micro_batches 2"
+    in_checkout = f"cd {checkout}; {command} {corpus} {options}"
+    done = shell(in_checkout, PYTHONPATH=str(site), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5"]
-    assert "step 4/4" in done.stdout and "= train" in done.stdout and "· train" in done.stdout
-    assert (tmp_path / "quickstart" / "model" / "summary.json").is_file()
+    assert "holdout after step 4" in done.stdout and "= train" in done.stdout and "· train" in done.stdout
+    assert (tmp_path / "out/model/summary.json").is_file() and (tmp_path / "out/model/loss.svg").is_file()
+    assert "table" in (tmp_path / "out/data/funnel.json").read_text(encoding="utf-8")  # its option is the pipeline's
     assert str(site) not in done.stderr  # no warning or traceback
+
+
+def copy_scripts(checkout: Path) -> Path:
+    """A checkout of the scripts alone, with the environment of this one."""
+    shutil.copytree(ROOT / "scripts", checkout / "scripts")
+    for name in ("pyproject.toml", "constraints.txt", ".venv"):
+        (checkout / name).symlink_to(ROOT / name)
+    return checkout
 
 
 def test_the_quick_start_refuses_a_wrong_option_before_it_begins(site: Path, tmp_path: Path) -> None:
