@@ -45,7 +45,7 @@ def test_ours_and_nanogpt_in_one_run(tmp_path: Path) -> None:
     (tmp_path / "peer/data/shakespeare_char").mkdir(parents=True)
     (tmp_path / "peer/data/shakespeare_char/train.bin").touch()
     (tmp_path / "peer/train.py").write_text(TRAIN)
-    command = [sys.executable, str(SCRIPT), "tiny.toml", "--steps", "3", "--rounds", "2", "--peer", "peer"]
+    command = [sys.executable, str(SCRIPT), "tiny.toml", "--steps", "3", "--rounds", "1", "--peer", "peer"]
     command += ["--options", "model.kv_heads=1", "parallel.micro_batches=2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
