@@ -85,12 +85,15 @@ def test_the_quick_start_of_the_readme_trains_beside_packages_of_the_same_names(
         (checkout / name / "__init__.py").write_text("raise SystemExit('not ours')")
     (command,) = commands("README.md")[0].splitlines()
     options = f"{SMALL} --normalize.read_also csv --parallel.micro_batches 2"
-    in_checkout = f"cd {checkout}; {command} {corpus} {options}"
-    done = shell(in_checkout, PYTHONPATH=str(site), OUT=str(tmp_path / "out"))
+    which = "python -c 'import gristmill_cli; print(gristmill_cli.__file__)'"
+    done = shell(
+        f"cd {checkout}; {which}; {command} {corpus} {options}", PYTHONPATH=str(site), OUT=str(tmp_path / "out")
+    )
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5"]
-    assert "holdout after step 4" in done.stdout and "= train" in done.stdout and "· train" in done.stdout
+    assert done.stdout.startswith(f"{site}/gristmill_cli/") and "holdout after step 4" in done.stdout
+    assert "= train" in done.stdout and "· train" in done.stdout
     assert (tmp_path / "out/model/summary.json").is_file() and (tmp_path / "out/model/loss.svg").is_file()
     assert "table" in (tmp_path / "out/data/funnel.json").read_text(encoding="utf-8")  # its option is the pipeline's
     assert str(site) not in done.stderr  # no warning or traceback
