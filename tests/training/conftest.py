@@ -32,7 +32,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them
 
 Documents = list[list[int]]
-_LONGEST = ("test_restart.py", "test_independent.py", "test_certificate.py", "test_train.py", "test_grid.py")
+_LONGEST = (
+    "test_compile.py",
+    "test_restart.py",
+    "test_independent.py",
+    "test_certificate.py",
+    "test_train.py",
+    "test_grid.py",
+)
 _REFUSAL = re.compile(r"[^\n]* needs torch 2\.\d+ or later, and this is [^\n]*")
 
 
