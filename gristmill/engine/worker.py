@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import staged
+from gristmill.engine.executors.staging import StagedTask, staged
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
 from gristmill.engine.scratch.folders import Scratch
 from gristmill.engine.scratch.room import Outgrown
@@ -36,43 +37,36 @@ def run_task(
     task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
     `hashes` gives.
     """
-    room = 0
+    local, room = {path: info for path, info in inputs.items() if not is_remote(path)}, 0
     while True:
         try:
-            return _run_task(step, task, identity, ledger, inputs, hashes, scratch, budget, room)
+            with staged(task, inputs, scratch, hashes, room) as copy:
+                counts, value, outputs = _run_and_publish(task, copy, local, ledger, budget)
+            break
         except Outgrown as error:  # its folder is removed, so that others may end
             room = error.size
-
-
-def _run_task(
-    step: str,
-    task: Task,
-    identity: dict[str, str],
-    ledger: Ledger,
-    inputs: Mapping[Path, FileInfo],
-    hashes: Mapping[Path, str],
-    scratch: Scratch | None,
-    budget: Budget | None,
-    room: int,
-) -> DoneRecord:
-    """Run one task, as run_task, with `room` bytes of the scratch. Raises Outgrown if it takes more than there is."""
-    local = {path: info for path, info in inputs.items() if not is_remote(path)}
-    _reject_changed(local, ledger)
-    memory = {} if task.memory is None else {"memory": task.memory}
-    with staged(task, inputs, scratch, hashes, room) as copy:
-        with memory_budget(budget), flush_later():
-            result = copy.run(**memory)
-        _reject_changed(local, ledger)
-        counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
-        counts = copy.name_objects(counts)
-        counts.check_conserved(f"{ledger.file.stem} {task.name}")
-        outputs = [
-            OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
-            for path, info, sha256 in copy.publish(task.outputs)
-        ]
     record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
     ledger.write(record)
     return record
+
+
+def _run_and_publish(
+    task: Task, copy: StagedTask, local: Mapping[Path, FileInfo], ledger: Ledger, budget: Budget | None
+) -> tuple[Counts, Any, list[OutputRecord]]:
+    """Run a task's `copy`, whose inputs are here, and publish its outputs; raises Outgrown if they need more room."""
+    memory = {} if task.memory is None else {"memory": task.memory}
+    _reject_changed(local, ledger)
+    with memory_budget(budget), flush_later():
+        result = copy.run(**memory)
+    _reject_changed(local, ledger)
+    counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+    counts = copy.name_objects(counts)
+    counts.check_conserved(f"{ledger.file.stem} {task.name}")
+    outputs = [
+        OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
+        for path, info, sha256 in copy.publish(task.outputs)
+    ]
+    return counts, value, outputs
 
 
 def _reject_changed(inputs: Mapping[Path, FileInfo], ledger: Ledger) -> None:

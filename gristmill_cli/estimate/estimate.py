@@ -107,6 +107,7 @@ def estimate(config: EstimateConfig) -> Estimate:
 
 
 def _check(config: EstimateConfig) -> None:
+    config.run_options.check()
     if config.corpus is not None and config.documents is not None:
         raise UsageError(
             f"a corpus and --documents {config.documents}: the corpus says how long documents are; give --bytes alone "

@@ -162,6 +162,8 @@ MISTAKES = {
     "": "wanted the folder of a corpus, or --documents and --bytes",
     "nowhere": "nowhere: wanted a folder, and there is none",
     "{corpus} --documents 9": "give --bytes alone",
+    "{corpus} --workers 0": "--workers 0: wanted 1 or more",
+    "{corpus} --max_malformed nan": "--max_malformed nan: wanted a fraction",
     "--documents 9": "wanted the folder of a corpus, or --documents and --bytes",
     "--documents 9 --bytes 4.5XB": "--bytes '4.5XB' is not a size: wanted",
     "--documents 9 --bytes nan": "is not a size: wanted",
