@@ -44,6 +44,7 @@ from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import train_tokenizer
 
 SOURCES = 5
+MEMORY = "1GiB"  # so little that no stage joins in memory what larger corpora join on disk
 _RAW, _NORM, _SIGNED, _DUP = (BUCKET / name for name in ("raw", "norm", "minhash", "dup"))
 _SHORT, _COPIES = BUCKET / "filtered.pickle", _DUP / "duplicate_pairs_exact.parquet"
 _MIXED, _TRAIN, _HOLDOUT, _CLEAN, _TOKENIZER = (
@@ -122,20 +123,20 @@ class Cost:
     again_seconds: float
 
 
-def run_stage(stage: str, slices: int, store: CountingStore) -> Cost:
-    """Run a stage twice over the corpus in `store`."""
+def run_stage(stage: str, slices: int, store: CountingStore, memory: str = MEMORY) -> Cost:
+    """Run a stage twice over the corpus in `store`; `memory` is the option of that name."""
     executor = ModelExecutor(store, TaskModel(corpus_names(slices)))
     with store.in_use(), tempfile.TemporaryDirectory() as folder:
         place = Workplace(executor, Scratch(Path(folder)), lambda: None, set())
-        options = RunOptions(workers=4, memory="4GiB", quiet=True, of_run=place)
+        options = RunOptions(workers=4, memory=memory, quiet=True, of_run=place)
         before = _resident_bytes()
         requests, seconds = _driver_cost(stage, options, executor)
-        memory = _status("VmHWM") - before
+        resident = _status("VmHWM") - before
         tasks, sent, pickled = executor.tasks, executor.requests, executor.pickled
         again_requests, again_seconds = _driver_cost(stage, options, executor)
         assert executor.tasks == tasks, f"{stage}: {executor.tasks - tasks} tasks ran again"
     return Cost(
-        stage, slices, tasks, requests + sent, requests, seconds, memory, pickled, again_requests, again_seconds
+        stage, slices, tasks, requests + sent, requests, seconds, resident, pickled, again_requests, again_seconds
     )
 
 
@@ -168,19 +169,19 @@ def make_inputs(stage: str, slices: int) -> CountingStore:
     return store
 
 
-def measure(stage: str, slices: int) -> Cost:
+def measure(stage: str, slices: int, memory: str = MEMORY) -> Cost:
     """Run a stage over so many slices; in a process of its own, as memory is that of the whole process."""
     if stage == "pass2":
         with _new_process() as pool:
-            store = pool.submit(_mixed, slices).result()
+            store = pool.submit(_mixed, slices, memory).result()
     else:
         store = make_inputs(stage, slices)
-    return run_stage(stage, slices, store)
+    return run_stage(stage, slices, store, memory)
 
 
-def _mixed(slices: int) -> CountingStore:
+def _mixed(slices: int, memory: str) -> CountingStore:
     store = make_inputs("pass1", slices)
-    run_stage("pass1", slices, store)
+    run_stage("pass1", slices, store, memory)
     return store
 
 
@@ -209,12 +210,15 @@ def exponent(costs: Sequence[Cost], value: str) -> float:
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
 
 
-def bench_scaling(slices: tuple[int, ...] = (1_000, 10_000, 100_000), stages: tuple[str, ...] = tuple(STAGES)) -> None:
+def bench_scaling(
+    slices: tuple[int, ...] = (1_000, 10_000, 100_000), stages: tuple[str, ...] = tuple(STAGES), memory: str = MEMORY
+) -> None:
     """Run every stage over corpora of several sizes, and print what a slice costs at each, and the exponents.
 
     Args:
         slices: Sizes of the corpora. 1_000_000 needs some 10 GB of memory and half an hour.
         stages: The stages.
+        memory: Of the machine that would run the tasks, as --memory of a stage.
     """
     console = wide_console()
     console.print("| stage | slices | tasks | requests | of the driver | driver µs | memory kB | sent kB | again µs |")
@@ -223,7 +227,7 @@ def bench_scaling(slices: tuple[int, ...] = (1_000, 10_000, 100_000), stages: tu
         costs = []
         for count in slices:
             with _new_process() as pool:
-                costs.append(pool.submit(measure, stage, count).result())
+                costs.append(pool.submit(measure, stage, count, memory).result())
             console.print(_row(costs[-1]), soft_wrap=True)
         console.print(_exponents(stage, costs), soft_wrap=True)
 

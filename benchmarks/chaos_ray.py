@@ -70,11 +70,14 @@ def chaos_ray(
     with _cluster() as cluster:
         command += ["--executor", "ray", "--address", cluster.address, "--workers", "2"]
         command += ["--scratch", str(folder / "scratch")]
+        started = time.monotonic()
+        _finish(_start([*command, "--out", str(folder / "undisturbed")]), done)
+        seconds = time.monotonic() - started
         for seed in range(first_seed, first_seed + seeds):
             if time.monotonic() > ends:
                 break
             out = folder / f"run{seed}"
-            _round(seed, cluster, [*command, "--out", str(out)], kills, done)
+            _round(seed, cluster, [*command, "--out", str(out)], kills, seconds, done)
             assert hash_tree(out) == expected, f"seed {seed}: {out} differs from {folder / 'local'}"
             again = _finish(_start([*command, "--out", str(out)]), done)
             stages = [line for line in again.splitlines() if " read = " in line]
@@ -90,11 +93,14 @@ def chaos_ray(
     return table
 
 
-def _round(seed: int, cluster: Any, command: list[str], kills: int, done: Counter[str]) -> None:
-    """Run to the end; meanwhile kill drivers, nodes and workers, first that whose turn it is."""
+def _round(seed: int, cluster: Any, command: list[str], kills: int, seconds: float, done: Counter[str]) -> None:
+    """Run to the end; meanwhile kill drivers, nodes and workers, first that whose turn it is.
+
+    `seconds` is what an undisturbed run takes: each kill comes 0.1 to 0.6 of that after the start or the kill before.
+    """
     process, chance = _start(command), random.Random(seed)
     for i in range(chance.randint(1, kills)):
-        ends = time.monotonic() + chance.uniform(3, 25)  # the first seconds are imports
+        ends = time.monotonic() + chance.uniform(0.1, 0.6) * seconds  # it begins with imports
         while time.monotonic() < ends and process.poll() is None:
             time.sleep(0.05)
         if process.poll() is not None:
