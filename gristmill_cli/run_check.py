@@ -85,8 +85,8 @@ def _check_folders(corpus: Path, out: Path) -> None:
         return
     if not is_remote(corpus):
         _reject_links_to(out, corpus)
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists() or path.is_symlink())
     with wrap_write_errors(out):
+        existing = next(path for path in (out, *out.absolute().parents) if path.exists() or path.is_symlink())
         if not existing.is_dir():
             code = errno.EEXIST if existing == out else errno.ENOTDIR
             raise OSError(code, os.strerror(code))

@@ -14,6 +14,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.parquet_tables import encode_names, integers, is_table, read_table
 from gristmill.io.pickles import load_pickle
+from gristmill.storage.files import is_file
 
 # A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.
 MEMBER_FIELDS = [
@@ -120,7 +121,7 @@ def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
 
 
 def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run generate_connected_components")
     try:
         with pa.parquet.ParquetFile(path, read_dictionary=["file"], pre_buffer=False) as file:

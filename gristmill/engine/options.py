@@ -11,6 +11,7 @@ import tyro
 
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
+from gristmill.storage.files import is_file
 from gristmill.urls import is_remote, object_name, paths_in
 
 _PROCESSES_A_CORE = 2
@@ -81,7 +82,7 @@ class RunOptions:
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if self.scratch and is_remote(self.scratch):
             raise UsageError(f"--scratch {object_name(self.scratch).url}: wanted a folder of this machine")
-        if self.scratch and self.scratch.exists() and not self.scratch.is_dir():
+        if self.scratch and is_file(self.scratch):
             raise UsageError(f"--scratch {self.scratch}: wanted a folder, and it is a file")
         if self.shard:
             Shard.parse(self.shard)

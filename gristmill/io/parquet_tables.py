@@ -11,6 +11,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
+from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write
 
 Columns = Mapping[str, pa.Array]
@@ -44,7 +45,7 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
 
 def read_column_names(path: Path) -> list[str]:
     """The names of a Parquet table's columns. Raises UsageError if there is no such file, InputError if damaged."""
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
     try:
         return list(pa.parquet.read_schema(path).names)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
+from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
@@ -134,7 +135,7 @@ def load_pickle(path: Path) -> Any:
     """
     from gristmill.io.pickle_check import find_problem  # here, as it imports numba: most commands read no pickle
 
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{path}: wanted a .pickle file, and there is none of that name. Run the stage that writes it")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

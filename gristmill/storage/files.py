@@ -44,14 +44,21 @@ def file_info(path: Path) -> FileInfo | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file of this name."""
-    return file_info(path) is not None if is_remote(path) else path.is_file()
+    """Whether there is a file of this name. Raises InputError if the folder that it would be in cannot be searched."""
+    if is_remote(path):
+        return file_info(path) is not None
+    with wrap_read_errors(path):
+        return path.is_file()
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder of this name: for objects, whether a name begins with it and a slash."""
+    """Whether there is a folder of this name: for objects, whether a name begins with it and a slash.
+
+    Raises InputError if the folder that it would be in cannot be searched.
+    """
     if not is_remote(path):
-        return path.is_dir()
+        with wrap_read_errors(path):
+            return path.is_dir()
     return next(objects.list_objects(path), None) is not None
 
 

@@ -32,7 +32,7 @@ from tyro.conf import Positional
 
 from gristmill.batches import batched
 from gristmill.errors import UsageError
-from gristmill.storage.files import reject_remote
+from gristmill.storage.files import exists, is_file, reject_remote
 from gristmill_cli.harvest.harvested_files import MARKER, HarvestedFiles
 
 MEGABYTE = 1_000_000
@@ -79,7 +79,7 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     if not 0 < megabytes <= 1e9:
         raise UsageError(f"--megabytes {megabytes}: give a number above 0, such as 24")
     reject_remote(out_dir)
-    ours = not out_dir.exists() or (out_dir / MARKER).exists()
+    ours = not exists(out_dir) or is_file(out_dir / MARKER)
     if not ours and (out_dir.is_file() or any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} is a file, or already holds other files: give a new or an empty folder")
     own = HarvestedFiles(out_dir)

@@ -77,7 +77,7 @@ def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> N
                 f"{train_dir} was split with --holdout_dir {folder}, which would lose its files: give that one, or "
                 "another --train_dir, or remove both"
             )
-    is_copy = bool(folders) and not is_remote(holdout_dir) and not (holdout_dir / STATE_DIR).exists()
+    is_copy = bool(folders) and not is_remote(holdout_dir) and not is_folder(holdout_dir / STATE_DIR)
     if is_copy and any(holdout_dir.glob("*")):
         raise OutputError(
             f"{holdout_dir} is not the holdout of {train_dir}, which was copied without it, and its files could be "

@@ -1,5 +1,6 @@
 """`gristmill run` with one mistake in its configuration: refused within a second, before anything is written."""
 
+import errno
 import json
 import os
 import subprocess
@@ -195,6 +196,20 @@ def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
 def test_a_folder_without_permission_is_named(tmp_path, folder, capsys) -> None:
     code, message = refused(folder, "--out", "/proc/gristmill", capsys=capsys)
     assert code == 1 and "cannot write /proc/gristmill" in message
+
+
+@pytest.mark.parametrize(("option", "wanted"), [("--out", "no permission to write"), ("--scratch", "cannot read")])
+def test_a_folder_of_another_user_is_named(folder, capsys, monkeypatch, option, wanted) -> None:
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:  # root may search every folder
+        if "private" in path.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    code, message = refused(folder, option, "{folder}/private/a", capsys=capsys)
+    assert code == 1 and wanted in message and "/private/a: " in message
 
 
 @pytest.mark.parametrize("name", ["run.json", "funnel.json"])

@@ -1,10 +1,14 @@
 """Files: the same answers for a folder of this machine and for one in a bucket."""
 
+import errno
 import hashlib
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from gristmill.errors import InputError
 from gristmill.storage.files import (
     exists,
     file_info,
@@ -86,3 +90,14 @@ def test_no_local_file_has_the_name_of_an_object(tmp_path: Path, monkeypatch: py
         with pytest.raises(AssertionError, match="s3:/bucket/a is remote"), open_file(Path("s3://bucket/a")):
             pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_may_not_be_searched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "stat", _refuse)  # as root, who runs tests in containers, may search every folder
+    for asked in (is_file, is_folder, exists):
+        with pytest.raises(InputError, match=f"cannot read {tmp_path}/private/a: Permission denied"):
+            asked(tmp_path / "private/a")
+
+
+def _refuse(path: Path, *, follow_symlinks: bool = True) -> NoReturn:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
