@@ -1,12 +1,14 @@
 """Stage: run a user's function over every document of a corpus; it may drop, change and reorder documents."""
 
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
@@ -31,6 +33,7 @@ from preprocessing.user_values import record_line
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
+_GONE = -1
 _END: Any = object()  # after the last document that a function yields
 
 
@@ -96,10 +99,43 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
                 before, size, line = _encode(function, document, given)
                 sink.write(line)
                 counts.add_written(part.source, size, before)
-        if given.left:
-            size = sum(size for size, _ in given.left.values())
-            counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, len(given.left))
+        dropped, size = given.left.total()
+        if dropped:
+            counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, dropped)
     return counts
+
+
+class _Left:
+    """Documents that were given and not yielded yet, by row: the size and the hash of the text as it was read.
+
+    A document takes 16 bytes of memory: a compressed file, which is one slice, may have millions that are dropped.
+    """
+
+    def __init__(self, first_row: int) -> None:
+        self.first_row = first_row
+        self.sizes, self.digests = array("q"), array("q")  # of each row from the first; a size of _GONE: none is left
+
+    def add(self, row: int, size: int, digest: int) -> None:
+        """Add a document; rows ascend, and malformed records are left out."""
+        for _ in range(self.first_row + len(self.sizes), row):
+            self.sizes.append(_GONE)
+            self.digests.append(0)
+        self.sizes.append(size)
+        self.digests.append(digest)
+
+    def pop(self, row: int) -> tuple[int, int] | None:
+        """Size and hash of a document, which is left no longer; None if it is not there."""
+        rows = range(self.first_row, self.first_row + len(self.sizes))
+        place = rows.index(row) if row in rows else None  # a function may have set any value for a row
+        if place is None or self.sizes[place] == _GONE:
+            return None
+        size, self.sizes[place] = self.sizes[place], _GONE
+        return size, self.digests[place]
+
+    def total(self) -> tuple[int, int]:
+        """How many documents are left, and the sum of their sizes."""
+        sizes = np.frombuffer(self.sizes, np.int64)
+        return int(np.count_nonzero(sizes != _GONE)), int(sizes.sum(where=sizes != _GONE))
 
 
 class _GivenDocuments:
@@ -107,7 +143,7 @@ class _GivenDocuments:
 
     def __init__(self, part: Slice, documents: Iterator[Document], children: ChildProcesses) -> None:
         self.part, self.documents, self.children = part, documents, children
-        self.left: dict[int, tuple[int, int]] = {}  # row → size of the text as it was read, in bytes, and its hash
+        self.left = _Left(part.first_row)
         self.last, self.line = "no document", ""  # the key and the line of the last one given
         self.error: GristmillError | None = None
 
@@ -121,7 +157,7 @@ class _GivenDocuments:
         except GristmillError as error:  # kept, as the function may catch it
             self.error = error
             raise
-        self.left[document.key.row] = utf8_size(document.text), hash(document.text)
+        self.left.add(document.key.row, utf8_size(document.text), hash(document.text))
         self.last, self.line = str(document.key), f" ({self.part.path} line {document.key.row + 1})"
         return document
 
@@ -170,12 +206,13 @@ def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int,
             f"{name} yielded a document after {given.last} whose key or fields it replaced, or of which it deleted a "
             f"part: wanted {_FORM}"
         )
-    if document.key.file != given.part.name or document.key.row not in given.left:
+    found = given.left.pop(key.row) if key.file == given.part.name else None
+    if found is None:
         raise UsageError(
             f"{name} yielded {document.key}, which is no document that it was given, or was yielded before: wanted "
             "each document at most once. (Copies are made by weights, when the corpus is mixed.)"
         )
-    before, digest = given.left.pop(document.key.row)
+    before, digest = found
     _set_text(name, document, digest)
     try:
         return before, utf8_size(document.text), record_line(document.fields)

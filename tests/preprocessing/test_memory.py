@@ -20,9 +20,11 @@ from gristmill.budget import Budget, memory_budget
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.readers import Slice, plan_slices
+from preprocessing.apply import apply_to_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices
 from preprocessing.train_tokenizer import sample_group
+from preprocessing.user_function import recorded_version
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -168,6 +170,22 @@ def test_a_text_that_cannot_be_divided_is_held_though_a_batch_has_room_for_it(
         pytest.raises(UsageError, match=r"^the text a.jsonl@1, .* takes about 55 MiB"),
     ):
         encode_slices((part,), models(kind), tmp_path / "tokens.bin")
+
+
+def test_documents_that_a_function_drops_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drops_all.py").write_text("def f(documents):\n    for _ in documents:\n        yield from ()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    version = recorded_version("drops_all:f")
+    few, many = (slice_of(tmp_path / f"in{n}/a.jsonl", *map(str, range(n))) for n in (10, 50_000))
+    apply_to_slices((few,), (tmp_path / "first.jsonl",), "drops_all:f", version)  # imports what it needs
+    tracemalloc.start()
+    try:
+        counts = apply_to_slices((many,), (tmp_path / "second.jsonl",), "drops_all:f", version)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counts.total("dropped by f").documents == 50_000
+    assert most < 4 * MB
 
 
 @needs_sizes
