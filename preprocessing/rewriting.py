@@ -30,7 +30,7 @@ def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = Fals
     for output, names in by_output.items():
         if len(names) > 1:
             raise UsageError(
-                f"{' and '.join(names)} would both be written to {target_dir / output}: rename one of them"
+                f"{' and '.join(names)} would be written to one file, {target_dir / output}: rename all but one of them"
             )
     if not is_remote(target_dir):  # in a bucket a file may have the name of a folder
         _reject_folders({output: name for name, output in outputs.items()}, target_dir)

@@ -137,7 +137,7 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
         ("none", "wanted a folder, and there is none"),
         ("in/book/a.jsonl", "wanted a folder, and it is a file"),
         ("empty", "holds no corpus file: wanted *.jsonl"),
-        ("clash", "a.arrow and a.parquet would both be written to"),
+        ("clash", "a.arrow and a.parquet would be written to one file, "),
         (
             "folder",
             "x.json would be written to {out}/s/x.jsonl, which is to be the folder of s/x.jsonl/deep/y.jsonl: rename",
