@@ -222,7 +222,7 @@ def _find_files(root: Path) -> list[Found]:
     InputError if it is not finished, UsageError if there is none, or its folders are too deep.
     """
     listed = list_anew(root) if is_remote(root) else []
-    if not listed and not _is_folder(root):
+    if not listed and not is_folder(root):
         wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     try:
@@ -264,15 +264,8 @@ def scan_source(
 
 def source_folder(folder: Path, source: str) -> Path:
     """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
-    is_root = source != "all" and folder.absolute().name != source and _is_folder(folder / source)
+    is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
     return folder / source if is_root else folder
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return is_folder(path)
-    except OSError as error:  # such as a name that is too long
-        raise UsageError(f"{path}: wanted a folder: {error.strerror}. Check the path") from error
 
 
 def _reject_missing(path: Path) -> None:

@@ -23,6 +23,7 @@ from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS,
 from gristmill.io.formats.text_files import CsvError, read_csv
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark
 from gristmill.io.writers import Rejects
+from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
@@ -33,9 +34,8 @@ _LONG_TEXT = 1 << 20  # characters
 class Slice(ReadInParts):
     """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
 
-    `first_row` is the row in the file of its first record; `size` is its approximate size in bytes, for
-    the progress bar; `end` None is the end of the file. `ranges` are the bytes of the file that are read. `damage` is
-    why a file is left out, in brief and in full.
+    `first_row` is the row in the file of its first record; `size` is its approximate size in bytes; `end` None is the
+    end of the file. `ranges` are the bytes that are read. `damage` is why a file is left out, in brief and in full.
     """
 
     path: Path
@@ -128,7 +128,7 @@ def read_corpus(
 
 
 def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[CorpusFile]:
-    if not path.is_file():
+    if not is_file(path):
         return list_corpus(path, text_column=text_column, read_also=read_also)
     if not _format(path.name):
         raise UsageError(f"{path}: wanted a folder, or a file of a known format: {READABLE}; *.txt, *.csv or *.tsv")

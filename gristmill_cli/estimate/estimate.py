@@ -108,6 +108,8 @@ def estimate(config: EstimateConfig) -> Estimate:
 
 def _check(config: EstimateConfig) -> None:
     config.run_options.check()
+    if config.corpus is None and (config.mix.weights or config.dedup.keep.startswith("source:")):
+        raise UsageError("--mix.weights and --dedup.keep source: name sources of a corpus: give its folder, or neither")
     if config.corpus is not None and config.documents is not None:
         raise UsageError(
             f"a corpus and --documents {config.documents}: the corpus says how long documents are; give --bytes alone "

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.errors import InputError
+from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import is_folder
 from gristmill_cli.status.works import Status, Work, find_status
 
@@ -32,6 +33,8 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     for work in found.works:
         if work.processes:
             parts += [Text(), _processes(work)]
+    if not is_folder(out / STATE_DIR):
+        parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)
 
 

@@ -9,6 +9,8 @@ from typing import NoReturn
 import pytest
 
 from gristmill.errors import InputError
+from gristmill.io.documents import Document
+from gristmill.io.readers import read_corpus
 from gristmill.storage.files import (
     exists,
     file_info,
@@ -94,9 +96,13 @@ def test_no_local_file_has_the_name_of_an_object(tmp_path: Path, monkeypatch: py
 
 def test_a_folder_that_may_not_be_searched_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "stat", _refuse)  # as root, who runs tests in containers, may search every folder
-    for asked in (is_file, is_folder, exists):
+    for asked in (is_file, is_folder, exists, read_first):
         with pytest.raises(InputError, match=f"cannot read {tmp_path}/private/a: Permission denied"):
             asked(tmp_path / "private/a")
+
+
+def read_first(path: Path) -> Document:
+    return next(read_corpus(path))
 
 
 def _refuse(path: Path, *, follow_symlinks: bool = True) -> NoReturn:

@@ -171,6 +171,8 @@ MISTAKES = {
     "--documents 9 --bytes 3": "--documents 9: wanted 1 or more",
     "--documents 0 --bytes 3": "--documents 0: wanted 1 or more",
     "--documents 1000 --bytes 20kB": "shorter than --filter.threshold 200",
+    "--documents 9 --bytes 9kB --mix.weights a 2": "--mix.weights and --dedup.keep source: name sources of a corpus",
+    "--documents 9 --bytes 9kB --dedup.keep source:a": "name sources of a corpus: give its folder, or neither",
     "{corpus} --bytes 4.5XB": "--bytes '4.5XB' is not a size: wanted",
     "{corpus} --sample 0": "--sample '0' is not a size: wanted",
     "{corpus} --cores 0": "--cores 0: wanted 1 to",

@@ -89,7 +89,8 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
     (loose / "1.json").touch()
     with stage_lock(loose.with_name("upper.lock"), quiet=True):
         assert f"upper in {tmp_path}/dup: working; 1 tasks done in this run of the stage" in told(tmp_path)
-    assert told(tmp_path) == "nothing is running here"
+    assert told(tmp_path / "dup") == "nothing is running here"
+    assert told(tmp_path).endswith(f"here {tmp_path} is neither the --out of a run nor the output folder of a stage")
     with pytest.raises(InputError, match="there is no such folder"):
         status(tmp_path / "none")
 
