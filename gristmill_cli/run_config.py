@@ -133,9 +133,9 @@ class RunConfig:
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
     scratch_size: str = ""
-    """Most bytes that tasks which run at the same time may hold of what they fetch from buckets, counted twice as they
-    write, too, such as 200GiB: those of this process, or of each node with Ray. What they write or sort beyond that
-    comes on top. By default all that is free."""
+    """Most bytes of disk, such as 200GiB, that copies, outputs and temporary files of tasks which run at the same time
+    may take in the scratch folder: of the tasks of this process, or of each node with Ray. By default all that is
+    free."""
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders."""
     executor: Literal["local", "ray"] = "local"
