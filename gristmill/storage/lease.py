@@ -14,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from gristmill.arguments import seconds_in
-from gristmill.errors import GristmillError, TakenOver
+from gristmill.errors import GristmillError, StorageError, TakenOver
+from gristmill.storage.local import atomic_write_bytes, flush_later
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
+from gristmill.storage.repeats import RETRIES
 
 _RENEWALS = 4  # in this time
+_LOOKS = 100  # in this time, of a worker that waits for a renewal
 _PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
@@ -30,10 +33,11 @@ class Lease:
     """A lease on the object `path`; see `acquire` and `release`.
 
     `dead` has processes of which another lease has run out: theirs are taken over at once. Those of this one are added.
+    `sign`: a local file that says when the lease was renewed last, for `is_held`; it is there as long as it is held.
     """
 
-    def __init__(self, path: Path, dead: set[str] | None = None) -> None:
-        self.path, self.seconds = path, lease_seconds()
+    def __init__(self, path: Path, dead: set[str] | None = None, sign: Path | None = None) -> None:
+        self.path, self.seconds, self.sign = path, lease_seconds(), sign
         self.dead = set[str]() if dead is None else dead
         self.holder = ""  # who has it, if it is not this process
         name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
@@ -63,6 +67,7 @@ class Lease:
             return False
         if process and process != _PROCESS:
             self.dead.add(process)
+        self._show()
         self._ended.clear()
         self._renewing = threading.Thread(target=self._renew_often, daemon=True)
         self._renewing.start()
@@ -83,6 +88,7 @@ class Lease:
         self._ended.set()
         if self._renewing:
             self._renewing.join()
+        self._hide()
         with suppress(GristmillError, OSError):
             if self._info and not self._is_lost and self._read()[0] == self._info:
                 delete_objects([self.path])
@@ -102,6 +108,18 @@ class Lease:
                 if found and data.startswith(self._name):
                     info = swap_object(self.path, self._content(), found)
             self._info, self._renewed, self._is_lost = info, begun, info is None
+            (self._hide if self._is_lost else self._show)()
+
+    def _show(self) -> None:
+        """Tell workers that the lease is held. Of a scratch that cannot be written a task says what is wrong."""
+        with suppress(GristmillError, OSError), flush_later():
+            if self.sign:
+                atomic_write_bytes(self.sign, f"{self._renewed}".encode())
+
+    def _hide(self) -> None:
+        with suppress(OSError):
+            if self.sign:
+                self.sign.unlink()
 
     def _read(self) -> tuple[FileInfo | None, bytes]:
         try:
@@ -112,6 +130,22 @@ class Lease:
 
     def _content(self) -> bytes:
         return self._name + secrets.token_hex(8).encode()
+
+
+def is_held(sign: Path) -> bool:
+    """Whether the lease with this `sign` is held, as a worker of its holder sees it.
+
+    All of them may have been stopped for so long that another process has taken over: the holder is waited for until
+    he has renewed it, or ends. Raises StorageError if he does neither, as the store is away.
+    """
+    deadline = time.monotonic() + max(lease_seconds(), RETRIES["retry_timeout"].total_seconds())
+    with suppress(FileNotFoundError):
+        while _now() - float(sign.read_text()) >= lease_seconds():
+            if time.monotonic() > deadline:
+                raise StorageError("the store does not renew the lock of this run. Run the same command again to go on")
+            time.sleep(lease_seconds() / _LOOKS)
+        return True
+    return False
 
 
 def _process_of(data: bytes) -> str:

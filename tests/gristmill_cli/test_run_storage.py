@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,46 @@ def test_a_driver_that_is_killed_and_two_at_once(store: Store, start: Start, loc
     assert any("waiting for process " in text for text in errors), errors
     assert outputs(store, "killed") == tree(local.out)
     assert not list(start.scratch.iterdir()) and not list(start.cwd.iterdir())
+
+
+APPLIED = """
+import os, time
+
+def wait(documents):
+    open("begun", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    yield from documents
+
+def drop(documents):
+    yield from list(documents)[1:]
+"""
+
+
+def test_a_driver_that_was_stopped_until_another_had_finished_writes_nothing(store: Store, start: Start) -> None:
+    def begin(function: str) -> subprocess.Popen[str]:
+        words = ("apply", "s3://bucket/corpus", "s3://bucket/applied", function, "--max_malformed", "0.05")
+        environment = {**os.environ, **store.environment, "PYTHONPATH": str(ROOT), "GRISTMILL_LEASE_SECONDS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "gristmill_cli", *words, "--scratch", str(start.scratch)], cwd=start.cwd,
+            env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    (start.cwd / "mine.py").write_text(APPLIED)
+    stopped = begin("mine:wait")
+    while not (start.cwd / "begun").exists():
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    os.killpg(stopped.pid, signal.SIGSTOP)
+    other = begin("mine:drop")
+    errors = other.communicate()[1]
+    assert other.returncode == 0, errors
+    finished = outputs(store, "applied")
+    (start.cwd / "go").touch()
+    os.killpg(stopped.pid, signal.SIGCONT)
+    errors = stopped.communicate()[1]
+    assert stopped.returncode == 1 and "another process has taken over the work" in errors, errors
+    assert outputs(store, "applied") == finished and not list(start.scratch.iterdir())
 
 
 def test_a_scratch_folder_that_is_too_small(start: Start) -> None:

@@ -51,8 +51,10 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         )
     with ExitStack() as stack:
         if options.of_run:
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=options.of_run.dead))
-            yield options.of_run._replace(check_lock=check)
+            run = options.of_run
+            scratch = run.scratch.with_sign(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=run.dead, sign=scratch.sign))
+            yield run._replace(check_lock=check, scratch=scratch)
             return
         is_private = bool(options.shard) or options.executor == "ray"
         beside = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
@@ -77,7 +79,8 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead))
+            scratch = scratch.with_sign(lock)
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead, sign=scratch.sign))
             board.close()
             stack.callback(sweep)
             yield Workplace(local, scratch, check, dead)

@@ -25,7 +25,7 @@ from gristmill.engine.task import Result, Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.io.formats.cuts import Ranges
-from gristmill.storage.files import FileInfo, file_info, is_file, upload_files
+from gristmill.storage.files import FileInfo, file_info, upload_files
 from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.urls import SCHEMES, is_remote, object_name
@@ -42,7 +42,7 @@ class StagedTask:
 
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
-    fence: Path | None = None
+    scratch: Scratch | None = None
     room: Room | None = None  # of the copies
 
     def run(self, **more: Any) -> Counts | Result | None:
@@ -65,12 +65,12 @@ class StagedTask:
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
         """Put the outputs, and the files of malformed records beside them, in their places, several objects at a time.
 
-        Raises OutputError if the step is over: the files may be those of another run by now.
+        Raises OutputError if the step is over, or the lease is lost: the files may be those of another run by now.
         """
         written = [path for path in outputs if self._local(path).exists()]
         written += [path for path in map(rejects_path, outputs) if self._local(path).exists()]
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
-        if self.fence and not is_file(self.fence):
+        if self.scratch and not self.scratch.may_publish():
             raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
         flush_all([self._local(path) for path in written if not is_remote(path)])  # before the record vouches for them
         put = upload_files({path: self._local(path) for path in written if is_remote(path)})
@@ -128,7 +128,7 @@ def staged(
                 fetch(path, places[path], ranges, inputs.get(path), hashes.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, reserved)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, reserved)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
             with _names_full_disk(scratch) if is_all_here else nullcontext():

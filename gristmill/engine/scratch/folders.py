@@ -10,12 +10,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.engine.scratch.room import Room, too_small
 from gristmill.errors import wrap_write_errors
+from gristmill.storage.files import is_file
+from gristmill.storage.lease import is_held
 from gristmill.storage.local import locked, locked_for_now
+from gristmill.urls import is_remote
 
 _PREFIX = "gristmill-scratch-"
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
@@ -27,20 +30,30 @@ class Scratch:
     """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
 
     `is_private`: local outputs are staged, too, as other processes write beside. `fence`: a file that is there as long
-    as the step of the tasks runs; what a task that ends later has written is dropped. `group`: the name of processes of
-    this machine, each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
+    as the step of the tasks runs; what a task that ends later has written is dropped. `sign`: that of the lease under
+    which the tasks run, in workers of its holder; it is a fence, too. `group`: the name of processes of this machine,
+    each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
     """
 
     folder: Path
     size: int | None = None
     is_private: bool = False
     fence: Path | None = None
+    sign: Path | None = None
     group: str = ""
 
     def check_room(self, name: str, size: int) -> None:
         """Raise OutputError if the task `name` reads more than the whole size."""
         if self.size is not None and size > self.size:
             raise too_small(self.size, name, size)
+
+    def may_publish(self) -> bool:
+        """Whether a task that has ended may put its outputs in their places: no other process has taken over."""
+        return (self.fence is None or is_file(self.fence)) and (self.sign is None or is_held(self.sign))
+
+    def with_sign(self, lock: Path) -> "Scratch":
+        """The same with a sign of the lease `lock`, or with none if that is a local file: orphans hold it, too."""
+        return replace(self, sign=self.folder / f"{lock.name}.sign" if is_remote(lock) else None)
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[Room]:

@@ -2,15 +2,17 @@
 
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gristmill.engine.report import log_lines
 from gristmill.errors import StorageError, TakenOver, UsageError
-from gristmill.storage.lease import Lease, lease_seconds
+from gristmill.storage.lease import Lease, is_held, lease_seconds
 from gristmill.storage.lock import stage_lock
 from gristmill.storage.objects import find_object, list_objects, read_object
+from gristmill.storage.repeats import RETRIES
 from tests.object_faults import Times, dropped, lost_answer, unavailable
 
 SECONDS = 0.4
@@ -93,6 +95,23 @@ def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> No
     first.release()  # leaves the other's
     assert find_object(path) and not Lease(path).acquire()
     second.check()
+    second.release()
+
+
+def test_workers_see_whether_the_lease_is_held(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = tmp_path / "sign"
+    first, second = Lease(path, sign=sign), Lease(path)
+    assert first.acquire() and is_held(sign)
+    die(first)
+    time.sleep(1.5 * SECONDS)
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="does not renew the lock"):
+        patch.setitem(RETRIES, "retry_timeout", timedelta(0))
+        is_held(sign)
+    threading.Timer(0.2, first.check).start()
+    assert is_held(sign)  # as soon as it is renewed
+    wait_for(second)
+    threading.Timer(2 * SECONDS, first._renew).start()
+    assert not is_held(sign) and not sign.exists()
     second.release()
 
 
