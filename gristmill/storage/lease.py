@@ -33,7 +33,7 @@ class Lease:
     """A lease on the object `path`; see `acquire` and `release`.
 
     `dead` has processes of which another lease has run out: theirs are taken over at once. Those of this one are added.
-    `sign`: a local file that says when the lease was renewed last, for `is_held`; it is there as long as it is held.
+    `sign`: a local file that says when the lease was renewed last, for `is_held`, and nothing once it is not held.
     """
 
     def __init__(self, path: Path, dead: set[str] | None = None, sign: Path | None = None) -> None:
@@ -67,7 +67,7 @@ class Lease:
             return False
         if process and process != _PROCESS:
             self.dead.add(process)
-        self._show()
+        self._show(is_held=True)
         self._ended.clear()
         self._renewing = threading.Thread(target=self._renew_often, daemon=True)
         self._renewing.start()
@@ -88,7 +88,7 @@ class Lease:
         self._ended.set()
         if self._renewing:
             self._renewing.join()
-        self._hide()
+        self._show(is_held=False)
         with suppress(GristmillError, OSError):
             if self._info and not self._is_lost and self._read()[0] == self._info:
                 delete_objects([self.path])
@@ -108,18 +108,13 @@ class Lease:
                 if found and data.startswith(self._name):
                     info = swap_object(self.path, self._content(), found)
             self._info, self._renewed, self._is_lost = info, begun, info is None
-            (self._hide if self._is_lost else self._show)()
+            self._show(not self._is_lost)
 
-    def _show(self) -> None:
-        """Tell workers that the lease is held. Of a scratch that cannot be written a task says what is wrong."""
+    def _show(self, is_held: bool) -> None:
+        """Tell workers whether the lease is held. Of a scratch that cannot be written a task says what is wrong."""
         with suppress(GristmillError, OSError), flush_later():
             if self.sign:
-                atomic_write_bytes(self.sign, f"{self._renewed}".encode())
-
-    def _hide(self) -> None:
-        with suppress(OSError):
-            if self.sign:
-                self.sign.unlink()
+                atomic_write_bytes(self.sign, f"{self._renewed}".encode() if is_held else b"")
 
     def _read(self) -> tuple[FileInfo | None, bytes]:
         try:
@@ -136,16 +131,17 @@ def is_held(sign: Path) -> bool:
     """Whether the lease with this `sign` is held, as a worker of its holder sees it.
 
     All of them may have been stopped for so long that another process has taken over: the holder is waited for until
-    he has renewed it, or ends. Raises StorageError if he does neither, as the store is away.
+    he has renewed it, or ends; so he is where somebody has removed the sign. Raises StorageError if he does neither,
+    as the store is away.
     """
     deadline = time.monotonic() + max(lease_seconds(), RETRIES["retry_timeout"].total_seconds())
-    with suppress(FileNotFoundError):
-        while _now() - float(sign.read_text()) >= lease_seconds():
-            if time.monotonic() > deadline:
-                raise StorageError("the store does not renew the lock of this run. Run the same command again to go on")
-            time.sleep(lease_seconds() / _LOOKS)
-        return True
-    return False
+    while time.monotonic() <= deadline:
+        with suppress(FileNotFoundError):
+            renewed = sign.read_text()
+            if not renewed or _now() - float(renewed) < lease_seconds():
+                return bool(renewed)
+        time.sleep(lease_seconds() / _LOOKS)
+    raise StorageError("the store does not renew the lock of this run. Run the same command again to go on")
 
 
 def _process_of(data: bytes) -> str:

@@ -121,7 +121,7 @@ def staged(
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
-        with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
+        with _names_removed(reserved), _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
             for path, ranges in fetched:
@@ -131,7 +131,7 @@ def staged(
         copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, reserved)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
-            with _names_full_disk(scratch) if is_all_here else nullcontext():
+            with _names_removed(reserved), _names_full_disk(scratch) if is_all_here else nullcontext():
                 yield copy
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
@@ -150,6 +150,20 @@ def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
 
 def _read_nothing(paths: list[Path]) -> None:
     """Task: none; its inputs are copied."""
+
+
+@contextmanager
+def _names_removed(room: Room) -> Iterator[None]:
+    """Context: convert the errors of a task whose folder somebody else has removed to one that says so."""
+    try:
+        yield
+    except Exception as error:
+        if room.folder.exists():
+            raise
+        raise OutputError(
+            f"--scratch {room.folder.parent.parent}: what tasks had there was removed while they worked. Run the same "
+            "command again to go on"
+        ) from error
 
 
 @contextmanager
