@@ -48,8 +48,8 @@ def _download(
         if seen:
             raise InputError(f"{path} was removed while it was read: run the same command again") from error
         raise InputError(
-            f"cannot read {path}: there is no such object. Its key may end in a slash ({path.name}/), which no file's "
-            "name does: rename it. Or it was removed: run the same command again"
+            f"cannot read {path}: there is no such object. Check the path, or run the stage that writes it. (A key "
+            f"that ends in a slash, {path.name}/, is no file's name: rename such an object.)"
         ) from error
 
 
