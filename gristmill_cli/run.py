@@ -16,10 +16,9 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.work import Work
-from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import STATE_DIR
+from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files

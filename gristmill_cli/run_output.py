@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.engine.claims import real_paths, reject_unknown_files
-from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.engine.records import Ledger
 from gristmill.errors import OutputError
-from gristmill.io.files import STATE_DIR, is_unfinished
+from gristmill.io.files import RUN_FILE, STATE_DIR, is_unfinished
 from gristmill.io.token_manifest import SHARD_SUFFIXES
 from gristmill.storage.files import exists, is_file, is_folder, list_names, resolved
 from gristmill.storage.names import absolute

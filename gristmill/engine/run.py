@@ -31,7 +31,7 @@ from gristmill.engine.tags import KnownLedger
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_name
+from gristmill.io.files import STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.lock import stage_lock
@@ -133,8 +133,7 @@ class StageRun:
 
     def all_records(self) -> dict[TaskId, DoneRecord]:
         """The records of all runs of the stage; those of this run's tasks are not read again."""
-        own = self._done.records
-        return self.ledger.read(without=own) | own
+        return self.ledger.read(without=self._done.records) | self._done.records
 
     def look_again(self) -> None:
         """Forget how files were listed: another process may have written them since."""
@@ -282,6 +281,7 @@ def open_stage(
     options.check()
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
+    StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])
     forget_links()
     root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name

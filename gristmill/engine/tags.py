@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gristmill.engine.records import Inputs, Ledger, OutputRecord, Summary, TaskId
-from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
+from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR, StateFolders
 from gristmill.storage.files import FileInfo, file_info, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.storage.objects import list_level
@@ -111,6 +111,7 @@ class FileTags:
     _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
     _folders: dict[str, list[str]] = field(default_factory=dict)  # names of the folders in a folder of a bucket
     _known: dict[Path, list[KnownLedger]] = field(default_factory=dict)  # by state folder
+    _states: StateFolders = field(default_factory=StateFolders)
     _written: dict[str, list[Written]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
@@ -237,7 +238,8 @@ class FileTags:
     def _read_ledgers(self, folder: str) -> list[Written]:
         """What the ledgers in `.gristmill` of a folder name, and those of its parents, where there are any."""
         parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
-        found = [Written(known, known.outputs) for known in self.ledgers_in(Path(folder, STATE_DIR))]
+        here = self.ledgers_in(Path(folder, STATE_DIR)) if self._states.may_be_in(Path(folder)) else []
+        found = [Written(known, known.outputs) for known in here]
         if not is_remote(folder) and os.path.islink(folder):  # noqa: PTH114
             found += self._behind_link(folder)
         return found + (self.ledgers(parent) if parent != folder else [])

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gristmill.errors import InputError
+from gristmill.errors import InputError, UsageError
 from gristmill.storage.files import (
     is_file,
     links_in,
@@ -32,6 +32,42 @@ REJECTS_SUFFIX = ".malformed"
 _MARK_SUFFIX = ".unfinished"
 _FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted"
+RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
+
+
+class StateFolders:
+    """Which folders of buckets may have a state folder, where each costs a request to ask.
+
+    In OUT/normalized, which a stage of a whole run wrote, and in the folders directly in it, there may be one. Further
+    below there is none: a corpus may have as many folders as files. Stages refuse to make one there.
+    """
+
+    def __init__(self) -> None:
+        self._is_of_run: dict[Path, bool] = {}
+
+    def may_be_in(self, folder: Path) -> bool:
+        """Whether a folder may have one; every folder on a disk may."""
+        return self._stage_above(folder) is None
+
+    def reject_deep_outputs(self, folders: Iterable[Path]) -> None:
+        """Raise UsageError if a stage is to write into a folder that can have none."""
+        for folder in folders:
+            if top := self._stage_above(folder):
+                raise UsageError(
+                    f"{folder} is deep in {top}, which `gristmill run` wrote: give a folder directly in {top}, or one "
+                    f"that is not in {top.parent}"
+                )
+
+    def _stage_above(self, folder: Path) -> Path | None:
+        """The folder of a stage of a whole run that is two levels above an object's `folder`, or more."""
+        above = parents_in_bucket(folder)[1:-1] if is_remote(folder) else []
+        known = next(filter(self._is_of_run.get, above), None)  # needs no request
+        return known or next(filter(self._is_stage_of_run, above), None)
+
+    def _is_stage_of_run(self, folder: Path) -> bool:
+        if folder not in self._is_of_run:
+            self._is_of_run[folder] = is_file(folder.parent / RUN_FILE) and bool(list_names(folder / STATE_DIR))
+        return self._is_of_run[folder]
 
 
 def rejects_path(output: Path) -> Path:
@@ -96,7 +132,7 @@ def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
 
 def reject_marked(folder: Path, below: Iterable[Path]) -> None:
     """Raise InputError if a stage has not finished writing a folder in a bucket, a parent of it, or one `below`."""
-    for root in dict.fromkeys((*parents_in_bucket(folder), folder, *below)):
+    for root in filter(StateFolders().may_be_in, dict.fromkeys((*parents_in_bucket(folder), folder, *below))):
         _reject_marks(folder, root)
 
 
@@ -132,13 +168,13 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
     marks: dict[str, dict[str, tuple[Path, str]]] = {}
-    passed, ours = set[Path](), set(map(resolved, written))
+    passed, ours, states = set[Path](), set(map(resolved, written)), StateFolders()
     for path, folder, name in _with_links(paths):
         if folder not in marks:
-            for root in _above(Path(folder)) - passed:
+            for root in filter(states.may_be_in, _above(Path(folder)) - passed):
                 _reject_marks(Path(path), root, ours)
                 passed.add(root)
-            marks[folder] = unfinished_files(Path(folder), own)
+            marks[folder] = unfinished_files(Path(folder), own) if states.may_be_in(Path(folder)) else {}
         if name in marks[folder]:
             mark, reason = marks[folder][name]
             stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)

@@ -13,9 +13,8 @@ import pytest
 
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch
-from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.errors import UsageError
-from gristmill.io.files import STATE_DIR
+from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill_cli import run_output
 from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig

@@ -13,13 +13,11 @@ from gristmill.engine.records import OutputRecord
 from gristmill.engine.tags import FileTags
 from gristmill.io import documents
 from gristmill.io.documents import CorpusFile
-from gristmill.io.files import reject_marked, reject_unfinished
+from gristmill.io.files import RUN_FILE, reject_marked, reject_unfinished
 from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.names import name_of
 from gristmill.storage.walking import Found, walk
 from gristmill.urls import folders_above, is_remote
-
-RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
 
 
 def list_corpus(

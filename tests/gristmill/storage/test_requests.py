@@ -7,9 +7,13 @@ import pytest
 
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
+from gristmill.errors import UsageError
+from gristmill.io.files import RUN_FILE
 from gristmill.storage import objects
 from gristmill.storage.files import list_folder, write_file
 from gristmill.urls import object_name
+from preprocessing.filter import filter as find_short
+from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.upper_stage import QUIET, join
 from tests.object_store import BUCKET, Store
 
@@ -51,3 +55,25 @@ def test_requests_of_a_stage(store: Store, folder: Path, monkeypatch: pytest.Mon
         [sum(request[0] == verb for request in requests) for requests in found.values()] for verb in ("LIST", "HEAD")
     )
     assert lists[0] == lists[1] and heads[0] == heads[1]  # none for a task
+
+
+def test_a_folder_in_what_a_whole_run_wrote_is_not_asked_for_ledgers(
+    store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus may have as many folders as files."""
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=20))
+    objects._open.cache_clear()
+    lists = []
+    for number in (2, 12):
+        out, corpus = folder / f"run{number}", tmp_path / f"corpus{number}"
+        for i in range(number):
+            (corpus / f"book/{i:02}").mkdir(parents=True)
+            (corpus / f"book/{i:02}/a.jsonl").write_text('{"text": "grain"}\n')
+        write_file(out / RUN_FILE, b"{}")
+        normalize_text(corpus, out / "norm", options=QUIET)
+        store.requests.clear()
+        find_short(out / "norm", out / "filtered.pickle", 0, "all", 200, options=QUIET)
+        lists.append(sum("list-type" in path for _, path in store.requests))
+    assert lists[0] == lists[1]
+    with pytest.raises(UsageError, match=r"norm/book/00 is deep in .*norm, which `gristmill run` wrote: give a folder"):
+        copy_stage(folder / "in3", folder / "run2/norm/book/00")
