@@ -229,7 +229,8 @@ def bench_scaling(
             with _new_process() as pool:
                 costs.append(pool.submit(measure, stage, count, memory).result())
             console.print(_row(costs[-1]), soft_wrap=True)
-        console.print(_exponents(stage, costs), soft_wrap=True)
+        if len(costs) > 1:
+            console.print(_exponents(stage, costs), soft_wrap=True)
 
 
 def _row(cost: Cost) -> str:

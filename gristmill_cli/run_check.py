@@ -33,6 +33,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     index; reads no document.
     """
     _check_folders(config.corpus, config.out)
+    _reject_scratch_in_corpus(config)
     config.run_options.check()
     config.run_options.check_scratch(config)
     check_seed(config.seed)
@@ -92,6 +93,16 @@ def _check_folders(corpus: Path, out: Path) -> None:
             raise OSError(code, os.strerror(code))
         if not os.access(existing, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _reject_scratch_in_corpus(config: RunConfig) -> None:
+    """Raise UsageError if another run of the corpus would take the copies that tasks work on for documents."""
+    scratch, corpus = config.scratch, config.corpus
+    if scratch and not is_remote(corpus) and scratch.resolve().is_relative_to(corpus.resolve()):
+        raise UsageError(
+            f"--scratch {scratch} lies in --corpus {corpus}, and copies there would be read as documents: give a "
+            "folder next to the corpus"
+        )
 
 
 def _reject_links_to(out: Path, corpus: Path) -> None:

@@ -161,7 +161,9 @@ def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str,
     is too little for that many pieces and `exact` is set.
     """
     if not any(path.stat().st_size for path in samples.paths):
-        raise UsageError("there is no text to train a tokenizer on: every document is empty. Give a corpus with text")
+        raise UsageError(
+            "there is no text to train a tokenizer on: no document, or only empty ones. Give a corpus with text"
+        )
     with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
