@@ -21,6 +21,7 @@ from gristmill.storage.local import atomic_write, atomic_write_bytes
 
 _MAX_PARTS = MAX_SCATTERED // 2  # a part has two files
 _MIN_PART_SIZE = 4096  # documents in a part, or more if there would be more than _MAX_PARTS
+_NOTED = 4096  # the plan has the row of every such member
 
 Span = tuple[int, int]  # records first ≤ i < last of the members
 
@@ -31,16 +32,23 @@ class MemberPlan(msgspec.Struct):
     names: list[str]  # of files, ascending
     starts: list[int]  # number of the first member of each file; last, the number of members
     parts: list[int]  # the first cluster of each part
+    rows: list[int] = []  # in their files, of every member whose number is a multiple of _NOTED
 
-    def span(self, name: str) -> Span:
-        """The members of a file."""
+    def span(self, name: str, first_row: int = 0, end_row: int | None = None) -> Span:
+        """The members of a file in the rows first_row ≤ row < end_row (None: to the end), and some around them."""
         number = bisect_left(self.names, name)
-        return self.starts[number], self.starts[number + 1]
+        first, last = self.starts[number], self.starts[number + 1]
+        low, high = -(-first // _NOTED), min(-(-last // _NOTED), len(self.rows))  # the rows of this file
+        if (before := bisect_left(self.rows, first_row, low, high)) > low:
+            first = (before - 1) * _NOTED
+        if end_row is not None and (after := bisect_left(self.rows, end_row, low, high)) < high:
+            last = after * _NOTED
+        return first, last
 
 
 @dataclass(frozen=True)
 class SliceMembers:
-    """A slice of a corpus file, the span of that file's members, and the row after the slice's last (None: the end)."""
+    """A slice of a corpus file, a span with its members, and the row after the slice's last (None: the end)."""
 
     part: Slice
     span: Span
@@ -62,7 +70,7 @@ def sort_members(
     InputError if the input is damaged, or a document is in it twice.
     """
     clusters = Clusters.open(input_file)
-    size = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS)
+    size, rows = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS), list[int]()
     sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
     with (
         open_keep_order(clusters.names, keep, dropped, members, memory) as order,
@@ -76,10 +84,10 @@ def sort_members(
             index.write(block[order.assign(block)["tier"] == INDEXED].tobytes())
             sizes += np.bincount(block["file"], minlength=len(sizes))
             sorter.add(block)
-        write_records(members, _reject_repeated(sorter, clusters))
+        write_records(members, _note_rows(_reject_repeated(sorter, clusters), rows))
     atomic_write_bytes(names, msgspec.json.encode(clusters.names))
     starts_of_files = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    return Result(Counts({}, []), MemberPlan(clusters.names, starts_of_files, parts))
+    return Result(Counts({}, []), MemberPlan(clusters.names, starts_of_files, parts, rows))
 
 
 def read_names(path: Path) -> list[str]:
@@ -127,3 +135,12 @@ def _reject_repeated(blocks: Iterable[NDArray], clusters: Clusters) -> Iterator[
             raise InputError(f"{clusters.path}: {key} is in it twice. Run generate_connected_components again")
         yield block
         last = block[-1:]
+
+
+def _note_rows(blocks: Iterable[NDArray], rows: list[int]) -> Iterator[NDArray]:
+    """Pass on blocks of sorted MEMBERs; add to `rows` those that the plan has."""
+    passed = 0
+    for block in blocks:
+        rows += block["row"][-passed % _NOTED :: _NOTED].tolist()
+        passed += len(block)
+        yield block

@@ -113,7 +113,8 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
     for _, of_file in groupby(slices, key=lambda part: part.name):
         ends |= {one: following.first_row for one, following in pairwise(of_file)}
     for number, group in enumerate(group_slices(slices)):
-        found = tuple(SliceMembers(part, members.plan.span(part.name), ends.get(part)) for part in group)
+        rows = [(part, ends.get(part)) for part in group]
+        found = tuple(SliceMembers(it, members.plan.span(it.name, it.first_row, end), end) for it, end in rows)
         own = MemberFile.of(members.members, [it.span for it in found])
         arguments = {"parts": found, "members": own, "keep": settings.keep}
         outputs = _fetch_outputs(run, settings, number)
