@@ -6,12 +6,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import GristmillError, StorageError, wrap_write_errors
 from gristmill.storage.files import read_files
 from gristmill.storage.lease import Lease
 from gristmill.urls import is_remote
@@ -55,6 +55,10 @@ def _object_lock(lease: Lease, quiet: bool, while_waiting: Callable[[], None] | 
         (while_waiting or partial(time.sleep, lease.seconds / _POLLS))()
     try:
         yield lease
+    except GristmillError:  # perhaps of what is missing, as another process has taken over and has removed it
+        with suppress(StorageError):
+            lease.check()
+        raise
     finally:
         lease.release()
 

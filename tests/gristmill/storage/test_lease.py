@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gristmill.engine.report import log_lines
-from gristmill.errors import StorageError, TakenOver, UsageError
+from gristmill.errors import InputError, StorageError, TakenOver, UsageError
 from gristmill.storage.lease import Lease, is_held, lease_seconds
 from gristmill.storage.lock import stage_lock
-from gristmill.storage.objects import find_object, list_objects, read_object
+from gristmill.storage.objects import find_object, list_objects, read_object, write_object
 from gristmill.storage.repeats import RETRIES
 from tests.object_faults import Times, dropped, lost_answer, unavailable
 
@@ -194,3 +194,12 @@ def test_a_lock_in_a_bucket_waits_and_says_for_whom(path: Path, capsys: pytest.C
     thread.join()
     assert order == ["first", "second"] and not list(list_objects(path.parent))
     assert capsys.readouterr().err.count("waiting for process ") == 1
+
+
+def test_what_another_process_that_has_taken_over_removed_is_not_told_as_missing(path: Path) -> None:
+    with pytest.raises(TakenOver, match="another process has taken over the work"), stage_lock(path):
+        write_object(path, b"process 1 elsewhere")
+        time.sleep(SECONDS)
+        raise InputError("a temporary file is missing")
+    with pytest.raises(InputError, match="a file is damaged"), stage_lock(path.with_name("other.lock")):
+        raise InputError("a file is damaged")
