@@ -14,7 +14,7 @@ from gristmill.engine.task import FileSet
 from gristmill.errors import InputError
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import stream_keys
+from gristmill.io.keys import PackedKeys, stream_keys
 from gristmill.io.parquet_tables import ROW_GROUP_SIZE, open_table_writer
 from gristmill.io.pickles import stream_dict, write_stream
 
@@ -89,6 +89,7 @@ def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | No
                 _reject_repeated(np.concatenate([last, part]), values)
                 write(_columns(part, values))
                 last = part[-1:]
+    _reject_removed(decided, table, values, runs, memory)
     if pickle:
         _write_pickle(pickle, table)
 
@@ -99,9 +100,26 @@ def _reject_repeated(removals: NDArray, names: pa.StringArray) -> None:
     repeated[1:] |= (np.diff(removals["file"]) == 0) & (np.diff(removals["row"]) == 0)
     if repeated.any():
         found = removals[np.argmax(repeated)]
-        raise InputError(
-            f"{names[found['file']]}@{found['row']} is in the clusters twice. Run generate_connected_components again"
-        )
+        raise _in_two_clusters(names[found["file"]], found["row"])
+
+
+def _reject_removed(decided: FileSet, table: Path, names: pa.StringArray, folder: Path, memory: int) -> None:
+    """Raise InputError if a document is kept in place of others and removed, too: no copy might be left.
+
+    `table` has the keys of all REMOVALs in `decided`; `folder` is for work files.
+    """
+    numbers = {name: number for number, name in enumerate(names.to_pylist())}
+    with PackedKeys.of([table], numbers, folder, memory) as removed:
+        for path in decided.paths:
+            for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):
+                is_removed = removed.contains(block["kept_file"], block["kept_row"])
+                if is_removed.any():
+                    found = block[np.argmax(is_removed)]
+                    raise _in_two_clusters(names[found["kept_file"]], found["kept_row"])
+
+
+def _in_two_clusters(file: pa.StringScalar, row: int) -> InputError:
+    return InputError(f"{file}@{row} is in the clusters twice. Run generate_connected_components again")
 
 
 def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:

@@ -84,3 +84,11 @@ def test_a_document_in_two_clusters(tmp_path: Path, chained_norm: Path) -> None:
         removed_by(
             tmp_path, [[key, ("arxiv/a.jsonl", 2)], [key, ("arxiv/a.jsonl", 4)]], verify="jaccard", corpus=chained_norm
         )
+
+
+@pytest.mark.parametrize("clusters", [[[0, 1], [1, 0]], [[1, 2], [0, 1]]])
+def test_a_document_that_one_cluster_keeps_and_another_removes(tmp_path: Path, clusters: list[list[int]]) -> None:
+    write_table(tmp_path / "c.parquet", [[("a/x", row) for row in cluster] for cluster in clusters])
+    with pytest.raises(InputError, match=r"a/x@\d is in the clusters twice"):
+        generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", QUIET)
+    assert not (tmp_path / "d.pickle").exists()
