@@ -33,11 +33,11 @@ class Lease:
     """A lease on the object `path`; see `acquire` and `release`.
 
     `dead` has processes of which another lease has run out: theirs are taken over at once. Those of this one are added.
-    `sign`: a local file that says when the lease was renewed last, for `is_held`, and nothing once it is not held.
+    `heartbeat`: a local file that says when the lease was renewed last, for `is_held`, and nothing once it is not held.
     """
 
-    def __init__(self, path: Path, dead: set[str] | None = None, sign: Path | None = None) -> None:
-        self.path, self.seconds, self.sign = path, lease_seconds(), sign
+    def __init__(self, path: Path, dead: set[str] | None = None, heartbeat: Path | None = None) -> None:
+        self.path, self.seconds, self.heartbeat = path, lease_seconds(), heartbeat
         self.dead = set[str]() if dead is None else dead
         self.holder = ""  # who has it, if it is not this process
         name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
@@ -113,8 +113,8 @@ class Lease:
     def _show(self, is_held: bool) -> None:
         """Tell workers whether the lease is held. Of a scratch that cannot be written a task says what is wrong."""
         with suppress(GristmillError, OSError), flush_later():
-            if self.sign:
-                atomic_write_bytes(self.sign, f"{self._renewed}".encode() if is_held else b"")
+            if self.heartbeat:
+                atomic_write_bytes(self.heartbeat, f"{self._renewed}".encode() if is_held else b"")
 
     def _read(self) -> tuple[FileInfo | None, bytes]:
         try:
@@ -127,17 +127,17 @@ class Lease:
         return self._name + secrets.token_hex(8).encode()
 
 
-def is_held(sign: Path) -> bool:
-    """Whether the lease with this `sign` is held, as a worker of its holder sees it.
+def is_held(heartbeat: Path) -> bool:
+    """Whether the lease with this `heartbeat` is held, as a worker of its holder sees it.
 
-    All of them may have been stopped for so long that another process has taken over: the holder is waited for until
-    he has renewed it, or ends; so he is where somebody has removed the sign. Raises StorageError if he does neither,
-    as the store is away.
+    Holder and workers may have been stopped for so long that another process has taken over: the worker waits until the
+    holder has renewed the lease, or ends; so it does if somebody has removed the file. Raises StorageError if neither
+    comes, as the store is away.
     """
     deadline = time.monotonic() + max(lease_seconds(), RETRIES["retry_timeout"].total_seconds())
     while time.monotonic() <= deadline:
         with suppress(FileNotFoundError):
-            renewed = sign.read_text()
+            renewed = heartbeat.read_text()
             if not renewed or _now() - float(renewed) < lease_seconds():
                 return bool(renewed)
         time.sleep(lease_seconds() / _LOOKS)

@@ -28,17 +28,18 @@ def stage_lock(
     whole: bool = False,
     while_waiting: Callable[[], None] | None = None,
     dead: set[str] | None = None,
-    sign: Path | None = None,
+    heartbeat: Path | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
     The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease (lease.py) and
     never shared: runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
 
-    `while_waiting` is called again and again until the lock is free; it should return soon. `dead`, `sign`: see Lease.
+    `while_waiting` is called again and again until the lock is free; it should return soon. For `dead` and
+    `heartbeat` see Lease.
     """
     if is_remote(path):
-        with _object_lock(Lease(path, dead, sign), quiet, while_waiting) as lease:
+        with _object_lock(Lease(path, dead, heartbeat), quiet, while_waiting) as lease:
             yield lease.check
         return
     with _file_lock(path, quiet, shared, whole, while_waiting):

@@ -52,8 +52,10 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
     with ExitStack() as stack:
         if options.of_run:
             run = options.of_run
-            scratch = run.scratch.with_sign(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=run.dead, sign=scratch.sign))
+            scratch = run.scratch.with_heartbeat(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
+            check = stack.enter_context(
+                stage_lock(lock, options.quiet, whole=whole, dead=run.dead, heartbeat=scratch.heartbeat)
+            )
             yield run._replace(check_lock=check, scratch=scratch)
             return
         is_private = bool(options.shard) or options.executor == "ray"
@@ -79,8 +81,10 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
-            scratch = scratch.with_sign(lock)
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead, sign=scratch.sign))
+            scratch = scratch.with_heartbeat(lock)
+            check = stack.enter_context(
+                stage_lock(lock, options.quiet, whole=whole, dead=dead, heartbeat=scratch.heartbeat)
+            )
             board.close()
             stack.callback(sweep)
             yield Workplace(local, scratch, check, dead)

@@ -30,16 +30,16 @@ class Scratch:
     """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
 
     `is_private`: local outputs are staged, too, as other processes write beside. `fence`: a file that is there as long
-    as the step of the tasks runs; what a task that ends later has written is dropped. `sign`: that of the lease under
-    which the tasks run, in workers of its holder; it is a fence, too. `group`: the name of processes of this machine,
-    each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
+    as the step of the tasks runs; what a task that ends later has written is dropped. `heartbeat`: the file
+    that says whether the lease of the tasks is held, for workers of its holder; it is a fence, too. `group`: the name
+    of processes of this machine, each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
     """
 
     folder: Path
     size: int | None = None
     is_private: bool = False
     fence: Path | None = None
-    sign: Path | None = None
+    heartbeat: Path | None = None
     group: str = ""
 
     def check_room(self, name: str, size: int) -> None:
@@ -49,11 +49,11 @@ class Scratch:
 
     def may_publish(self) -> bool:
         """Whether a task that has ended may put its outputs in their places: no other process has taken over."""
-        return (self.fence is None or is_file(self.fence)) and (self.sign is None or is_held(self.sign))
+        return (self.fence is None or is_file(self.fence)) and (self.heartbeat is None or is_held(self.heartbeat))
 
-    def with_sign(self, lock: Path) -> "Scratch":
-        """The same with a sign of the lease `lock`, or with none if that is a local file: orphans hold it, too."""
-        return replace(self, sign=self.folder / f"{lock.name}.sign" if is_remote(lock) else None)
+    def with_heartbeat(self, lock: Path) -> "Scratch":
+        """The same with a heartbeat of the lease `lock`, or with none if that is a local file: orphans hold it, too."""
+        return replace(self, heartbeat=self.folder / f"{lock.name}.heartbeat" if is_remote(lock) else None)
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[Room]:

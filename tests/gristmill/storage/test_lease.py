@@ -99,20 +99,20 @@ def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> No
 
 
 def test_workers_see_whether_the_lease_is_held(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sign = tmp_path / "sign"
-    first, second = Lease(path, sign=sign), Lease(path)
-    assert first.acquire() and is_held(sign)
+    heartbeat = tmp_path / "heartbeat"
+    first, second = Lease(path, heartbeat=heartbeat), Lease(path)
+    assert first.acquire() and is_held(heartbeat)
     die(first)
     time.sleep(1.5 * SECONDS)
-    sign.unlink()  # by somebody who tidies up
+    heartbeat.unlink()  # by somebody who tidies up
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="does not renew the lock"):
         patch.setitem(RETRIES, "retry_timeout", timedelta(0))
-        is_held(sign)
+        is_held(heartbeat)
     threading.Timer(0.2, first.check).start()
-    assert is_held(sign)  # as soon as it is renewed
+    assert is_held(heartbeat)  # as soon as it is renewed
     wait_for(second)
     threading.Timer(2 * SECONDS, first._renew).start()
-    assert not is_held(sign)
+    assert not is_held(heartbeat)
     second.release()
 
 
