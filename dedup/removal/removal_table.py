@@ -1,6 +1,7 @@
 """Removal table: each removed document, the one kept in its place, their similarity; also as SlimPajama's pickle."""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,10 @@ def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | No
         pickle.unlink(missing_ok=True)
     values = pa.array(read_names(names), pa.string())
     runs = table.parent / STATE_DIR / f"{table.name}.runs"
+    _reject_removed(decided, values, runs, memory)
     with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table_writer(table, _SCHEMA) as write:
-        for path in decided.paths:
-            for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):
-                sorter.add(block)
+        for block in _blocks(decided):
+            sorter.add(block)
         last = np.empty(0, REMOVAL)
         for block in sorter:
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
@@ -89,7 +90,6 @@ def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | No
                 _reject_repeated(np.concatenate([last, part]), values)
                 write(_columns(part, values))
                 last = part[-1:]
-    _reject_removed(decided, table, values, runs, memory)
     if pickle:
         _write_pickle(pickle, table)
 
@@ -103,19 +103,23 @@ def _reject_repeated(removals: NDArray, names: pa.StringArray) -> None:
         raise _in_two_clusters(names[found["file"]], found["row"])
 
 
-def _reject_removed(decided: FileSet, table: Path, names: pa.StringArray, folder: Path, memory: int) -> None:
+def _reject_removed(decided: FileSet, names: pa.StringArray, folder: Path, memory: int) -> None:
     """Raise InputError if a document is kept in place of others and removed, too: no copy might be left.
 
-    `table` has the keys of all REMOVALs in `decided`; `folder` is for work files.
+    `decided` are files of REMOVALs; `folder` is for work files.
     """
-    numbers = {name: number for number, name in enumerate(names.to_pylist())}
-    with PackedKeys.of([table], numbers, folder, memory) as removed:
-        for path in decided.paths:
-            for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):
-                is_removed = removed.contains(block["kept_file"], block["kept_row"])
-                if is_removed.any():
-                    found = block[np.argmax(is_removed)]
-                    raise _in_two_clusters(names[found["kept_file"]], found["kept_row"])
+    keys = ((block["file"].astype(np.uint64), block["row"]) for block in _blocks(decided))
+    with PackedKeys.of_numbered(keys, {}, folder, memory) as removed:
+        for block in _blocks(decided):
+            is_removed = removed.contains(block["kept_file"], block["kept_row"])
+            if is_removed.any():
+                found = block[np.argmax(is_removed)]
+                raise _in_two_clusters(names[found["kept_file"]], found["kept_row"])
+
+
+def _blocks(decided: FileSet) -> Iterator[NDArray]:
+    """REMOVALs of all files, a block at a time."""
+    return (block for path in decided.paths for block in read_records(path, REMOVAL, ROW_GROUP_SIZE))
 
 
 def _in_two_clusters(file: pa.StringScalar, row: int) -> InputError:

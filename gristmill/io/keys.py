@@ -171,12 +171,30 @@ class PackedKeys:
     @contextmanager
     def of(cls, paths: Sequence[Path], numbers: Mapping[str, int], folder: Path, memory: int) -> Iterator["PackedKeys"]:
         """Context: the keys of some sets in files that have `numbers`; `folder` is for work files, and is removed."""
+        keys = (
+            (np.uint64(numbers[file]), rows[rows < 1 << int(_ROW_BITS)])
+            for path in paths
+            for file, rows in iter_keys(path)
+            if file in numbers
+        )
+        with cls.of_numbered(keys, numbers, folder, memory) as packed:
+            yield packed
+
+    @classmethod
+    @contextmanager
+    def of_numbered(
+        cls,
+        keys: Iterable[tuple[NDArray[np.uint64] | np.uint64, Rows]],
+        numbers: Mapping[str, int],
+        folder: Path,
+        memory: int,
+    ) -> Iterator["PackedKeys"]:
+        """As `of`, from keys as numbers of files (n, or one for all) and rows (n)."""
         path = folder / "packed.bin"
         try:
             with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:
-                for file, rows in (item for path in paths for item in iter_keys(path)):
-                    if file in numbers:
-                        sorter.add(_pack(np.uint64(numbers[file]), rows[rows < 1 << int(_ROW_BITS)]).view(_PACKED))
+                for files, rows in keys:
+                    sorter.add(_pack(files, rows).view(_PACKED))
                 write_records(path, sorter)
             yield cls(path, numbers)
         finally:
