@@ -73,12 +73,16 @@ def choose_bands(
 def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
     """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
 
-    Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2.
+    Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2. UsageError for a similarity
+    below 0 or above 1.
 
     >>> detection([0.5, 0.8, 0.9], rows=13, bands=9).round(3).tolist()
     [0.001, 0.399, 0.929]
     """
-    return 1 - (1 - np.asarray(similarity, np.float64) ** rows) ** bands
+    s = np.asarray(similarity, np.float64)
+    if not ((s >= 0) & (s <= 1)).all():
+        raise UsageError(f"similarity {similarity!r}: wanted Jaccard similarities, 0 to 1")
+    return 1 - (1 - s**rows) ** bands
 
 
 def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:

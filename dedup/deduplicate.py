@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dedup.candidates.connected_components import UnionFind
 from dedup.candidates.lsh import band_digests, check_bands, union_buckets
 from dedup.minhash.shingles import shingle_sets
-from dedup.minhash.signatures import Sketch, note_compilation, signatures
+from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
 from dedup.removal.decisions import decide_cluster
 from dedup.removal.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
 from dedup.removal.similarity import Features, KeptDocuments, Measure, SimilarityCheck
@@ -95,6 +95,7 @@ def deduplicate(
     >>> table.take(deduplicate(table, keep="newest:year").kept).column("year").to_pylist()
     [2002, 2003]
     """
+    check_sketch(sketch)
     check_bands(range, bands, sketch.permutations)
     check = SimilarityCheck("jaccard" if verify is None else verify, threshold, sketch.width, sketch.unit)
     rank = _parse_ranker(keep)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dedup.minhash.matching_form import check_texts
 from gristmill.errors import UsageError
 
 _BATCH = 256  # texts read together
@@ -27,10 +28,11 @@ def as_table(texts: Any, text: str) -> Table:
         return _ArrowTable(pa.table({text: texts}), text)
     if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # also a pandas or polars data frame
         try:
-            return _ArrowTable(pa.table(texts), text)
+            table = pa.table(texts)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UsageError(f"texts in a {type(texts).__name__} that Arrow cannot hold: {error}") from error
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        return _ArrowTable(table, text)
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable) or _is_scalar(texts):
         raise UsageError(
             f"texts in a {type(texts).__name__}: wanted a list of strings, a table, or one datasets.Dataset"
         )
@@ -39,6 +41,10 @@ def as_table(texts: Any, text: str) -> Table:
             raise UsageError("texts in a data set that is streamed: wanted one that is loaded, as they are read twice")
         return _HuggingFaceDataset(texts, text)
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
+
+
+def _is_scalar(texts: object) -> bool:
+    return isinstance(texts, np.ndarray) and texts.ndim == 0
 
 
 def text_batches(table: Table, rows: int = _BATCH) -> Iterator[list[str]]:
@@ -117,8 +123,5 @@ def _check_column(column: str, columns: Sequence[str]) -> None:
 
 
 def _check_strings(texts: list[Any], indices: Indices) -> list[str]:
-    for text, index in zip(texts, indices.tolist(), strict=True):
-        if not isinstance(text, str):
-            found = "null" if text is None else f"of type {type(text).__name__}"
-            raise UsageError(f"text {index} is {found}: wanted a string, an empty one where there is none")
+    check_texts(texts, indices.tolist())
     return texts

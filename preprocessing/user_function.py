@@ -63,7 +63,9 @@ def recorded_version(name: str) -> str:
 
 def describe(error: BaseException) -> str:
     """An error of a user's code in one line: its class, its message if that can be had, and where it was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    # a generator cannot raise a StopIteration: Python makes a RuntimeError of it, outside of the user's code
+    raised = error.__cause__ if isinstance(error.__cause__, StopIteration) else error
+    place = traceback.extract_tb(raised.__traceback__)[-1]
     try:
         message = ": " + " ".join(str(error).split())
     except Exception as fault:

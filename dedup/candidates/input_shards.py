@@ -213,10 +213,13 @@ def _parse_index(text: str) -> tuple[str, Path]:
     """
     name, equals, folder = text.partition("=")
     is_named = bool(equals) and "/" not in name
-    path = Path(folder if is_named else text)
+    folder = folder if is_named else text
+    path = Path(folder)
     name = name if is_named else path.resolve().name
-    if not name or ":" in name:
-        raise UsageError(f"--index {text}: wanted a folder of shards, or NAME=FOLDER with neither : nor / in the name")
+    if not folder or not name or ":" in name:
+        raise UsageError(
+            f"--index {text or repr(text)}: wanted a folder of shards, or NAME=FOLDER with neither : nor / in the name"
+        )
     return name, path
 
 

@@ -28,6 +28,7 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in (rows, bands)):
         raise UsageError(f"--range {rows!r} --bands {bands!r}: wanted integers, such as 13 and 9")
+    rows, bands = int(rows), int(bands)  # NumPy's small integers overflow
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
             f"--range {rows} × --bands {bands} = {rows * bands} rows: wanted at least 1 × 1 and at most the "

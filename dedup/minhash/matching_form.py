@@ -6,8 +6,8 @@ between them. Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and
 """
 
 import string
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,16 @@ _FIRST_UNCHANGED = 0x20000  # from this code point on none has a lower case or i
 _PAGE_SIZE = 64  # code points
 _ASCII_RUN = 64  # bytes tested together for being all ASCII
 _LOWERED_BY_PYTHON = ("\u0130", "\u03a3")  # İ becomes two characters; a capital sigma depends on its context
+
+
+def check_texts(texts: Any, numbers: Iterable[int] | None = None) -> None:
+    """Raise UsageError unless `texts` are strings in a list, an array or the like; `numbers` name them, else places."""
+    if isinstance(texts, str | bytes | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
+        raise UsageError(f"texts in a {type(texts).__name__}: wanted a list of strings")
+    for text, number in zip(texts, range(len(texts)) if numbers is None else numbers, strict=True):
+        if not isinstance(text, str):
+            found = "null" if text is None else f"of type {type(text).__name__}"
+            raise UsageError(f"text {number} is {found}: wanted a string, an empty one where there is none")
 
 
 def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:

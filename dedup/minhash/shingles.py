@@ -1,12 +1,13 @@
 """Shingle sets: the shingles of texts as sorted sets of 64-bit hashes, for exact Jaccard similarities."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.matching_form import Unit, find_units, form_size, pack, write_form
+from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed
 from dedup.minhash.xxh64 import STRIPE, xxh64, xxh64_fixed
 from gristmill.errors import UsageError
@@ -27,7 +28,8 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
     >>> len(one), len(other), len(np.intersect1d(one, other))
     (16, 16, 13)
     """
-    if width < 1 or unit not in get_args(Unit):
+    check_texts(texts)
+    if not isinstance(width, Integral) or width < 1 or unit not in get_args(Unit):
         raise UsageError(f"shingles of {width} {unit}: wanted 1 or more of {' or '.join(get_args(Unit))}")
     sets: list[NDArray[np.uint64]] = []
     for _, data, offsets in pack(texts):

@@ -23,7 +23,7 @@ from dedup.minhash.hash_families import (
     Hash,
     draw_coefficients,
 )
-from dedup.minhash.matching_form import Unit, find_units, form_size, pack, write_form
+from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
 from dedup.minhash.schemes import EMPTY, update_affine, update_fss, update_mersenne
 from dedup.minhash.sha1 import ONE_BLOCK_BYTES, sha1_32, sha1_32_varying
@@ -67,6 +67,12 @@ class Sketch:
             raise UsageError(f"seed {self.seed}: wanted 0 to {(1 << 32) - 1}")
 
 
+def check_sketch(sketch: object) -> None:
+    """Raise UsageError unless it is a Sketch."""
+    if not isinstance(sketch, Sketch):
+        raise UsageError(f"sketch {sketch!r}: wanted a Sketch, such as Sketch(hash='xxh32')")
+
+
 DATATROVE = Sketch(unit="word", width=5, permutations=112)
 """Parameters of datatrove's preset: 5-word shingles, and slots for 14 bands of 8 rows."""
 
@@ -81,6 +87,8 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     >>> bool((values[0] == values[1]).all()), shingles.tolist()
     (True, [13, 13, 0])
     """
+    check_sketch(sketch)
+    check_texts(texts)
     values = np.full((len(texts), sketch.permutations), EMPTY, np.uint32)
     shingles = np.zeros(len(texts), np.int64)
     is_fixed = _has_fixed_shingles(sketch) and all(text.isascii() for text in texts)

@@ -195,7 +195,7 @@ def scan_corpus(
         text_column != KEY_FIELD,
         f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
     )
-    for name in read_also:
+    for name in (read_also,) if isinstance(read_also, str) else read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0

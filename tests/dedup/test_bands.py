@@ -60,6 +60,12 @@ def test_what_cannot_be_chosen(bad: dict) -> None:
         choose_bands(**bad)
 
 
+@pytest.mark.parametrize("similarity", [-0.1, 2, float("nan"), [0.5, 1.1]])
+def test_what_is_no_similarity(similarity: object) -> None:
+    with pytest.raises(UsageError, match="wanted Jaccard similarities, 0 to 1"):
+        detection(similarity, rows=13, bands=9)
+
+
 def test_the_command_draws_its_choice(run: Callable) -> None:
     shown = run("python dedup/bands.py --threshold 0.8 --permutations 128").stdout
     assert "9 bands of 13 rows" in shown

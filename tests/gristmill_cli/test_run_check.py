@@ -85,6 +85,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("dedup", "index", "{folder}/nowhere", "nowhere: wanted the folder that to_hash wrote to"),
     ("dedup", "index", "{folder}/corpus", "holds no signature shard"),
     ("dedup", "index", "{folder}/past", "/past is the output of a whole run; wanted its signatures: try --index past="),
+    ("dedup", "index", "", "--index '': wanted a folder of shards"),
+    ("dedup", "index", "old=", "--index old=: wanted a folder of shards"),
     ("dedup", "index", "a:b={folder}/index", "wanted a folder of shards, or NAME=FOLDER"),
     ("dedup", "index", "{folder}/index", "permutations, seed 9; the options ask for"),
     ("dedup", "index", "{folder}/out/minhash", "signatures of the corpus itself"),

@@ -205,6 +205,12 @@ MODULE = """
             raise ValueError("one\\ntwo")
 
 
+    def asks_for_more(documents):
+        for document in documents:
+            yield document
+            next(iter(()))
+
+
     def yields_none(documents):
         for document in documents:
             yield None
@@ -307,6 +313,10 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("closes", r"failed after .*/book/a\.jsonl line 1\): GeneratorExit \(.*filters_\d+\.py, line \d+\)"),
         ("is_silent", r"/a\.jsonl line 1\): Silent \(without a message, as its __str__ raises a TypeError\) \("),
         ("is_talkative", r"/a\.jsonl line 1\): ValueError: one two \(.*py, line \d+"),
+        (
+            "asks_for_more",
+            r"/a\.jsonl line 1\): RuntimeError: generator raised StopIteration \(.*filters_\d+\.py, line",
+        ),
         ("yields_none", r"yielded a NoneType after book/a\.jsonl@0: wanted a generator"),
         ("missing", "has no function 'missing': it has .*keep_even"),
     ],

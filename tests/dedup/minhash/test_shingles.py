@@ -48,7 +48,7 @@ def test_more_texts_than_are_packed_at_a_time() -> None:
     assert shingle_sets([]) == []
 
 
-@pytest.mark.parametrize("bad", [{"width": 0}, {"unit": "line"}])
+@pytest.mark.parametrize("bad", [{"width": 0}, {"width": 1.5}, {"unit": "line"}, {"texts": [1]}])
 def test_shingles_that_cannot_be(bad: dict) -> None:
     with pytest.raises(UsageError, match="wanted"):
-        shingle_sets(["text"], **bad)
+        shingle_sets(**{"texts": ["text"]} | bad)

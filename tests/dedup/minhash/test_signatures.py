@@ -10,6 +10,7 @@ from functools import cache
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xxhash
 from datasketch import MinHash
@@ -282,6 +283,25 @@ def test_texts_that_are_longer_than_what_is_packed_at_a_time() -> None:
 def test_a_sketch_that_cannot_be(bad: dict) -> None:
     with pytest.raises(UsageError, match="wanted"):
         Sketch(**bad)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one text", "texts in a str: wanted a list of strings"),
+        (b"one text", "texts in a bytes"),
+        (None, "texts in a NoneType"),
+        (iter(["a"]), "texts in a list_iterator"),
+        (np.array("one text"), "texts in a ndarray"),
+        (["a", None], "text 1 is null"),
+        (pa.array(["a"]), "text 0 is of type StringScalar: wanted a string"),
+    ],
+)
+def test_texts_that_cannot_be_signed(texts: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        signatures(texts)
+    with pytest.raises(UsageError, match="sketch 13: wanted a Sketch"):
+        signatures(["a"], 13)
 
 
 @pytest.mark.parametrize("width", [0, 10**9, 10**20])

@@ -214,6 +214,7 @@ def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
     assert documents[1].to_json() == b'{"id":"1","text":"a, \\"b\\"\\nc"}\n'
     with pytest.raises(InputError, match=r"b.csv line 6 is malformed: fewer values than columns"):
         list(read_corpus(tmp_path / "b.csv"))
+    assert [d.text for d in read_corpus(tmp_path, read_also="tsv", on_malformed="skip")] == ["x" * 200_000, "a"]
     with pytest.raises(UsageError, match="--read_also md: wanted one of txt, csv, tsv"):
         list(read_corpus(tmp_path, read_also=("md",)))
 
