@@ -185,9 +185,14 @@ def _exit_soon() -> None:
 
 
 def how_ended(processes: Iterable[BaseProcess]) -> str:
-    """How the first of them died: its exit code or the name of its signal. The others end at SIGTERM then."""
+    """How the first of them died: its exit code or the name of its signal. The others end at SIGTERM then.
+
+    Where the fork server died before them, nobody knows.
+    """
     codes = [process.exitcode for process in processes if process.exitcode]
     by_itself = [code for code in codes if code not in (-signal.SIGTERM, TERMINATED)]
-    code = (by_itself or codes or [0])[0]
+    if not codes:
+        return "or the process that starts them did"
+    code = (by_itself or codes)[0]
     number = signal.SIGTERM if code == TERMINATED else -code
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"

@@ -31,7 +31,7 @@ STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger an
 REJECTS_SUFFIX = ".malformed"
 _MARK_SUFFIX = ".unfinished"
 _FILES_MARK_SUFFIX = ".unfinished-files"
-INTERRUPTED = "was interrupted"
+INTERRUPTED = "was interrupted, or is still at work"
 RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
 
 
