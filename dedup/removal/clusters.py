@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.parquet_tables import encode_names, integers, is_table, read_table
+from gristmill.io.parquet_tables import check_columns, encode_names, integers, is_table, read_table
 from gristmill.io.pickles import load_pickle
 from gristmill.storage.files import is_file
 
@@ -125,9 +125,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run generate_connected_components")
     try:
         with pa.parquet.ParquetFile(path, read_dictionary=["file"], pre_buffer=False) as file:
-            if missing := {"cluster", "file", "row"} - set(file.schema_arrow.names):
-                has = ", ".join(file.schema_arrow.names)
-                raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {has}")
+            check_columns(path, file.schema_arrow.names, ("cluster", "file", "row"))
             yield from (batch for batch in file.iter_batches(_BLOCK, columns=columns) if batch.num_rows)
     except (pa.ArrowException, OSError) as error:  # Arrow reports damaged pages as OSError
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error

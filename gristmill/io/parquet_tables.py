@@ -1,6 +1,6 @@
 """Parquet tables: read some columns and rows, stream row groups, write atomically with row groups of one size."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,8 +34,7 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
     """
     found = read_column_names(path)
     try:
-        if missing := set(columns) - set(found):
-            raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(found)}")
+        check_columns(path, found, columns)
         ordered = [name for name in found if name in columns]
         encoded = ["file"] if where is None else []  # saves memory, but Arrow then ignores statistics
         return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
@@ -51,6 +50,14 @@ def read_column_names(path: Path) -> list[str]:
         return list(pa.parquet.read_schema(path).names)
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise _damaged(path, error) from error
+
+
+def check_columns(path: Path, found: Sequence[str], wanted: Iterable[str]) -> None:
+    """Raise InputError unless a table with the columns `found` has each of `wanted` once."""
+    for name in sorted(wanted):
+        if found.count(name) != 1:
+            how_many = "several columns" if name in found else "no column"
+            raise InputError(f"{path} has {how_many} {name}: it has {', '.join(found)}")
 
 
 def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:

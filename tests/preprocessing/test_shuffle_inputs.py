@@ -73,7 +73,9 @@ def test_pass1_killed_while_it_rewrites_is_refused_and_then_redone(
     killed = start("-c", KILLED)
     _, errors = killed.communicate()
     assert killed.returncode == -signal.SIGKILL, errors
-    with pytest.raises(InputError, match=r"pass1 is not complete: pass1, .*was interrupted, or is still at work\. Run pass1 again"):
+    with pytest.raises(
+        InputError, match=r"pass1 is not complete: pass1, .*was interrupted, or is still at work\. Run pass1 again"
+    ):
         mixed()
     pass1(norm, tmp_path / "pass1", tmp_path / "dup.pickle", options=quiet)
     keys = mixed()

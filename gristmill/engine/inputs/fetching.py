@@ -46,11 +46,11 @@ def _download(
                 "command"
             ) from error
         if seen:
-            raise InputError(f"{path} was removed while it was read: run the same command again") from error
-        raise InputError(
-            f"cannot read {path}: there is no such object. Check the path, or run the stage that writes it. (A key "
-            f"that ends in a slash, {path.name}/, is no file's name: rename such an object.)"
-        ) from error
+            what = f"{path} was removed while it was read: run the same command again"
+        else:
+            what = f"cannot read {path}: there is no such object. Check the path, or run the stage that writes it"
+        slash = f"(A key that ends in a slash, {path.name}/, is no file's name: rename such an object.)"
+        raise InputError(f"{what}. {slash}") from error
 
 
 def _is_damaged(path: Path) -> InputError:

@@ -30,9 +30,13 @@ from tests.dedup.removal.clustered_corpus import (
         ({"cluster": [0, 0], "file": ["a", "b"], "row": pa.array([0, 1 << 63], pa.uint64())}, "column row has 9223"),
         ({"cluster": [0, 0], "file": [1, 2], "row": [0, 1]}, "column file is int64: wanted strings"),
         ({"cluster": [0, 0], "file": ["a", "b"]}, "has no column row: it has cluster, file"),
+        (
+            pa.table([[0], ["a"], [0], [0]], ["cluster", "file", "row", "row"]),
+            "has several columns row: it has cluster",
+        ),
     ],
 )
-def test_tables_that_are_none_of_ours(tmp_path: Path, columns: dict, message: str) -> None:
+def test_tables_that_are_none_of_ours(tmp_path: Path, columns: dict | pa.Table, message: str) -> None:
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "c.parquet")
     with pytest.raises(InputError, match=message):
         generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", QUIET)
