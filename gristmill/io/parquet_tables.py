@@ -1,6 +1,6 @@
 """Parquet tables: read some columns and rows, stream row groups, write atomically with row groups of one size."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,12 +52,14 @@ def read_column_names(path: Path) -> list[str]:
         raise _damaged(path, error) from error
 
 
-def check_columns(path: Path, found: Sequence[str], wanted: Iterable[str]) -> None:
+def check_columns(path: Path, found: Sequence[str], wanted: Collection[str]) -> None:
     """Raise InputError unless a table with the columns `found` has each of `wanted` once."""
-    for name in sorted(wanted):
-        if found.count(name) != 1:
-            how_many = "several columns" if name in found else "no column"
-            raise InputError(f"{path} has {how_many} {name}: it has {', '.join(found)}")
+    for few, names in (
+        ("no column", set(wanted).difference(found)),
+        ("several columns", {name for name in wanted if found.count(name) > 1}),
+    ):
+        if names:
+            raise InputError(f"{path} has {few} {', '.join(sorted(names))}: it has {', '.join(found)}")
 
 
 def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
@@ -82,13 +84,19 @@ def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArr
     return column.cast(pa.int64()).to_numpy()
 
 
-def encode_names(column: pa.Array | pa.ChunkedArray, path: Path) -> pa.DictionaryArray:
-    """The column `file`, dictionary-encoded. InputError unless all its values are strings."""
+def encode_names(
+    column: pa.Array | pa.ChunkedArray, path: Path, name: str = "file", missing: str | None = None
+) -> pa.DictionaryArray:
+    """The column `name` of files, dictionary-encoded. InputError unless all its values are strings.
+
+    With `missing`, a name that is missing is that one.
+    """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        raise InputError(f"{path}: column file is {column.type}: wanted strings, the names of files")
-    if pa.types.is_string_view(kind):
-        column = column.cast(pa.string())  # Arrow does not encode it
+        raise InputError(f"{path}: column {name} is {column.type}: wanted strings, the names of files")
+    if pa.types.is_string_view(kind) or missing is not None:
+        column = column.cast(pa.string())  # Arrow does not encode views, nor fill in dictionaries
+    column = column if missing is None else column.fill_null(missing)
     column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     if isinstance(column, pa.ChunkedArray):
         column = column.unify_dictionaries().combine_chunks()

@@ -16,7 +16,7 @@ from gristmill.errors import InputError
 from gristmill.io.documents import INDEX_PREFIX, source_of
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
-from gristmill.io.parquet_tables import read_column_names, stream_table
+from gristmill.io.parquet_tables import encode_names, integers, read_column_names, stream_table
 from gristmill.io.readers import Slice
 from gristmill.storage.local import atomic_write
 
@@ -154,7 +154,7 @@ def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: in
     columns += {"rank"}.intersection(read_column_names(provenance))
     with ExternalSorter(folder, _LINK, ("kept_file", "kept_row", "rank", "file", "row"), memory) as sorter:
         for table in stream_table(provenance, columns) if left_out else ():
-            links = _links(table, left_out.short.numbers)
+            links = _links(table, provenance, left_out.short.numbers)
             is_left_out = left_out.contains(links["file"], links["row"])
             sorter.add(links[~is_left_out & left_out.contains(links["kept_file"], links["kept_row"])])
         last = np.empty(0, _LINK)
@@ -165,15 +165,15 @@ def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: in
             last = block[-1:]
 
 
-def _links(table: pa.Table, numbers: Mapping[str, int]) -> NDArray:
-    """The rows of a table as _LINKs (n); a file without a number gets the next one."""
+def _links(table: pa.Table, path: Path, numbers: Mapping[str, int]) -> NDArray:
+    """The rows of the table `path` as _LINKs (n); a file without a number gets the next one."""
     links = np.zeros(table.num_rows, _LINK)
     for name in ("file", "kept_file"):
-        encoded = table.column(name).combine_chunks().dictionary_encode()
+        encoded = encode_names(table.column(name), path, name, missing="")
         number = np.array([numbers.get(file, len(numbers)) for file in encoded.dictionary.to_pylist()], np.uint32)
         links[name] = number[encoded.indices.to_numpy()]
     for name in ("row", "kept_row", *({"rank"} & set(table.column_names))):
-        links[name] = table.column(name).fill_null(0).to_numpy()
+        links[name] = integers(table.column(name).fill_null(0), name, path)
     return links
 
 
@@ -251,11 +251,11 @@ def _originals(provenance: Path, places: Mapping[str, int]) -> Iterator[NDArray]
         return
     names: set[str] = set()
     for table in stream_table(provenance, ["kept_file", "kept_row"]):
-        encoded = table.column("kept_file").combine_chunks().fill_null("").dictionary_encode()
+        encoded = encode_names(table.column("kept_file"), provenance, "kept_file", missing="")
         files = [str(file) for file in encoded.dictionary.to_pylist()]
         names.update(files)
         place = np.array([places.get(file, -1) for file in files], np.int64)[encoded.indices.to_numpy()]
-        rows = table.column("kept_row").fill_null(0).to_numpy()
+        rows = integers(table.column("kept_row").fill_null(0), "kept_row", provenance)
         yield _records(_DROP, place[place >= 0], rows[place >= 0], _ORIGINAL)
     gone = sorted(file for file in names if file and file not in places and not file.startswith(INDEX_PREFIX))
     if gone:

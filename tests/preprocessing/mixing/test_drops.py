@@ -62,6 +62,23 @@ def test_documents_kept_in_a_file_that_is_gone_are_told(tmp_path: Path, given: s
         drop("book/a")
 
 
+def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp_path: Path) -> None:
+    write_keys(tmp_path / "short.pickle", {"a": np.array([0])})
+
+    def drop(files: pa.Array, rows: pa.Array) -> object:
+        columns = {"file": pa.array(["a", "a"]), "row": pa.array([1, 2]), "kept_file": files, "kept_row": rows}
+        write_table(tmp_path / "dup.parquet", columns)
+        table, outputs = tmp_path / "dup.parquet", [tmp_path / "a.npz"]
+        return write_drops(table, table, tmp_path / "short.pickle", (), [("a",)], outputs, memory=1).value
+
+    assert drop(pa.array([None, "a"]), pa.array([None, 0])) == (2, False)  # row 2 is kept in place of row 0
+    assert drop(pa.array(["a", "a"]).dictionary_encode(), pa.array([0, 0], pa.int8())) == (2, False)
+    with pytest.raises(InputError, match=r"dup\.parquet: column kept_file is int64: wanted strings"):
+        drop(pa.array([1, 2]), pa.array([0, 0]))
+    with pytest.raises(InputError, match=r"dup\.parquet: column kept_row is double"):
+        drop(pa.array(["a", "a"]), pa.array([0.0, 0.5]))
+
+
 def test_a_document_that_is_dropped_and_kept_is_told(tmp_path: Path) -> None:
     columns = {"file": ["a", "a"], "row": [1, 2], "kept_file": ["a", "a"], "kept_row": [0, 1]}
     write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
