@@ -189,8 +189,8 @@ def how_ended(processes: Iterable[BaseProcess]) -> str:
 
     Where the fork server died before them, nobody knows.
     """
-    codes = [process.exitcode for process in processes if process.exitcode]
-    by_itself = [code for code in codes if code not in (-signal.SIGTERM, TERMINATED)]
+    codes = [process.exitcode for process in processes if process.exitcode is not None]
+    by_itself = [code for code in codes if code not in (0, -signal.SIGTERM, TERMINATED)]
     if not codes:
         return "or the process that starts them did"
     code = (by_itself or codes)[0]
