@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.scaling_store import CountingStore
-from dedup.candidates.input_shards import ShardSummary, read_headers
+from dedup.candidates.input_shards import ShardSummary, summarize_shards
 from dedup.candidates.pair_files import parse_pairs
 from dedup.candidates.text_digests import digest_slices
 from dedup.minhash.signature_shards import SUFFIX, ShardHeader
@@ -41,7 +41,7 @@ def _shard_report(arguments: dict[str, Any]) -> ShardReport:
 
 def _summaries(arguments: dict[str, Any]) -> list[ShardSummary]:
     names = ("/".join(path.parts[-2:]).removesuffix(f"+0{SUFFIX}") for path in arguments["shards"].paths)
-    return [ShardSummary(ShardHeader.of(name, Sketch()), DOCUMENTS, DOCUMENTS) for name in names]
+    return [ShardSummary(ShardHeader.of(name, Sketch()), DOCUMENTS, 0, DOCUMENTS) for name in names]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class TaskModel:
         made: dict[Callable[..., Any], Callable[[dict[str, Any]], Any]] = {
             digest_slices: lambda arguments: [0] * len(arguments["group"]),
             parse_pairs: lambda _: dict.fromkeys(self.names, DOCUMENTS),
-            read_headers: _summaries,
+            summarize_shards: _summaries,
             sort_members: lambda _: self._members(),
             write_drops: lambda _: (0, False),
             write_weight_numbers: lambda arguments: DOCUMENTS * len(arguments["group"]),

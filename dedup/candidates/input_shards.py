@@ -42,10 +42,11 @@ ShardFolders = dict[str, FileSet]  # name of an index, or "" for the corpus → 
 
 
 class ShardSummary(msgspec.Struct):
-    """A shard's header, its number of documents, and the row after its last."""
+    """A shard's header, its number of documents, its first row and the one after its last (0 if it is empty)."""
 
     header: ShardHeader
     documents: int
+    first: int
     end: int
 
 
@@ -102,19 +103,19 @@ def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[Signatur
         for start in range(0, len(paths), _GROUP)
     ]
     tasks = [
-        Task(f"{number:06} {name}", read_headers, {"shards": FileSet(paths)})
+        Task(f"{number:06} {name}", summarize_shards, {"shards": FileSet(paths)})
         for number, (name, paths) in enumerate(groups)
     ]
     found = run.step("headers", tasks).values(list[ShardSummary])
-    shards = [
-        SignatureShard(path, shard.header, index_name(name, shard.header.file) if name else shard.header.file,
-                       shard.documents, shard.end)
-        for (name, paths), summaries in zip(groups, found, strict=True)
-        for path, shard in zip(paths, summaries, strict=True)
-    ]  # fmt: skip
+    shards, first_rows = list[SignatureShard](), dict[Path, int]()
+    for (name, paths), summaries in zip(groups, found, strict=True):
+        for path, shard in zip(paths, summaries, strict=True):
+            file = index_name(name, shard.header.file) if name else shard.header.file
+            shards.append(SignatureShard(path, shard.header, file, shard.documents, shard.end))
+            first_rows[path] = shard.first
     reject_mixed_sketches({shard.path: shard.header for shard in shards})
     shards.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
-    _reject_copies(shards)
+    _reject_copies([shard for shard in shards if shard.documents], first_rows)
     return shards
 
 
@@ -129,20 +130,24 @@ def reject_own_index(index: Sequence[str], signatures: Path) -> None:
             )
 
 
-def _reject_copies(shards: Sequence[SignatureShard]) -> None:
-    """Raise UsageError if two shards, neighbours in key order, hold signatures of the same rows of a file."""
+def _reject_copies(shards: Sequence[SignatureShard], first_rows: Mapping[Path, int]) -> None:
+    """Raise UsageError if two shards, neighbours in key order, hold signatures of the same rows of files of one name.
+
+    The files may be of two corpora. Shards of the parts of one file lie in one folder.
+    """
     for one, other in pairwise(shards):
-        if one.file == other.file and one.end == other.end > 0:
+        if one.file == other.file and (first_rows[other.path] < one.end or one.path.parent != other.path.parent):
             raise UsageError(
-                f"{one.path} and {other.path} both hold the signatures of {one.file}, whose documents would be counted "
-                "twice: remove one of them, or give another folder"
+                f"{one.path} and {other.path} both hold signatures of a file {one.file}, and documents are named by "
+                "their file and row: remove one of them if they are of one corpus; else give the folder of one "
+                "(and, to compare with the other, --index NAME=FOLDER)"
             )
 
 
-def read_headers(shards: FileSet) -> Result:
-    """Task: read the headers of shards; returns a ShardSummary for each."""
+def summarize_shards(shards: FileSet) -> Result:
+    """Task: read the headers of shards, and their first and last rows; returns a ShardSummary for each."""
     opened = map(open_shard, shards.paths)
-    return Result(Counts({}, []), [ShardSummary(shard.header, len(shard), _end(shard)) for shard in opened])
+    return Result(Counts({}, []), [ShardSummary(shard.header, len(shard), *_span(shard)) for shard in opened])
 
 
 def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None = None) -> DocumentIds:
@@ -231,7 +236,10 @@ def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         yield from map(reader.get_batch, range(reader.num_record_batches))
 
 
-def _end(shard: OpenShard) -> int:
-    """The row after the shard's last, 0 for an empty shard."""
-    last = next((batch for batch in reversed(shard.batches) if batch.num_rows), None)
-    return int(next(check_batches(shard.path, [last]))[0][-1]) + 1 if last else 0
+def _span(shard: OpenShard) -> tuple[int, int]:
+    """The shard's first row and the row after its last; (0, 0) for an empty shard."""
+    filled = [batch for batch in shard.batches if batch.num_rows]
+    if not filled:
+        return 0, 0
+    first, last = (next(check_batches(shard.path, [batch]))[0] for batch in (filled[0], filled[-1]))
+    return int(first[0]), int(last[-1]) + 1

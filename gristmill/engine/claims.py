@@ -159,7 +159,7 @@ class Claims:
             names = " and ".join(str(path) for path in self.files if is_file(path))
             advice = f"give another output file, or remove {names} first"
         else:
-            folder = ledger.root / resolved(now).name
+            folder = ledger.root.with_name(f"{ledger.root.name}-{resolved(now).name}")  # beside it: stages read below
             advice = f"give another output folder, such as {folder}, or remove {ledger.root} first"
         return (
             f"{ledger.root} holds what {ledger.file.stem} made of {earlier}, and would lose it if {now} were read now: "

@@ -157,8 +157,22 @@ def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
 def test_two_shards_of_the_same_documents(minhash: Path, tmp_path: Path) -> None:
     shutil.copytree(minhash, tmp_path / "MINHASH/old")
     shutil.copy(minhash / "1.signatures.arrow", tmp_path / "MINHASH/copy.signatures.arrow")
-    with pytest.raises(UsageError, match=r"copy\.signatures.* both hold the signatures of s1/a\.jsonl"):
+    with pytest.raises(UsageError, match=r"copy\.signatures.* both hold signatures of a file s1/a\.jsonl"):
         generate_duplicate_pairs(tmp_path / "MINHASH", tmp_path / "pairs.txt", options=QUIET)
+
+
+@pytest.mark.parametrize("place", ["other/a.signatures.arrow", "b.signatures.arrow"])
+@pytest.mark.parametrize("rows", [range(3), range(5, 9)])
+def test_shards_of_two_corpora_with_files_of_one_name(tmp_path: Path, place: str, rows: range) -> None:
+    """Their documents have the same keys, and would be taken for one another."""
+    for name, signed in (("a.signatures.arrow", range(5)), (place, rows)):
+        with write_shard(tmp_path / "MINHASH" / name, "web/a.jsonl", Sketch()) as shard:
+            shard.add(list(signed), np.full((len(signed), 128), 7, np.uint32))
+    if place.startswith("b") and rows[0] == 5:  # the next part of one file
+        assert generate_duplicate_pairs(tmp_path / "MINHASH", tmp_path / "pairs.txt", options=QUIET).total(READ)
+    else:
+        with pytest.raises(UsageError, match=r"both hold signatures of a file web/a\.jsonl.*--index NAME=FOLDER"):
+            generate_duplicate_pairs(tmp_path / "MINHASH", tmp_path / "pairs.txt", options=QUIET)
 
 
 def test_shards_without_a_signature(tmp_path: Path) -> None:

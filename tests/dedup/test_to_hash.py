@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pytest
 
 from dedup import Sketch, generate_duplicate_pairs, signatures, to_hash
-from dedup.candidates.input_shards import SignatureShard, read_headers
+from dedup.candidates.input_shards import SignatureShard, summarize_shards
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
 from dedup.minhash.signatures import DATATROVE
@@ -355,7 +355,7 @@ def test_shards_that_would_lead_kernels_astray(shard: Path, columns: dict[str, p
     with pa.ipc.new_file(str(shard), table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(InputError, match=message):
-        read_headers(FileSet((shard,)))
+        summarize_shards(FileSet((shard,)))
 
 
 def test_rows_that_appear_after_the_headers_were_read(shard: Path) -> None:

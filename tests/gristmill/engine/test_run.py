@@ -173,7 +173,7 @@ def test_another_input_that_would_replace_the_output_is_refused(tmp_path: Path, 
     assert upper_stage(other, target).ran == 0  # a copy: nothing to replace
     (other / "a").write_text("other\n")
     with pytest.raises(
-        UsageError, match=r"out holds what upper made of .*/in, and would lose it .* such as .*out/other"
+        UsageError, match=r"out holds what upper made of .*/in, and would lose it .* such as .*out-other"
     ):
         upper_stage(other, target)
     assert contents(target) == before
