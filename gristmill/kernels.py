@@ -56,12 +56,14 @@ def kernel(function: Any = None, **options: Any) -> Any:
 
 def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
     """Whether this process or the cache has a kernel compiled for arguments of such types; without any, for some."""
+    types = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
+    if types in dispatcher.overloads or not arguments and dispatcher.overloads:
+        return True  # without asking LLVM, whose lock another thread may have held when this process was forked
     name = f"{kernel_name(dispatcher.py_func)}-{fingerprint(dispatcher)}"
     if arguments:
-        types = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
         name = _file_name(name, types, dispatcher.targetctx.codegen())
-        return types in dispatcher.overloads or any((folder / name).is_file() for folder in cache_folders())
-    return bool(dispatcher.overloads) or any(any(folder.glob(f"{name}-*{SUFFIX}")) for folder in cache_folders())
+        return any((folder / name).is_file() for folder in cache_folders())
+    return any(any(folder.glob(f"{name}-*{SUFFIX}")) for folder in cache_folders())
 
 
 def note_compilation(dispatcher: Any, *arguments: Any, seconds: int, quiet: bool = False) -> None:

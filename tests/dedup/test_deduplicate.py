@@ -1,8 +1,10 @@
 """Deduplication in memory: which texts are kept, and which kept text each duplicate repeats."""
 
 from collections.abc import Callable
+from functools import partial
 
 import datasets
+import llvmlite.binding
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -179,6 +181,19 @@ def test_the_newest_by_any_number_or_date(texts_of: Callable[[int, int], list[st
 def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
     code = "import sys; from dedup import deduplicate; deduplicate(['a']); sys.exit('datasets' in sys.modules)"
     run(f'python -c "{code}"')
+
+
+def test_a_second_call_does_not_wait_for_the_compilers_lock() -> None:
+    """A process forked while a thread holds it would wait for ever."""
+    deduplicate(["The mill grinds the grain."] * 2, verify="jaccard")
+    taken = list[str]()
+    callbacks = partial(taken.append, "taken"), lambda: None
+    llvmlite.binding.ffi.register_lock_callback(*callbacks)
+    try:
+        deduplicate(["Bread is baked from flour."] * 2, verify="jaccard")
+    finally:
+        llvmlite.binding.ffi.unregister_lock_callback(*callbacks)
+    assert not taken
 
 
 @pytest.mark.parametrize(
