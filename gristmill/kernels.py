@@ -57,7 +57,7 @@ def kernel(function: Any = None, **options: Any) -> Any:
 def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
     """Whether this process or the cache has a kernel compiled for arguments of such types; without any, for some."""
     types = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
-    if types in dispatcher.overloads or not arguments and dispatcher.overloads:
+    if types in dispatcher.overloads or (not arguments and dispatcher.overloads):
         return True  # without asking LLVM, whose lock another thread may have held when this process was forked
     name = f"{kernel_name(dispatcher.py_func)}-{fingerprint(dispatcher)}"
     if arguments:

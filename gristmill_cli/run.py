@@ -12,12 +12,12 @@ import msgspec
 
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
-from gristmill.counts import READ, Counts
+from gristmill.counts import Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
-from gristmill.errors import InputError, OutputError
+from gristmill.errors import OutputError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
@@ -36,7 +36,7 @@ from gristmill_cli.run_records import (
     remove_record,
     save_record,
 )
-from gristmill_cli.run_stages import PipelineStage, plan_stages
+from gristmill_cli.run_stages import plan_stages
 
 _NOT_RECORDED = ("from_", "until", "dry_run", "shard", "scratch", "scratch_size", "executor", "address")
 
@@ -94,7 +94,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         counts[stage.name] = found = stage.call()
         if stage.reads:
             check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
-        _reject_empty(stage, found)
+        stage.reject_empty(found)
         save_record(out, stage, found)
     if end < len(stages):
         return None
@@ -108,16 +108,6 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     )
     funnel.save(out)
     return funnel
-
-
-def _reject_empty(stage: PipelineStage, counts: Counts) -> None:
-    """Raise InputError if a stage that must keep a document kept none."""
-    if stage.keeps and not counts.total(stage.keeps).documents:
-        lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in counts.reasons if reason != READ)
-        raise InputError(
-            f"{stage.name}: no document is left of {counts.total(READ).documents:,}{lost and f' ({lost})'}: "
-            f"{stage.hint}"
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

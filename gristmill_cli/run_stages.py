@@ -12,8 +12,9 @@ from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
 from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import SIGNED, to_hash
-from gristmill.counts import WRITTEN, Counts
+from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError
 from gristmill.io.documents import CORPUS_SUFFIXES
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
@@ -55,6 +56,14 @@ class PipelineStage:
     beside: tuple[Path, ...] = ()
     folders: tuple[Path, ...] = ()
     suffixes: tuple[str, ...] = CORPUS_SUFFIXES
+
+    def reject_empty(self, counts: Counts) -> None:
+        """Raise InputError if the stage must keep a document, and kept none."""
+        if self.keeps and not counts.total(self.keeps).documents:
+            read = counts.total(READ).documents
+            others = (reason for reason in counts.reasons if reason != READ)
+            lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in others)
+            raise InputError(f"{self.name}: no document is left of {read:,}{lost and f' ({lost})'}: {self.hint}")
 
 
 def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:

@@ -1,5 +1,6 @@
 """Options of a stage's run that change no byte of its output: workers, memory, limits, messages."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import tyro
 
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
-from gristmill.storage.files import is_file
+from gristmill.storage.files import is_folder
 from gristmill.urls import is_remote, object_name, paths_in
 
 _PROCESSES_A_CORE = 2
@@ -82,7 +83,7 @@ class RunOptions:
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if self.scratch and is_remote(self.scratch):
             raise UsageError(f"--scratch {object_name(self.scratch).url}: wanted a folder of this machine")
-        if self.scratch and is_file(self.scratch):
+        if self.scratch and not is_folder(self.scratch) and os.access(self.scratch, os.F_OK):  # a device, too
             raise UsageError(f"--scratch {self.scratch}: wanted a folder, and it is a file")
         if self.shard:
             Shard.parse(self.shard)

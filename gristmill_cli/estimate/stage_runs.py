@@ -88,6 +88,7 @@ def measure_cpu(stage: PipelineStage) -> tuple[Counts, float]:
     """Run a stage; return its counts and the CPU seconds of this process."""
     before = time.process_time()
     counts = stage.call()
+    stage.reject_empty(counts)
     return counts, time.process_time() - before
 
 

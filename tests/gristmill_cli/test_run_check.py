@@ -54,6 +54,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ),
     ("", "until", "filter --from pass1", "wanted stages in the order of the run"),
     ("", "scratch", "{folder}/file", "/file: wanted a folder, and it is a file"),
+    ("", "scratch", "/dev/null", "--scratch /dev/null: wanted a folder, and it is a file"),
     ("", "scratch", "{folder}/corpus/a", "lies in --corpus"),
     ("", "scratch_size", "lots", "--scratch_size 'lots' is not a size: wanted"),
     ("", "scratch_size", "2GiB", "--scratch_size 2GiB has no effect, as it bounds copies of what lies in a bucket"),

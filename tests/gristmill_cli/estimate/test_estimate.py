@@ -156,6 +156,9 @@ def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus/a.jsonl").write_text("")
     with pytest.raises(InputError, match="holds no document"):
         estimate(EstimateConfig(tmp_path / "corpus"))
+    (tmp_path / "corpus/a.jsonl").write_text('{"text":"ab"}\n')
+    with pytest.raises(InputError, match=r"filter: no document is left of 1 \(1 short\): give longer documents"):
+        estimate(EstimateConfig(tmp_path / "corpus"))
 
 
 MISTAKES = {
