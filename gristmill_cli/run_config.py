@@ -68,7 +68,8 @@ class Dedup:
     scope: Scope = "global"
     """Compare documents of all sources (global), or only within a source (per-source)."""
     index: tuple[str, ...] = ()
-    """Signatures (OUT/minhash, or NAME=FOLDER) of earlier runs, whose documents are removed from this one."""
+    """Signatures (OUT/minhash, or NAME=FOLDER) of documents of earlier runs: those like them are removed from this one.
+    OUT/minhash also has those that were too short; `gristmill sign OUT/train` signs those that were mixed."""
     exact: bool = False
     """Find exact copies first, and compute no signature for them."""
     keep: str = "first"

@@ -130,7 +130,12 @@ def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bo
 
 
 def jaccard(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
-    """Estimated Jaccard similarity of two documents: the fraction of slots in which their signatures agree."""
+    """Estimated Jaccard similarity of two documents: the fraction of slots in which their signatures (n) agree.
+
+    UsageError unless both have equally many slots, and one at least.
+    """
+    if np.ndim(one) != 1 or np.shape(one) != np.shape(other) or not len(one):
+        raise UsageError(f"signatures of shapes {np.shape(one)} and {np.shape(other)}: wanted two of as many slots")
     return float(np.mean(one == other))
 
 

@@ -304,6 +304,14 @@ def test_texts_that_cannot_be_signed(texts: object, message: str) -> None:
         signatures(["a"], 13)
 
 
+@pytest.mark.parametrize("other", [np.zeros(127, np.uint32), np.zeros((1, 128), np.uint32), None])
+def test_what_has_no_similarity(other: object) -> None:
+    with pytest.raises(UsageError, match=r"signatures of shapes \(128,\) and .*: wanted two of as many slots"):
+        jaccard(np.zeros(128, np.uint32), other)
+    with pytest.raises(UsageError, match="wanted two"):
+        jaccard(np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+
+
 @pytest.mark.parametrize("width", [0, 10**9, 10**20])
 def test_widths_that_no_text_has(width: int) -> None:
     with pytest.raises(UsageError, match=r"wanted shingles of 1 to 65,535 characters"):
