@@ -245,6 +245,17 @@ def test_another_tokenizer_reruns_the_stage(
     assert after.tokenizer.sha256 != before.tokenizer.sha256
 
 
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_a_tokenizer_that_loses_characters_gives_a_note(tmp_path: Path, prose, write, capfd, has_bytes: bool) -> None:
+    write(tmp_path / "in/a.jsonl", [{"text": "mill \u2603"}])
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(prose), model_prefix=str(tmp_path / "m"), vocab_size=300, hard_vocab_limit=False,
+        model_type="bpe", byte_fallback=has_bytes, minloglevel=2,
+    )  # fmt: skip
+    tokenize_corpus(tmp_path / "in", tmp_path / "m.model", tmp_path / "out", RunOptions(workers=1))
+    assert ("m.model has no byte pieces" in capfd.readouterr().err) != has_bytes
+
+
 def test_fallback_to_sentencepiece_gives_a_note(tmp_path: Path, texts, prose, write, capfd) -> None:
     """Shards equal SentencePiece's ids with either encoder, one after the other in one process."""
     loud = RunOptions(workers=1)
