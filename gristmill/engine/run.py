@@ -157,7 +157,7 @@ class StageRun:
         stale = self.claims.stale(self._done.before, self._done.records)
         for path in self.claims.stale_files(self.ledger, stale, self._done.before, self._done.records):
             self._begin()
-            remove_files([path])
+            remove_files([path], self.ledger.root)
         try:
             counts.check_malformed(self.stage.name, self.options.max_malformed)
         except Exception:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gristmill.errors import UsageError, wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
+from gristmill.storage.names import absolute
 from gristmill.storage.objects import FileInfo as FileInfo
 from gristmill.urls import is_remote, object_name, unknown_scheme
 
@@ -191,14 +192,19 @@ def create_file(path: Path, data: bytes) -> bool:
     return True
 
 
-def remove_files(paths: Iterable[Path]) -> None:
-    """Remove files; those that are not there are no error."""
-    paths = list(paths)
+def remove_files(paths: Iterable[Path], root: Path | None = None) -> None:
+    """Remove files, and the folders in `root` that are empty then; those that are not there are no error."""
+    paths, top = list(paths), absolute(root) if root else None
     objects.delete_objects(filter(is_remote, paths))
     for path in paths:
         if not is_remote(path):
             with wrap_write_errors(path):
                 path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that is not empty
+                for folder in absolute(path).parents:
+                    if top not in folder.parents:
+                        break
+                    folder.rmdir()
 
 
 def remove_folder(folder: Path) -> None:

@@ -126,12 +126,16 @@ def test_a_second_input_does_not_replace_the_first(tmp_path: Path, quiet: RunOpt
 
 
 def test_output_of_a_removed_input_is_removed(tmp_path: Path, quiet: RunOptions, write) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "web/1/b", "web/2/c"):
         write(tmp_path / "in" / f"{name}.jsonl", [{"text": name}])
     normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
-    (tmp_path / "in" / "b.jsonl").unlink()
+    (tmp_path / "in/web/1/b.jsonl").unlink()
+    (tmp_path / "out/mine").mkdir()
     normalize_text(tmp_path / "in", tmp_path / "out", zst=True, options=quiet)
-    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_file()] == ["a.jsonl.zst"]
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("[!.]*")}
+    assert {name for name in found if ".gristmill" not in name} == {
+        "a.jsonl.zst", "mine", "web", "web/2", "web/2/c.jsonl.zst"
+    }  # fmt: skip
 
 
 class TestPieces:
