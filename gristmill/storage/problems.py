@@ -45,6 +45,7 @@ _WORDS = {
     "builder error": "the endpoint is not a URL: look at AWS_ENDPOINT_URL",
     "Account must be specified": "no account is given: set AZURE_STORAGE_ACCOUNT_NAME",
 }
+_BUSY = ("408", "429", "RequestTimeout")  # S3 answers 400 with this code where a request came too slowly
 _PASSING = ("error sending request", "request or response body error")
 
 
@@ -119,7 +120,7 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
             f"{'write and delete' if writes else 'list and read'} there, or give others"
         )
     told = f"{status} {code}".strip()
-    if told.startswith("5"):
+    if told.startswith("5") or status in _BUSY or code in _BUSY:
         return StorageError(f"{doing}: the store fails or is too busy ({told}). Run the same command again to go on")
     for word, meaning in _WORDS.items():
         if word in refusal.words:

@@ -22,7 +22,7 @@ from gristmill.storage.objects import (
     upload,
     write_object,
 )
-from tests.object_faults import FAULTS, Environment, Times, dropped, lost_answer, short_body, slow, unavailable
+from tests.object_faults import FAULTS, Environment, Times, dropped, lost_answer, refuse, short_body, slow, unavailable
 
 OLD, NEW = b"0123456789" * 100, b"new" * 1000
 
@@ -114,6 +114,16 @@ def test_a_fault_that_stays(folder: Path, tmp_path: Path, store, call: Call, fau
     assert len(store.requests) < 10
     store.fault = None
     assert contents(folder) in ({"old": OLD}, AFTER.get(call))
+
+
+@pytest.mark.parametrize("call", [get, put, put_file, create, replace])
+def test_a_request_that_came_too_slowly_is_made_again(folder: Path, tmp_path: Path, store, call: Call) -> None:
+    write_object(folder / "old", OLD)
+    store.fault = Times(refuse("400 Bad Request", "RequestTimeout"), 2)
+    call(folder, tmp_path)
+    assert store.fault.made == 2
+    store.fault = None
+    assert contents(folder) == AFTER.get(call, {"old": OLD})
 
 
 def starts_upload(request: Environment) -> bool:
