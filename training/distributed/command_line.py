@@ -23,7 +23,11 @@ def read_options(cls: type[Config], argv: Sequence[str] | None, prog: str) -> Co
         if _rank() != 0:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        return load_config(cls, arguments, prog=prog)
+        try:
+            return load_config(cls, arguments, prog=prog)
+        except BrokenPipeError:  # the reader of the help, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there at the exit
+            sys.exit(0)
 
 
 @contextlib.contextmanager

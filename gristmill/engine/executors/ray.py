@@ -83,14 +83,17 @@ def ray_executor(address: str, memory: int, scratch: NodeScratch) -> Iterator[Ra
 
     Raises UsageError if there is none, or a task could run nowhere in it.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
     try:
         if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_code())
     except Exception as error:  # Ray raises a plain one if a node of its own does not start
         first = str(error).strip().split("\n")[0]
-        raise UsageError(f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers there ({first})") from error
+        raise UsageError(
+            f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers there ({first}). Does it run? Does it "
+            "ask for a token (then set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)?"
+        ) from error
     try:
         _check_room(memory)
         yield RayExecutor(memory, scratch)

@@ -240,7 +240,7 @@ def test_no_cluster_and_no_room_are_told(
 ) -> None:
     for changed, message in (
         (replace(options, memory="32GiB"), r"a task takes .* smaller --memory"),
-        (replace(options, address="127.0.0.1:9"), "no Ray cluster answers"),
+        (replace(options, address="127.0.0.1:9"), "no Ray cluster answers.*refused.*RAY_AUTH_MODE=token"),
         (replace(options, shard="1/2"), "give one"),
     ):
         with pytest.raises(UsageError, match=message):
