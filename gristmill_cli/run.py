@@ -1,6 +1,7 @@
 """Command: the whole data pipeline, from a corpus to token shards, resumable at any point."""
 
 import gc
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -137,11 +138,13 @@ def _run_and_print(arguments: list[str]) -> None:
 def _next_steps(out: Path) -> str:
     """Where the results are, and how to train on them: from a disk, not from a bucket."""
     tokens, local = out / "tokens", Path() if is_remote(out) else out
+    folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
+    train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
     copy = f"copy {tokens} to a disk, and there " if is_remote(out) else ""
     return spell_urls(
         f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
-        f"to train: {copy}torchrun --nproc_per_node=2 training/train.py --data.train {local / 'tokens' / TRAIN} "
-        f"--data.holdout {local / 'tokens' / HELD_OUT} --out_dir {local / 'model'}"
+        f"to train: {copy}torchrun --nproc_per_node=2 -m training.train --data.train {train} --data.holdout {held_out} "
+        f"--out_dir {model}"
     )
 
 

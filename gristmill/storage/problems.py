@@ -32,6 +32,7 @@ _BY_CODE = {
     "PermanentRedirect": f"the bucket is in another region: {_REGION}",
     "AuthorizationHeaderMalformed": f"the bucket is in another region: {_REGION}",
     "IllegalLocationConstraintException": f"the bucket is in another region: {_REGION}",
+    "NotImplemented": "the store lacks conditional writes (If-None-Match, If-Match), which are needed: take another",
     "RequestTimeTooSkewed": "this machine's clock is wrong, and the store refuses it: set the clock",
 }
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")

@@ -6,7 +6,9 @@ kept in Ray: if the driver dies, the same command goes on with what is done.
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +89,8 @@ def ray_executor(address: str, memory: int, scratch: NodeScratch) -> Iterator[Ra
     try:
         if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-        ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_code())
+        with _own_sigterm():
+            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_code())
     except Exception as error:  # Ray raises a plain one if a node of its own does not start
         first = str(error).strip().split("\n")[0]
         raise UsageError(
@@ -99,6 +102,17 @@ def ray_executor(address: str, memory: int, scratch: NodeScratch) -> Iterator[Ra
         yield RayExecutor(memory, scratch)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Context: SIGTERM is handled as before in the end; Ray would end the process in its own way, with C++ traces."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _code() -> dict[str, Any]:

@@ -94,6 +94,12 @@ def test_a_refusal_whose_body_names_the_key(folder: Path, store) -> None:
     assert isinstance(error, StorageError) and "(503 SlowDown)" in str(error)
 
 
+def test_a_store_without_conditional_writes(folder: Path, store) -> None:
+    store.fault = refuse("501 Not Implemented", "NotImplemented")
+    error = problem(write, folder / "a")
+    assert isinstance(error, UsageError) and "the store lacks conditional writes (If-None-Match" in str(error)
+
+
 @pytest.mark.parametrize("server", ["169.254.169.254", "169.254.170.2:80", "metadata.google.internal"])
 def test_credentials_are_missing_where_only_the_machine_could_have_some(server: str) -> None:
     message = (

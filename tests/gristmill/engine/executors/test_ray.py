@@ -3,6 +3,8 @@
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -233,6 +235,25 @@ def test_the_scratch_size_holds_for_all_tasks_of_a_node(
     scratch = {"folder": tmp_path / "scratch", "size": 1999}
     assert driver.submit(run_on_nodes, calls, cluster.address, scratch, str(ROOT)).result() == [1] * 6
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_sigterm_ends_a_driver_as_it_ends_one_without_ray(cluster: Any, source: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gristmill.command import run_with_exit_code as run; "
+        "from gristmill.engine.options import RunOptions; "
+        "from tests.gristmill.engine.upper_stage import Settings, upper_stage; "
+        f"options = RunOptions(workers=2, memory='64MiB', executor='ray', address={cluster.address!r}); "
+        f"paths = Path({str(source)!r}), Path({str(tmp_path / 'out')!r}); "
+        "sys.exit(run(lambda: upper_stage(*paths, Settings(seconds=5), options) and None))"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("out/.gristmill/*.unfinished")) and driver.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1)  # of the tasks' five
+    driver.terminate()
+    _, said = driver.communicate()
+    assert driver.returncode == 143 and said.endswith("terminated: run the same command again to resume\n"), said
+    assert "SIGTERM" not in said
 
 
 def test_no_cluster_and_no_room_are_told(
