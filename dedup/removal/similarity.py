@@ -23,6 +23,7 @@ from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signature_shards import OpenShard, list_shards, open_shard, reject_mixed_sketches, shards_named
 from dedup.minhash.signatures import Sketch
+from dedup.removal.kept_sets import KeptSets, Shingles
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
@@ -30,10 +31,8 @@ from gristmill.kernels import kernel
 from gristmill.urls import is_remote
 
 Measure = Literal["jaccard", "containment"]
-Shingles = NDArray[np.uint64]  # hashes, ascending, each once
 Signature = NDArray[np.uint32]  # permutations
 Similarities = NDArray[np.float32]  # members × members
-_OVERHEAD = 256  # bytes that a kept set takes besides its shingles
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class KeptDocuments:
     def __init__(self, check: SimilarityCheck, memory: int | None = None) -> None:
         half = np.iinfo(np.int64).max if memory is None else memory // 2
         self.of_indexes = _KeptSignatures(check.threshold, check.sketch.permutations if check.sketch else 1, half)
-        self.of_corpus = _KeptSets(check.measure, check.threshold, half)
+        self.of_corpus = KeptSets(check.measure == "containment", check.threshold, half)
 
     def clear(self) -> None:
         self.of_indexes.clear()
@@ -107,40 +106,6 @@ class KeptDocuments:
             assert features.signature is not None
             return self.of_indexes.add(features.signature)
         return not self.of_indexes.is_full and self.of_corpus.add(features.shingles)
-
-
-class _KeptSets:
-    """Shingle sets, one after another in a flat array that grows up to `memory` bytes; the first always fits."""
-
-    def __init__(self, measure: Measure, threshold: float, memory: int) -> None:
-        self.is_containment, self.threshold = measure == "containment", threshold
-        self.capacity = memory // 8
-        self.flat = np.empty(0, np.uint64)
-        self.starts = np.zeros(16, np.int64)
-        self.count = 0
-        self.is_full = False
-
-    def clear(self) -> None:
-        self.count, self.is_full = 0, False
-
-    def first_match(self, shingles: Shingles) -> tuple[int, float]:
-        return _first_match(shingles, self.flat, self.starts, self.count, self.is_containment, self.threshold)
-
-    def add(self, shingles: Shingles) -> bool:
-        start = int(self.starts[self.count])
-        end = start + len(shingles)
-        self.is_full |= self.count > 0 and end + (self.count + 1) * (_OVERHEAD // 8) > self.capacity
-        if self.is_full:
-            return False
-        if end > len(self.flat):
-            room = max(end, min(2 * end, self.capacity))
-            self.flat = np.concatenate([self.flat[:start], np.empty(room - start, np.uint64)])
-        if self.count + 2 > len(self.starts):
-            self.starts = np.concatenate([self.starts, np.zeros_like(self.starts)])
-        self.flat[start:end] = shingles
-        self.count += 1
-        self.starts[self.count] = end
-        return True
 
 
 class _KeptSignatures:
@@ -170,50 +135,6 @@ class _KeptSignatures:
         self.values[self.count] = signature
         self.count += 1
         return True
-
-
-@kernel
-def _first_match(
-    one: np.ndarray, flat: np.ndarray, starts: np.ndarray, count: int, is_containment: bool, threshold: float
-) -> tuple[int, float]:
-    """The number and similarity of the first of `count` sets, flat[starts[i] : starts[i + 1]], similar to `one`."""
-    for number in range(count):
-        other = flat[starts[number] : starts[number + 1]]
-        needed = _fewest_shared(len(one), len(other), is_containment, threshold)
-        if needed <= min(len(one), len(other)):  # otherwise their sizes differ too much
-            shared = _count_shared(one, other, needed)
-            if shared >= needed:
-                return number, shared / (len(one) if is_containment else len(one) + len(other) - shared)
-    return -1, 0.0
-
-
-@kernel
-def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
-    """The least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
-
-    It exceeds the smaller size if they cannot reach it.
-    """
-    least = threshold * one if is_containment else threshold * (one + other) / (1 + threshold)
-    needed = max(1, int(least) - 1)  # rounding errors of `least` are below 1; the loop finds the exact number
-    most = min(one, other)
-    while needed <= most and needed / (one if is_containment else one + other - needed) < threshold:
-        needed += 1
-    return needed
-
-
-@kernel
-def _count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
-    """The number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
-    i, j, shared = np.uintp(0), np.uintp(0), np.uintp(0)
-    spare_one, spare_other = np.uintp(len(one) - needed), np.uintp(len(other) - needed)
-    while i < len(one) and j < len(other):
-        a, b = one[i], other[j]
-        shared += np.uintp(a == b)  # additions in place of branches, which would be mispredicted
-        i += np.uintp(a <= b)
-        j += np.uintp(b <= a)
-        if i - shared > spare_one or j - shared > spare_other:
-            return -1
-    return int(shared)
 
 
 def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:
