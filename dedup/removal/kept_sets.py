@@ -15,9 +15,9 @@ _OVERHEAD = 256 + 8 * PARITY_WORDS  # bytes that a kept set takes besides its sh
 class KeptSets:
     """Shingle sets, one after another in a flat array that grows up to `memory` bytes; the first always fits.
 
-    Each has a row of parity bits besides: a bit for all shingles with the same highest bits, 1 if their number is odd.
-    Where two rows differ, the sets do, too: so most sets that are not alike are told apart without being compared. (The
-    bitmap filter of Sandes, Teodoro and Melo, 2020, for exact set similarity joins.)
+    Each has a row of parity bits, too: one for all shingles that begin with the same 13 bits, 1 if their number is odd.
+    Two sets differ in at least as many shingles as their rows do in bits, so most that are not alike need not be
+    compared. (The bitmap filter of Sandes, Teodoro and Melo, 2020, for exact set similarity joins.)
     """
 
     def __init__(self, is_containment: bool, threshold: float, memory: int) -> None:
@@ -49,7 +49,9 @@ class KeptSets:
             self.flat = np.concatenate([self.flat[:start], np.empty(room - start, np.uint64)])
         if self.count + 2 > len(self.starts):
             self.starts = np.concatenate([self.starts, np.zeros_like(self.starts)])
-            self.parities = np.concatenate([self.parities, np.empty_like(self.parities)])
+        if self.count == len(self.parities):
+            more = np.empty((max(16, self.count // 4), PARITY_WORDS), np.uint64)  # twice as many might not fit
+            self.parities = np.concatenate([self.parities, more])
         self.flat[start:end], self.parities[self.count] = shingles, parity_of(shingles)
         self.count += 1
         self.starts[self.count] = end
