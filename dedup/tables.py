@@ -32,7 +32,11 @@ def as_table(texts: Any, text: str) -> Table:
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UsageError(f"texts in a {type(texts).__name__} that Arrow cannot hold: {error}") from error
         return _ArrowTable(table, text)
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable) or _is_scalar(texts):
+    if (
+        isinstance(texts, str | bytes | Mapping)
+        or not isinstance(texts, Iterable)
+        or getattr(texts, "shape", None) == ()
+    ):
         raise UsageError(
             f"texts in a {type(texts).__name__}: wanted a list of strings, a table, or one datasets.Dataset"
         )
@@ -41,10 +45,6 @@ def as_table(texts: Any, text: str) -> Table:
             raise UsageError("texts in a data set that is streamed: wanted one that is loaded, as they are read twice")
         return _HuggingFaceDataset(texts, text)
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
-
-
-def _is_scalar(texts: object) -> bool:
-    return isinstance(texts, np.ndarray) and texts.ndim == 0
 
 
 def text_batches(table: Table, rows: int = _BATCH) -> Iterator[list[str]]:

@@ -189,10 +189,11 @@ def how_ended(processes: Iterable[BaseProcess]) -> str:
 
     Where the fork server died before them, nobody knows.
     """
-    codes = [process.exitcode for process in processes if process.exitcode is not None]
-    by_itself = [code for code in codes if code not in (0, -signal.SIGTERM, TERMINATED)]
-    if not codes:
+    ended = [process.exitcode for process in processes if process.exitcode is not None]
+    if not ended:
         return "or the process that starts them did"
-    code = (by_itself or codes)[0]
+    codes = [code for code in ended if code]
+    by_itself = [code for code in codes if code not in (-signal.SIGTERM, TERMINATED)]
+    code = (by_itself or codes or ended)[0]
     number = signal.SIGTERM if code == TERMINATED else -code
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"

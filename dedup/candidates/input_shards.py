@@ -107,7 +107,8 @@ def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[Signatur
         for number, (name, paths) in enumerate(groups)
     ]
     found = run.step("headers", tasks).values(list[ShardSummary])
-    shards, first_rows = list[SignatureShard](), dict[Path, int]()
+    shards = list[SignatureShard]()
+    first_rows = dict[Path, int]()  # no part of a SignatureShard, which is part of tasks' identities
     for (name, paths), summaries in zip(groups, found, strict=True):
         for path, shard in zip(paths, summaries, strict=True):
             file = index_name(name, shard.header.file) if name else shard.header.file

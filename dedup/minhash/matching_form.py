@@ -26,7 +26,10 @@ _LOWERED_BY_PYTHON = ("\u0130", "\u03a3")  # İ becomes two characters; a capita
 
 
 def check_texts(texts: Any, numbers: Iterable[int] | None = None) -> None:
-    """Raise UsageError unless `texts` are strings in a list, an array or the like; `numbers` name them, else places."""
+    """Raise UsageError unless `texts` are strings in a list, an array or the like.
+
+    The error names a text by its number in `numbers`, by default its position.
+    """
     if isinstance(texts, str | bytes | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
         raise UsageError(f"texts in a {type(texts).__name__}: wanted a list of strings")
     for text, number in zip(texts, range(len(texts)) if numbers is None else numbers, strict=True):

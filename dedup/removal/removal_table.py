@@ -108,7 +108,7 @@ def _reject_removed(decided: FileSet, names: pa.StringArray, folder: Path, memor
 
     `decided` are files of REMOVALs; `folder` is for work files.
     """
-    keys = ((block["file"].astype(np.uint64), block["row"]) for block in _blocks(decided))
+    keys = ((block["file"], block["row"]) for block in _blocks(decided))
     with PackedKeys.of_numbered(keys, {}, folder, memory) as removed:
         for block in _blocks(decided):
             is_removed = removed.contains(block["kept_file"], block["kept_row"])

@@ -24,6 +24,7 @@ KeySet = dict[str, Rows]  # file → its rows, ascending
 KEY = np.dtype([("file", "<u4"), ("row", "<i8")])  # a key, its file by number
 _BLOCK = 1 << 17  # keys read together
 _ROW_BITS = np.uint64(40)  # of a packed key
+_MOST_ROWS = 1 << 40  # of a file: a key beyond cannot be packed, and names no document
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64()})
 _PACKED = np.dtype([("key", "<u8")])
 
@@ -171,12 +172,8 @@ class PackedKeys:
     @contextmanager
     def of(cls, paths: Sequence[Path], numbers: Mapping[str, int], folder: Path, memory: int) -> Iterator["PackedKeys"]:
         """Context: the keys of some sets in files that have `numbers`; `folder` is for work files, and is removed."""
-        keys = (
-            (np.uint64(numbers[file]), rows[rows < 1 << int(_ROW_BITS)])
-            for path in paths
-            for file, rows in iter_keys(path)
-            if file in numbers
-        )
+        named = (item for path in paths for item in iter_keys(path))
+        keys = ((np.full(len(rows), numbers[file]), rows) for file, rows in named if file in numbers)
         with cls.of_numbered(keys, numbers, folder, memory) as packed:
             yield packed
 
@@ -184,17 +181,18 @@ class PackedKeys:
     @contextmanager
     def of_numbered(
         cls,
-        keys: Iterable[tuple[NDArray[np.uint64] | np.uint64, Rows]],
+        keys: Iterable[tuple[NDArray[np.integer], Rows]],
         numbers: Mapping[str, int],
         folder: Path,
         memory: int,
     ) -> Iterator["PackedKeys"]:
-        """As `of`, from keys as numbers of files (n, or one for all) and rows (n)."""
+        """As `of`, from keys as numbers of files (n) and rows (n)."""
         path = folder / "packed.bin"
         try:
             with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:
                 for files, rows in keys:
-                    sorter.add(_pack(files, rows).view(_PACKED))
+                    fits = rows < _MOST_ROWS
+                    sorter.add(_pack(files[fits], rows[fits]).view(_PACKED))
                 write_records(path, sorter)
             yield cls(path, numbers)
         finally:
@@ -205,15 +203,15 @@ class PackedKeys:
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
         """Whether each key is among them (n), given the numbers of files (n) and rows (n)."""
-        keys = _pack(files.astype(np.uint64), rows)
+        keys = _pack(files, rows)
         at = np.searchsorted(self.packed, keys)
-        found = at < len(self.packed)
+        found = (at < len(self.packed)) & (rows < _MOST_ROWS)
         found[found] = self.packed[at[found]] == keys[found]
         return found
 
 
-def _pack(files: NDArray[np.uint64] | np.uint64, rows: Rows) -> NDArray[np.uint64]:
-    return (files << _ROW_BITS) + rows.astype(np.uint64)
+def _pack(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:
+    return (files.astype(np.uint64) << _ROW_BITS) + rows.astype(np.uint64)
 
 
 def write_sorted_keys(path: Path, names: list[str], blocks: Iterable[NDArray]) -> None:

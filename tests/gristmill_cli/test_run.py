@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from gristmill.errors import ConservationError, InputError, OutputError, UsageEr
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill_cli.funnel import Funnel
-from gristmill_cli.run import main
+from gristmill_cli.run import _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from preprocessing.filter import filter as find_short
@@ -322,3 +323,13 @@ def test_a_function_of_the_user_stands_between_normalisation_and_the_filter(tmp_
 def make_folder(path: Path) -> Path:
     path.mkdir(parents=True)
     return path
+
+
+def test_the_line_on_how_to_train_is_one_that_a_shell_takes() -> None:
+    line = _next_steps(Path("my runs/it's")).rpartition("to train: ")[2]
+    words = shlex.split(line)
+    assert words[:4] == ["torchrun", "--nproc_per_node=2", "-m", "training.train"]
+    assert words[4:] == [
+        "--data.train", "my runs/it's/tokens/train", "--data.holdout", "my runs/it's/tokens/holdout",
+        "--out_dir", "my runs/it's/model",
+    ]  # fmt: skip
