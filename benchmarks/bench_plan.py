@@ -14,14 +14,14 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from rich.table import Table
 
 from gristmill.command import command
+from gristmill_planner.calibration import calibrate, step_seconds
+from gristmill_planner.cost.hardware import Cluster
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.hardware_file import read_hardware
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
-from training.planner.calibration import calibrate, step_seconds
-from training.planner.cost.hardware import Cluster
-from training.planner.cost.planned_run import PlannedRun
-from training.planner.cost.step_time import step_time
-from training.planner.hardware_file import read_hardware
 
 _MODELS = {
     "GPT-2, 4 x 256": ModelConfig(preset="gpt2", layers=4, width=256, heads=4).resolve(2048, 256),

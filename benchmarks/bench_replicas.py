@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.dedup_tables import markdown
 from benchmarks.made_up_tokens import write_tokens
 from gristmill.command import run_with_exit_code
+from gristmill_parity.traffic import OPERATIONS
 from training.asynchronous import messages
 from training.asynchronous.async_config import AsyncConfig
 from training.asynchronous.async_trainer import AsyncTrainer
@@ -47,7 +48,6 @@ from training.distributed.mesh import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.parity.traffic import OPERATIONS
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 from training.run_plan import RunPlan

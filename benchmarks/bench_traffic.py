@@ -19,14 +19,14 @@ import training.kernels.cpu.kernels as cpu
 import training.parallel.data_parallel as data_parallel
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
+from gristmill_parity.cases import Case
+from gristmill_parity.small_models import SEQ_LEN, small_model
+from gristmill_parity.traffic import Traffic, Volume
+from gristmill_parity.traffic_theory import expected_traffic
+from gristmill_parity.worker import run_case
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.precision import Precision
-from training.parity.cases import Case
-from training.parity.small_models import SEQ_LEN, small_model
-from training.parity.traffic import Traffic, Volume
-from training.parity.traffic_theory import expected_traffic
-from training.parity.worker import run_case
 
 BUCKET_BYTES, CHUNK_BYTES = 60_000, 2_000
 LAYOUTS: dict[str, tuple[int, ParallelConfig]] = {

@@ -20,11 +20,11 @@ from benchmarks.bench_training import write_tokens
 from benchmarks.training_worker import main as train_and_time
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.errors import GristmillError
+from gristmill_parity.parity import plan_certificate, run_cases, summary
+from gristmill_planner.memory.memory import estimate_memory
+from gristmill_planner.memory.memory_inputs import MemoryInputs
 from training.distributed.layout import ParallelConfig
-from training.formulas.memory import estimate_memory
-from training.formulas.memory_inputs import MemoryInputs
 from training.model.model_config import ModelConfig
-from training.parity.parity import plan_certificate, run_cases, summary
 from training.reporting.throughput import peak_tflops
 from training.train import main as train_main
 

@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 import training.parallel.data_parallel
 from benchmarks.live_bytes import LiveBytes
+from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
+from gristmill_planner.memory.memory_inputs import MemoryInputs
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
-from training.formulas.memory import MemoryEstimate, estimate_memory
-from training.formulas.memory_inputs import MemoryInputs
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch

@@ -48,14 +48,14 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
     "train_async": ("training.train_async", ("main",), "pre-train with a server and workers that may come and go"),
     "evaluate": ("training.evaluate", ("main",), "measure the losses of a checkpoint on token shards or text files"),
-    "plan": ("training.plan", ("plan",), "choose the parallel layout of a training run for a cluster, before a run"),
+    "plan": ("gristmill_planner.plan", ("plan",), "choose the parallel layout of a run for a cluster, before it starts"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
-    "parity": ("training.parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
+    "parity": ("gristmill_parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
     "export_hf": ("training.hugging_face.export_hf", ("export_hf",), "export a checkpoint as a Hugging Face model"),
     "import_hf": ("training.hugging_face.import_hf", ("import_hf",), "import a Hugging Face model as a checkpoint"),
 }  # fmt: skip
 
-PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
+PACKAGES = ("gristmill", "gristmill_cli", "gristmill_parity", "gristmill_planner", "preprocessing", "dedup", "training")
 
 
 def main() -> None:

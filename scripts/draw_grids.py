@@ -12,11 +12,11 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from matplotlib.figure import Figure
 
+from gristmill_planner.cost.fitted_constants import fitted_constants
+from gristmill_planner.cost.hardware import find_device
+from gristmill_planner.layouts.crossings import layer_seconds
 from scripts.drawing import DATA, MODEL, NOTE, RANKS, arrow, box_with, new_figure
 from training.model.model_config import ModelConfig
-from training.planner.cost.fitted_constants import fitted_constants
-from training.planner.cost.hardware import find_device
-from training.planner.layouts.crossings import layer_seconds
 
 _COLORS = {
     "1D": "#444444",

@@ -10,12 +10,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from gristmill_planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
 from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
 from scripts.draw_local_steps import draw_local_steps
 from scripts.draw_server import draw_server
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
-from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "gristmill", "svg.fonttype": "none"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+from gristmill_parity.cases import Case
+from gristmill_parity.feature_cases import feature_cases
+from gristmill_parity.parity import plan_certificate
 from training.distributed.layout import SPLIT_BACKWARD
-from training.parity.cases import Case
-from training.parity.feature_cases import feature_cases
-from training.parity.parity import plan_certificate
 
 ROOT = Path(__file__).resolve().parents[1]
 COVERAGE = ROOT / "docs" / "coverage.md"

@@ -14,6 +14,8 @@ PACKAGES = {
     "preprocessing": "stages that decide from one document, or sample",
     "dedup": "stages that compare documents, and write the keys of those to drop",
     "training": "the trainer; the only package that imports torch",
+    "gristmill_planner": "what predicts: step time and memory of a layout on a cluster; it imports the trainer",
+    "gristmill_parity": "what proves that every layout equals one process, and that equals other code",
     "gristmill_cli": "the front door; it imports all the others",
     "benchmarks": "measurements; not installed",
 }

@@ -14,7 +14,7 @@ from gristmill_cli.quickstart import main as quickstart
 from tests.gristmill_cli.corpus import ROOT, make_corpus
 from tests.gristmill_cli.documentation import commands, shell
 
-PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
+PACKAGES = ("gristmill", "gristmill_cli", "gristmill_parity", "gristmill_planner", "preprocessing", "dedup", "training")
 LAUNCHER = "from gristmill_cli.__main__ import main\nif __name__ == '__main__':\n    main()\n"  # as pip writes it
 SMALL = "--optim.steps 4 --eval.every 4 --model.width 32 --model.layers 2 --data.seq_len 32 --data.batch_size 4"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import InputError
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.step_time import step_time
 from scripts.planner_noise import curve_deviations, perfect_correlation, rank_correlation
 from scripts.planner_rows import MULTI_NODE, SINGLE_NODE, read_rows
 from scripts.score_planner import (
@@ -17,8 +19,6 @@ from scripts.score_planner import (
     predictions,
     print_bound,
 )
-from training.planner.cost.fitted_constants import Constants
-from training.planner.cost.step_time import step_time
 
 HEADER = [
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gristmill_parity.feature_cases import feature_cases
+from gristmill_parity.parity import plan_certificate
 from scripts.write_coverage import COVERAGE, LAYOUTS, coverage
-from training.parity.feature_cases import feature_cases
-from training.parity.parity import plan_certificate
 
 
 def test_every_case_is_in_one_row() -> None:

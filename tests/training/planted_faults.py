@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier
+from gristmill_parity.worker import RankResult, run_case
 from training.distributed.rank_pool import RankPool
-from training.parity.cases import Case
-from training.parity.comparison import Certifier
-from training.parity.worker import RankResult, run_case
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
+from gristmill_parity.small_models import SHRUNK
 from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face.test_families import FAMILY_NAMES
 from tests.training.hugging_face.test_generation import GENERATED
 from training.hugging_face.families import FAMILIES
-from training.parity.small_models import SHRUNK
 from training.presets.presets import PRESETS
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"

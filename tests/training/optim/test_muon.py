@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gristmill.errors import UsageError
+from gristmill_parity.plain.muon import newton_schulz
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
@@ -18,7 +19,6 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.model_parts import MATRICES, part_of
 from training.optim.muon import orthogonalize
 from training.optim.optim_config import OptimConfig
-from training.parity.plain.muon import newton_schulz
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

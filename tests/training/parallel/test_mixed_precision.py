@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import training.parallel.data_parallel
 from gristmill.errors import UsageError
+from gristmill_parity.traffic import Traffic, TrafficCounter
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
@@ -23,7 +24,6 @@ from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.parity.traffic import Traffic, TrafficCounter
 
 RunRanks = Callable[..., list[Any]]
 VOCABULARY, TOKENS = 32, 8

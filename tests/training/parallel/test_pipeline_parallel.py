@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gristmill_parity.worker import pipeline_passes
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.distributed.mesh import build_world
 from training.model.batch import Batch
@@ -15,7 +16,6 @@ from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import SCHEDULES
-from training.parity.worker import pipeline_passes
 
 RunRanks = Callable[..., list[Any]]
 CONFIG = ModelConfig(preset="gpt2", layers=6, width=16, heads=2, init_std=0.3).resolve(31, 8)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from training.parity.cases import all_cases, covering_cases
-from training.parity.small_models import VOCAB_SIZE
+from gristmill_parity.cases import all_cases, covering_cases
+from gristmill_parity.small_models import VOCAB_SIZE
 
 
 def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> None:

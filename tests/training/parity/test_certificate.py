@@ -19,6 +19,11 @@ import training.parallel.parallelize
 import training.parallel.pipeline_stages
 import training.parallel.placement_table
 import training.parallel.tensor_parallel
+from gristmill_parity.cases import Case, covering_cases
+from gristmill_parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
+from gristmill_parity.parity import kinds_of_layouts
+from gristmill_parity.traffic import Volume
+from gristmill_parity.worker import RankResult, run_case
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
@@ -32,11 +37,6 @@ from training.parallel.data_parallel import GradBucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.tensor_parallel import ShardedDropout
-from training.parity.cases import Case, covering_cases
-from training.parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
-from training.parity.parity import kinds_of_layouts
-from training.parity.traffic import Volume
-from training.parity.worker import RankResult, run_case
 from training.sharding.axis import Axis
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec

@@ -10,6 +10,9 @@ from torch import Tensor
 
 import training.parallel.context.ring
 import training.parallel.context.ulysses
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier
+from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -19,9 +22,6 @@ from training.parallel.context.modules import _OwnDropout
 from training.parallel.context.ring import _Blocks, _Exchange
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.tensor_parallel import ShardedDropout
-from training.parity.cases import Case
-from training.parity.comparison import Certifier
-from training.parity.feature_cases import feature_case
 
 Patch = pytest.MonkeyPatch
 RING, ULYSSES = ParallelConfig(cp=2), ParallelConfig(cp=2, context="ulysses")

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier, limits
+from gristmill_parity.feature_cases import feature_case
+from gristmill_parity.worker import RankResult, run_case
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.documents import Documents
 from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.tensor_parallel import _ShardedPositions
-from training.parity.cases import Case
-from training.parity.comparison import Certifier, limits
-from training.parity.feature_cases import feature_case
-from training.parity.worker import RankResult, run_case
 
 Patch = pytest.MonkeyPatch
 ONE = ParallelConfig()

@@ -14,14 +14,14 @@ import training.parallel.grid.norms
 import training.parallel.grid.summa
 import training.parallel.grid.tokens
 import training.parallel.placement_table
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier
+from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.dropout import Dropout
 from training.parallel.grid.modules import GridDropout
-from training.parity.cases import Case
-from training.parity.comparison import Certifier
-from training.parity.feature_cases import feature_case
 from training.sharding.axis import Axis
 from training.sharding.placement import Placement
 

@@ -15,15 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import gristmill_parity.plain.decoder
+import gristmill_parity.plain.muon
+import gristmill_parity.plain.variants
+import gristmill_parity.worker
 import training.model.attention
 import training.model.layers
 import training.model.mlp
 import training.model.positions
 import training.optim.muon
-import training.parity.plain.decoder
-import training.parity.plain.muon
-import training.parity.plain.variants
-import training.parity.worker
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier, limits
+from gristmill_parity.feature_cases import feature_case, feature_cases
+from gristmill_parity.worker import RankResult, run_case
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
@@ -36,10 +40,6 @@ from training.optim.muon import Muon
 from training.optim.optimizer import AdamW
 from training.optim.whole_matrices import WholeMatrices
 from training.parallel.parallel_model import ParallelModel
-from training.parity.cases import Case
-from training.parity.comparison import Certifier, limits
-from training.parity.feature_cases import feature_case, feature_cases
-from training.parity.worker import RankResult, run_case
 
 Patch = pytest.MonkeyPatch
 DROPPED = feature_case("llama", ParallelConfig(), dropout=0.1)  # of embeddings, too
@@ -58,13 +58,13 @@ def test_training_agrees_with_an_independent_reference(certifier: Certifier, cho
 
 
 @pytest.mark.parametrize(
-    "reference", [training.parity.plain.decoder, training.parity.plain.variants, training.parity.plain.muon]
+    "reference", [gristmill_parity.plain.decoder, gristmill_parity.plain.variants, gristmill_parity.plain.muon]
 )
 def test_the_references_import_nothing_of_the_trainer(reference: ModuleType) -> None:
     tree = ast.parse(Path(str(reference.__file__)).read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
-    modules = [module for module in modules if module != "training.parity.plain.decoder"]
+    modules = [module for module in modules if module != "gristmill_parity.plain.decoder"]
     assert {str(module).partition(".")[0] for module in modules} <= {*sys.stdlib_module_names, "numpy", "torch"}
     assert "torch.nn.functional" not in modules
 
@@ -211,17 +211,17 @@ def ignored_targets_counted(patch: Patch) -> None:
 
 
 def not_clipped(patch: Patch) -> None:
-    right = training.parity.worker.squared_grad_norm
-    patch.setattr(training.parity.worker, "squared_grad_norm", lambda *args: 0.01 * right(*args))
+    right = gristmill_parity.worker.squared_grad_norm
+    patch.setattr(gristmill_parity.worker, "squared_grad_norm", lambda *args: 0.01 * right(*args))
 
 
 def copies_counted_in_the_norm(patch: Patch) -> None:
-    right = training.parity.worker.squared_grad_norm
+    right = gristmill_parity.worker.squared_grad_norm
 
     def every_copy(params: Any, device: torch.device) -> Tensor:
         return right([replace(param, is_primary=True) for param in params], device)
 
-    patch.setattr(training.parity.worker, "squared_grad_norm", every_copy)
+    patch.setattr(gristmill_parity.worker, "squared_grad_norm", every_copy)
 
 
 def adamw_with(change: Callable[[AdamW], None]) -> Callable[[Patch], None]:

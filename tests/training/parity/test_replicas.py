@@ -5,12 +5,12 @@ The rows themselves run in test_independent.py, with all that have an independen
 
 import pytest
 
+from gristmill_parity.feature_cases import _replica_cases, feature_case
 from tests.training.planted_faults import Fault, require_finite_difference
 from training.distributed.rank_pool import RankPool
 from training.parallel.compression.bucket import CompressedBucket
 from training.parallel.compression.int8 import Int8Sum
 from training.parallel.compression.powersgd import PowerSGD
-from training.parity.feature_cases import _replica_cases, feature_case
 from training.replicas import replicas
 from training.replicas.outer_optimizer import OuterOptimizer
 

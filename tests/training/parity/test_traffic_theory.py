@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import training.parity.traffic_theory
+import gristmill_parity.traffic_theory
 from benchmarks.bench_traffic import LAYOUTS, counted_and_expected, traffic_case
 
 RunRanks = Callable[..., list[Any]]
@@ -36,7 +36,7 @@ def test_compressed_gradients_have_the_bytes_of_the_formulas(run_ranks: RunRanks
 
 
 def test_the_theory_uses_nothing_of_what_it_checks() -> None:
-    tree = ast.parse(Path(training.parity.traffic_theory.__file__).read_text())
+    tree = ast.parse(Path(gristmill_parity.traffic_theory.__file__).read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     rooms = ("kernels", "sharding", "parallel", "optim", "trainer")
     assert not [name for name in imported for room in rooms if name.startswith(f"training.{room}")]

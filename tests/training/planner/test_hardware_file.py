@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import OutputError, UsageError
+from gristmill_planner.calibration import calibrate
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.hardware import find_device
+from gristmill_planner.hardware_file import check_name, read_hardware, write_hardware
+from gristmill_planner.plan import plan
 from training.distributed.rank_pool import RankPool
-from training.plan import plan
-from training.planner.calibration import calibrate
-from training.planner.cost.fitted_constants import Constants
-from training.planner.cost.hardware import find_device
-from training.planner.hardware_file import check_name, read_hardware, write_hardware
 
 CONFIG = """
 [model]

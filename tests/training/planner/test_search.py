@@ -9,20 +9,20 @@ from time import process_time
 import pytest
 
 from gristmill.errors import UsageError
+from gristmill_planner.cost.fitted_constants import fitted_constants
+from gristmill_planner.cost.hardware import Cluster, find_device
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.divide_layers import divide_by_cost, divided_by_time
+from gristmill_planner.layouts.candidates import candidates
+from gristmill_planner.layouts.least_memory import least_total
+from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.nothing_fits import nothing_fits
+from gristmill_planner.published_runs import PublishedRun, published_runs
+from gristmill_planner.run_memory import RESERVE, run_memory
+from gristmill_planner.search import search
 from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.planner.cost.fitted_constants import fitted_constants
-from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.planned_run import PlannedRun
-from training.planner.cost.step_time import step_time
-from training.planner.divide_layers import divide_by_cost, divided_by_time
-from training.planner.layouts.candidates import candidates
-from training.planner.layouts.least_memory import least_total
-from training.planner.layouts.plan_request import PlanRequest
-from training.planner.nothing_fits import nothing_fits
-from training.planner.published_runs import PublishedRun, published_runs
-from training.planner.run_memory import RESERVE, run_memory
-from training.planner.search import search
 
 MODEL = ModelConfig(preset="gpt2", layers=8, width=512, heads=8).resolve(32_000, 512)
 REQUEST = PlanRequest(MODEL, 64, 512, Cluster(find_device("a100-40gb"), 16))

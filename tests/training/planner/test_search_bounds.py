@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from gristmill_planner.cost.fitted_constants import fitted_constants
+from gristmill_planner.cost.hardware import Cluster, find_device
+from gristmill_planner.cost.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
+from gristmill_planner.cost.step_time import rank_times, step_time
+from gristmill_planner.layouts.candidates import candidates, families
+from gristmill_planner.layouts.least_memory import least_total
+from gristmill_planner.layouts.least_time import least_time
+from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.run_memory import run_memory
+from gristmill_planner.search import search
 from training.model.model_config import ModelConfig
-from training.planner.cost.fitted_constants import fitted_constants
-from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
-from training.planner.cost.step_time import rank_times, step_time
-from training.planner.layouts.candidates import candidates, families
-from training.planner.layouts.least_memory import least_total
-from training.planner.layouts.least_time import least_time
-from training.planner.layouts.plan_request import PlanRequest
-from training.planner.run_memory import run_memory
-from training.planner.search import search
 
 WIDE = ModelConfig(preset="gpt2", layers=10, width=2048, heads=16).resolve(100_000, 1024)
 LONG = ModelConfig(preset="llama", layers=8, width=512, heads=8).resolve(32_000, 8192)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gristmill.config import load_config
+from gristmill_planner.published_runs import PublishedRun, find_published_run, published_runs
+from gristmill_planner.shrink import shrunk_config, shrunk_layout
 from training.config import TrainConfig
 from training.data.batches import BatchSplit
 from training.distributed.layout import ParallelConfig
-from training.planner.published_runs import PublishedRun, find_published_run, published_runs
-from training.planner.shrink import shrunk_config, shrunk_layout
 from training.reporting.metrics_file import METRICS, read_metrics
 
 SIZES = {"layers", "width", "heads", "kv_heads", "head_dim", "ffn_width", "vocab_size", "context"}

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from gristmill_parity.feature_cases import feature_cases
 from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face import test_families, test_generation
-from training.parity.feature_cases import feature_cases
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 

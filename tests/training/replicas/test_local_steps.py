@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
+from gristmill_parity.plain.decoder import PlainDecoder, PlainSizes
+from gristmill_parity.traffic import TrafficCounter, Volume
 from training.checkpoint.checkpoint import CheckpointConfig, load_model
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import parameter_key
@@ -24,8 +26,6 @@ from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
-from training.parity.plain.decoder import PlainDecoder, PlainSizes
-from training.parity.traffic import TrafficCounter, Volume
 from training.profiling.profile_config import ProfileConfig
 from training.replicas import replicas
 from training.reporting.metrics_file import METRICS, read_metrics

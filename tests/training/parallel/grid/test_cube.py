@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gristmill_parity.traffic import Traffic, TrafficCounter
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
 from training.parallel.grid.cube import Turn, product_3d
-from training.parity.traffic import Traffic, TrafficCounter
 from training.sharding.shard_spec import shard_range
 
 RunRanks = Callable[..., list[Any]]

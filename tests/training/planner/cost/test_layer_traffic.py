@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from gristmill_planner.cost.communication_time import collective_time
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.hardware import Cluster, find_device
+from gristmill_planner.cost.layer_traffic import Seconds, layer_collectives
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
+from gristmill_planner.layouts.crossings import layer_seconds
 from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.planner.cost.communication_time import collective_time
-from training.planner.cost.fitted_constants import Constants
-from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.layer_traffic import Seconds, layer_collectives
-from training.planner.cost.planned_run import PlannedRun
-from training.planner.cost.rank_work import head_of_rank, layer_of_rank
-from training.planner.layouts.crossings import layer_seconds
 
 MODEL = ModelConfig(preset="llama", layers=8, width=1024, heads=16, kv_heads=16, ffn_width=3072).resolve(32_000, 8192)
 EXACT = Constants(link_share=1.0, network_share=1.0, collective_latency=0.0)

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from gristmill_planner.cost.fitted_constants import Constants, fitted_constants
+from gristmill_planner.cost.hardware import Cluster, find_device
+from gristmill_planner.cost.layer_work import Product, head_work, layer_work, model_flops
+from gristmill_planner.cost.megatron_memory import megatron_memory
+from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
+from gristmill_planner.cost.product_time import product_time, wave_share
+from gristmill_planner.cost.step_time import rank_parameters, step_time
+from gristmill_planner.published_runs import PublishedRun, divided_layers, published_runs
+from gristmill_planner.validation import narayanan_table_2
 from training.distributed.layout import ParallelConfig
 from training.formulas.parameter_shapes import stage_parameters
 from training.model.model_config import ModelConfig
-from training.planner.cost.fitted_constants import Constants, fitted_constants
-from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.layer_work import Product, head_work, layer_work, model_flops
-from training.planner.cost.megatron_memory import megatron_memory
-from training.planner.cost.planned_run import GRISTMILL, PlannedRun
-from training.planner.cost.product_time import product_time, wave_share
-from training.planner.cost.step_time import rank_parameters, step_time
-from training.planner.published_runs import PublishedRun, divided_layers, published_runs
-from training.planner.validation import narayanan_table_2
 from training.presets.presets import PRESETS
 
 RUNS = {each.name: each for each in published_runs()}

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from gristmill.errors import InputError, UsageError
+from gristmill_planner.plan import plan
+from gristmill_planner.timeline.measured_timeline import measured_costs, read_timeline
 from training.distributed.layout import ParallelConfig, Schedule
 from training.distributed.mesh import build_world
 from training.formulas.pipeline_passes import pipeline_passes
@@ -19,8 +21,6 @@ from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallelize import parallelize
-from training.plan import plan
-from training.planner.timeline.measured_timeline import measured_costs, read_timeline
 
 RunRanks = Callable[..., list[Any]]
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from gristmill_planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
 from training.distributed.layout import Schedule
-from training.planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
 
 EQUAL = PassCosts(1.0, 1.0, 1.0)
 

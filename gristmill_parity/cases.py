@@ -1,0 +1,261 @@
+"""Cases of the parity certificate: all layouts of up to n processes, or a small set that covers all pairs."""
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from gristmill.errors import UsageError
+from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
+from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
+from training.kernels.keyed_random import key_from_name
+from training.kernels.precision import Precision
+from training.memory.memory_config import OffloadTarget, Recompute
+from training.model.model_config import ModelConfig
+
+_SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
+_MAX_STAGES = 16
+_SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev",
+)  # fmt: skip
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+Pair = frozenset[tuple[str, object]]  # two options and their values
+_PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model and a resolved layout to train it in, and what the result is compared with."""
+
+    preset: Preset
+    layout: ParallelConfig
+    layers: int
+    sequences: int
+    """Sequences per step, over all replicas."""
+    recompute: Recompute = "none"
+    precision: Precision = "fp64"
+    reference: Literal["one process", "plain decoder", "transformers"] = "one process"
+    """one process: of our own code, without recomputation, offloading and compilation; the others share no code
+    with it, and are one process, too, but for replicas that send compressed gradients or take local steps."""
+    heads: int = 48
+    dropout: float = 0.0
+    init_std: float = 0.2
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    """adamw, muon: with weight decay and clipped gradients."""
+    z_loss: float = 0.0
+    offload: OffloadTarget = "device"
+    """Storage of AdamW's moments, and with ZeRO-3 of the parameters too."""
+    steps: int = 3
+    """Of training, before an evaluation."""
+    compiled: bool = False
+    documents: bool = False
+    """Several documents a sequence, which do not see each other."""
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @classmethod
+    def of(cls, preset: Preset, layout: ParallelConfig, recompute: Recompute = "none", **options: Any) -> "Case":
+        """Choose numbers of layers and sequences that the layout can split; `options` are further fields."""
+        parts = layout.dp * layout.micro_batches * layout.batch_shards
+        sequences = -(-_SEQUENCES // parts) * parts
+        options = {"dropout": 0.1 if preset == "gpt2" else 0.0, "sequences": sequences, **options}
+        return cls(preset, layout, _layer_count(layout), recompute=recompute, **options)
+
+    @property
+    def model(self) -> ModelConfig:
+        return small_model(self.preset, self.layers, self.heads, self.dropout, self.init_std)
+
+    @property
+    def processes(self) -> int:
+        return self.layout.processes
+
+    @property
+    def sends_tensors(self) -> bool:
+        """True if ranks send each other tensors outside collectives, as pipelines, grids and rings do."""
+        return self.layout.pp > 1 or self.layout.tensor != "1d" or self.layout.cp > 1
+
+    @property
+    def counts_traffic(self) -> bool:
+        """True if the traffic is compared with theory, whose formulas are for plain steps."""
+        # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
+        is_newer = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
+        # on a cube queries have other tokens, and documents' positions are exchanged
+        is_newer |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
+        is_newer |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
+        return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not is_newer
+
+    @property
+    def of_reference(self) -> "Case":
+        """The case as the reference runs it: one process on the CPU, if independent; else on the same device."""
+        found = replace(self, layout=_reference_layout(self.layout), recompute="none", offload="device", compiled=False)
+        return found if self.reference == "one process" else replace(found, device="cpu")
+
+    def __str__(self) -> str:
+        layout = self.layout
+        words = [self.preset, f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
+        words += [f"zero{layout.zero}"] * (layout.zero > 0)
+        words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
+        words += ["sp"] * layout.sequence_parallel
+        words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
+        words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
+        words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
+        words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
+        words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)
+        words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
+        words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
+        words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
+        words += [f"offload-{self.offload}"] * (self.offload != "device")
+        words += ["compiled"] * self.compiled + ["documents"] * self.documents
+        words += [self.precision] * (self.precision != "fp64")
+        words += [f"{self.steps} steps"] * (self.steps != 3)
+        return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])
+
+
+def _reference_layout(own: ParallelConfig) -> ParallelConfig:
+    one = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
+    if own.local_steps:
+        return replace(one, dp=own.local_replicas, local_steps=own.local_steps)
+    if own.compression == "none":
+        return one
+    # PowerSGD approximates the pieces that tensor-parallel ranks have
+    return replace(one, dp=own.dp, tp=own.tp, compression=own.compression, compression_rank=own.compression_rank)
+
+
+def _layer_count(layout: ParallelConfig) -> int:
+    """One layer more than stages, so that stages have different numbers of them."""
+    return max(4, layout.stages + 1)
+
+
+def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
+    """Every layout of 1 … `processes` processes, and the refused layouts with the reason.
+
+    Preset, number of micro-batches and recomputation are drawn pseudo-randomly, as a function of the layout.
+    """
+    cases, refused = [], {}
+    for layout in _layouts(processes):
+        found, reason = _with_micro_batches(layout)
+        draw = key_from_name(f"{layout}")
+        if found:
+            preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
+            cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
+        else:
+            refused[layout] = reason
+    return cases, refused
+
+
+def _layouts(processes: int) -> Iterator[ParallelConfig]:
+    """Every combination of layout options, including impossible ones; `micro_batches` is left at 0."""
+    for count in range(1, processes + 1):
+        for dp, tp in itertools.product(_divisors(count), repeat=2):
+            if count % (dp * tp) == 0:
+                for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
+                    for zero, shard in _zero_options(dp):
+                        for schedule, virtual in _pipeline_options(count // (dp * tp)):
+                            yield ParallelConfig(
+                                dp, zero, shard, tp, sequence_parallel, count // (dp * tp), schedule, virtual
+                            )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _zero_options(dp: int) -> list[tuple[Literal[0, 1, 2, 3], int]]:
+    """ZeRO stages and group sizes: all replicas, or groups of them (hybrid sharding)."""
+    stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+    return [(0, 1), *((zero, shard) for zero in stages for shard in _divisors(dp)[1:])]
+
+
+def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
+    """Pipeline schedules and stages per rank."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    pairs = [(s, n) for s in _SCHEDULES for n in ((STAGES_PER_RANK[s] or 0,) if STAGES_PER_RANK[s] else (2, 3))]
+    return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
+
+
+def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
+    """The layout with each number of micro-batches that it accepts; if it accepts none, the reason."""
+    numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
+    found: list[ParallelConfig] = []
+    reason = ""
+    for number in dict.fromkeys(numbers):
+        try:
+            resolved = replace(layout, micro_batches=number).resolve(
+                layout.dp * layout.tp * layout.pp, small_model("llama", _layer_count(layout)), SEQ_LEN
+            )
+        except UsageError as error:
+            reason = reason or str(error)
+        else:
+            found.append(resolved)
+    return found, "" if found else reason
+
+
+def covering_cases(processes: int = 4) -> list[Case]:
+    """A small set of cases in which every possible pair of option values occurs, and three 3D layouts.
+
+    Greedy: always takes the case with the most uncovered pairs per cost.
+    """
+    candidates = [
+        Case.of(preset, layout, recompute)
+        for each in _layouts(processes)
+        if each.virtual_stages < 3  # three stages per rank cost more and run the same code as two
+        for layout in _with_micro_batches(each)[0]
+        for preset in _PRESETS
+        for recompute in _RECOMPUTE
+    ]
+    pairs = [_pairs(case) for case in candidates]
+    uncovered = set().union(*pairs)
+    # scores only shrink: a case that is still first after its score was recomputed is the best of all
+    heap = [
+        (-_pairs_per_cost(case, found, uncovered), i)
+        for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))
+    ]
+    heapq.heapify(heap)
+    chosen: list[Case] = []
+    while uncovered:
+        i = heap[0][1]
+        score = _pairs_per_cost(candidates[i], pairs[i], uncovered)
+        if -score > heap[0][0]:
+            heapq.heapreplace(heap, (-score, i))
+            continue
+        heapq.heappop(heap)
+        chosen.append(candidates[i])
+        uncovered -= pairs[i]
+    return chosen + [case for case in _CASES_3D if _with_micro_batches(case.layout)[0]]
+
+
+def _pairs_per_cost(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:
+    """Uncovered pairs in a case, over its cost, which grows with processes and with passes through blocks."""
+    layout = case.layout
+    passes = layout.dp * layout.tp * case.layers * layout.micro_batches * (1 if case.recompute == "none" else 2)
+    return len(pairs & uncovered) / (10 * case.processes + passes)
+
+
+def _pairs(case: Case) -> set[Pair]:
+    """All pairs of option values in a case."""
+    layout = case.layout
+    more = (layout.micro_batches > layout.stages) - (layout.micro_batches < layout.stages)
+    values: Sequence[tuple[str, object]] = [
+        ("dp", min(layout.dp, 3)),
+        ("tp", min(layout.tp, 3)),
+        ("pp", min(layout.pp, 3)),
+        ("zero", layout.zero),
+        ("hybrid", 1 < layout.zero_group < layout.dp),
+        ("sequence_parallel", layout.sequence_parallel),
+        ("schedule", layout.schedule if layout.pp > 1 else None),
+        ("virtual_stages", layout.virtual_stages),
+        ("micro_batches", more),
+        ("recompute", case.recompute),
+        ("preset", case.preset),
+    ]
+    return {frozenset(pair) for pair in itertools.combinations(values, 2)}
+
+
+_CASES_3D = [
+    Case.of("gpt2", ParallelConfig(2, 1, 2, 2, True, 2, "1f1b", 1, 2)),
+    Case.of("llama", ParallelConfig(2, 2, 2, 2, False, 2, "zbv", 2, 4)),
+    Case.of("llama", ParallelConfig(1, 0, 1, 4, True, 2, "gpipe", 1, 2)),
+]

@@ -1,0 +1,246 @@
+"""Comparison: runs a case of the parity certificate and compares it with one process and with the traffic theory."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill_parity.cases import Case
+from gristmill_parity.reference import GlobalResult, run_reference
+from gristmill_parity.traffic import Traffic, Volume
+from gristmill_parity.worker import RankResult, ShardValues, run_case
+from training.distributed.rank_pool import RankError, RankPool
+from training.sharding.shard_spec import ShardSpec, assemble_shards
+
+QUANTITIES = ("loss", "logits", "gradient", "weight")
+# Largest allowed relative difference: rounding, and its growth over three steps
+LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
+_EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
+_TRANSFORMERS_LIMIT = 1e-5  # its Llama computes norms and rotary angles in float32: measured 4e-7 of a gradient
+_SMALL = 0.1  # gradients below this share of the average one are compared with it: keys' biases have none but rounding
+
+
+def limits(case: Case) -> dict[str, float]:
+    """The largest allowed relative difference by quantity.
+
+    In bf16 and fp16 each block is worth one epsilon of gradients and logits forward, and one backward (measured: under
+    half of that); a loss is a mean over tokens, and an update a small part of a weight: both are worth one epsilon.
+    """
+    if case.precision in _EPSILON:
+        epsilon = _EPSILON[case.precision]
+        return dict.fromkeys(("gradient", "logits"), 2 * case.layers * epsilon) | dict.fromkeys(
+            ("loss", "weight"), epsilon
+        )
+    if case.reference == "transformers" and case.model.positions in ("rope", "alibi"):
+        return dict.fromkeys(QUANTITIES, _TRANSFORMERS_LIMIT)
+    return dict.fromkeys(QUANTITIES, LIMITS[case.precision])
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """Result of a case, compared with its reference.
+
+    `loss`, `logits`, `gradient`, `weight`: relative differences (see `differences`); nan if not compared.
+    `logits` is None where they are not compared.
+    """
+
+    case: Case
+    seconds: float
+    loss: float = float("nan")
+    gradient: float = float("nan")
+    weight: float = float("nan")
+    logits: float | None = None
+    counted: Traffic = field(default_factory=dict)
+    """Traffic of the rank that communicates the most bytes."""
+    error: str = ""
+    """Error that prevented the comparison: a rank failed, or elements are in no rank's shards."""
+    mismatch: str = ""
+    """First difference between ranks that hold the same shard, else between the ranks that hold one and those that the
+    placement table names, else between counted and expected traffic."""
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest of the differences; nan if one is nan."""
+        return _largest(self._compared.values())
+
+    @property
+    def share_of_limit(self) -> float:
+        """The largest of the differences over their limits; nan if one is nan."""
+        allowed = limits(self.case)
+        return _largest(value / allowed[name] for name, value in self._compared.items())
+
+    @property
+    def passed(self) -> bool:
+        """True if all differences are within the limits, ranks agree and traffic equals theory."""
+        return not self.error and not self.mismatch and not self._above
+
+    @property
+    def _compared(self) -> dict[str, float]:
+        """The differences by quantity."""
+        return {name: value for name in QUANTITIES if (value := getattr(self, name)) is not None}
+
+    @property
+    def _above(self) -> dict[str, float]:
+        """The differences above their limits."""
+        allowed = limits(self.case)
+        return {name: value for name, value in self._compared.items() if not value <= allowed[name]}
+
+    @property
+    def reason(self) -> str:
+        """Reason of failure; empty if it passed."""
+        if self.error:
+            return self.error
+        difference = ""
+        if above := self._above:
+            reference = self.case.reference.replace("plain", "the plain")
+            difference = f"{' and '.join(above)} differ by {_largest(above.values()):.1e} from {reference}"
+        return "; ".join(filter(None, [self.mismatch, difference]))
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The maximum; nan if one is nan."""
+    return float(torch.tensor(list(values)).max())
+
+
+class Certifier:
+    """Runs cases in a pool of ranks and compares each with one process, whose result is cached."""
+
+    def __init__(self, ranks: RankPool, job: Callable[[Case], RankResult] = run_case) -> None:
+        """`job` is what each rank of a case runs; tests pass one with a planted fault."""
+        self.ranks, self.job = ranks, job
+        self._references: dict[Case, GlobalResult] = {}
+
+    def with_job(self, job: Callable[[Case], RankResult]) -> "Certifier":
+        """A certifier that runs another job and shares the references."""
+        other = Certifier(self.ranks, job)
+        other._references = self._references
+        return other
+
+    def certify(self, case: Case) -> CaseResult:
+        """Run and compare a case; failures are part of the result, never raised."""
+        started = time.monotonic()
+        try:
+            reference = self._reference(case.of_reference)
+            started = time.monotonic()
+            results = self.ranks.run(case.processes, self.job, case)
+            found = assemble_ranks(results)
+            measured = differences(case, found, reference)
+        except (RankError, AssertionError) as error:
+            return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
+        busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
+        seconds = time.monotonic() - started
+        held = holder_difference(results, case.layout.local_replicas)
+        mismatch = found.mismatch or held or traffic_difference(results)
+        return CaseResult(case, seconds, **measured, counted=busiest, mismatch=mismatch)
+
+    def _reference(self, case: Case) -> GlobalResult:
+        if case not in self._references:
+            if case.reference == "one process":
+                self._references[case] = assemble_ranks(self.ranks.run(1, run_case, case))
+            else:
+                (self._references[case],) = self.ranks.run(1, run_reference, case)
+        return self._references[case]
+
+
+def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
+    """Sum the ranks' losses and assemble their shards. Raises AssertionError if elements are held by no rank.
+
+    A shard that several ranks hold is taken from the first of them.
+    """
+    losses = torch.tensor([r.losses for r in results], dtype=torch.float64).sum(0)
+    gradients, mismatch = _assemble([r.gradients for r in results])
+    weights, later_mismatch = _assemble([r.weights for r in results])
+    return GlobalResult(losses, gradients, weights, results[0].logits, mismatch or later_mismatch)
+
+
+def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
+    shards: dict[str, dict[ShardSpec, Tensor]] = {}
+    mismatch = ""
+    for rank, held in enumerate(ranks):
+        for name, spec, values in held:
+            if not spec.numel:
+                continue
+            assert values is not None, f"rank {rank} has no gradient of {name}"
+            first = shards.setdefault(name, {}).setdefault(spec, values)
+            if not mismatch and not torch.equal(first, values):
+                mismatch = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
+    return {name: assemble_shards(found) for name, found in shards.items()}, mismatch
+
+
+def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, Any]:
+    """The relative differences of losses, gradients and weights, and of logits where they are compared.
+
+    The largest absolute difference over the largest absolute value; of gradients beside an independent reference, the
+    largest of any tensor's 2-norms.
+    """
+    of_gradients = _relative_difference if case.reference == "one process" else _tensor_difference
+    measured = {
+        "loss": _relative_difference({"": found.losses}, {"": reference.losses}),
+        "gradient": of_gradients(found.gradients, reference.gradients),
+        "weight": _relative_difference(found.weights, reference.weights),
+    }
+    if found.logits is not None and reference.logits is not None:
+        measured["logits"] = _relative_difference({"": found.logits}, {"": reference.logits})
+    return measured
+
+
+def _tensor_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Largest 2-norm of a tensor's difference over its 2-norm, or over a small share of the average one."""
+    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
+    everything = torch.cat([t.flatten() for t in reference.values()])
+    average = float(everything.norm()) / everything.numel() ** 0.5
+    parts = [
+        float((found[name].double() - t).norm()) / max(float(t.norm()), _SMALL * average * t.numel() ** 0.5)
+        for name, t in reference.items()
+    ]
+    return _largest(parts)
+
+
+def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Largest absolute difference over the largest absolute value of all reference tensors."""
+    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
+    largest = max(float(t.abs().max()) for t in reference.values())
+    differences = torch.stack([(found[name] - t).abs().max() for name, t in reference.items()])
+    return float(differences.max()) / largest
+
+
+def holder_difference(results: Sequence[RankResult], replicas: int = 1) -> str:
+    """Describe the first piece that more or fewer ranks hold, or count in a norm, than the table says; or empty.
+
+    The table is that of one of the `replicas` with weights of their own.
+    """
+    ranks: dict[tuple[str, ShardSpec], set[int]] = {}
+    counted: Counter[tuple[str, ShardSpec]] = Counter()
+    copies: dict[tuple[str, ShardSpec], int] = {}
+    for rank, piece in ((rank, piece) for rank, result in enumerate(results) for piece in result.held):
+        key = piece.name, piece.spec
+        ranks.setdefault(key, set()).add(rank)
+        counted[key] += piece.is_primary
+        copies[key] = piece.copies
+    for (name, spec), holders in ranks.items():
+        found, expected = (len(holders), counted[name, spec]), (copies[name, spec] * replicas, replicas)
+        if spec.numel and found != expected:
+            return (
+                f"{found[0]} ranks hold {name} from {spec.offset}, and {found[1]} count it in the gradient norm; "
+                f"the placement table has {expected[0]} and {expected[1]}"
+            )
+    return ""
+
+
+def traffic_difference(results: Sequence[RankResult]) -> str:
+    """Describe the first difference between counted and expected traffic; empty if there is none."""
+    nothing = Volume(0, 0)
+    for rank, result in enumerate(results):
+        for key in sorted(result.counted.keys() | result.expected.keys()):
+            counted, expected = result.counted.get(key, nothing), result.expected.get(key, nothing)
+            if counted != expected:
+                axis, operation = key
+                return (
+                    f"rank {rank} takes part in {counted.calls} {operation} of {counted.bytes} bytes on axis {axis}; "
+                    f"theory has {expected.calls} of {expected.bytes}"
+                )
+    return ""

@@ -1,0 +1,234 @@
+"""Cases of the parity certificate that are compared with an independent reference: precisions, AdamW, offload, compile.
+
+Layouts are compared with one process of our own code (cases.py); here that code, and each feature that changes what is
+computed, is compared with the plain decoder and with transformers.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from gristmill.errors import UsageError
+from gristmill_parity.cases import Case
+from gristmill_parity.family_cases import family_cases
+from gristmill_parity.reference import transformers_is_installed
+from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
+from training.distributed.layout import ParallelConfig, Schedule
+from training.memory.memory_config import OffloadTarget, Recompute
+
+HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
+INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding errors theirs
+_PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
+_ONE = ParallelConfig()
+_3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
+_GRID, _CUBE = ParallelConfig(tp=4, tensor="2d"), ParallelConfig(tp=8, tensor="3d")
+_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zbv")
+Options = dict[str, Any]
+
+
+def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) -> tuple[list[Case], list[str]]:
+    """All cases with an independent reference, and of each family; also a line for each that this machine cannot run.
+
+    `full`: also those of families that train for longer.
+    """
+    asked = [*_single_cases(), *_document_cases(), *_half_precision_cases()]
+    asked += [*_adamw_cases(device), *_muon_cases(device)]
+    skipped = []
+    if transformers_is_installed():
+        asked += [
+            (preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents})
+            for preset in _PRESETS
+            for documents in (False, True)
+        ]
+    else:
+        skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
+    asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full)]
+    if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        compiled = {"precision": "fp32", "compiled": True}
+        asked.append(("llama", ParallelConfig(dp=2, zero=3), compiled))
+        asked += [("llama", ParallelConfig(cp=2), {**compiled, "reference": "one process"})] * full
+    else:
+        skipped.append("there is no C++ compiler, which torch.compile needs: no compiled blocks are compared")
+    asked += family_cases(transformers_is_installed(), full)
+    cases = []
+    for preset, layout, options in asked:
+        try:
+            cases.append(feature_case(preset, layout, device=device, **options))
+        except UsageError as error:  # of an older torch
+            skipped.append(str(error))
+    return cases, list(dict.fromkeys(skipped))
+
+
+def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case:
+    """A case with an independent reference and the sizes that suit one; raises UsageError for a refused `layout`."""
+    options = {"reference": "plain decoder", "heads": HEADS, "init_std": INIT_STD, **options}
+    processes = replace(layout, dp=layout.dp or 1).processes
+    return Case.of(preset, layout.resolve(processes, small_model(preset, 9, options["heads"]), SEQ_LEN), **options)
+
+
+def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """One process in float64 and float32, with recomputation and micro-batches; and a z-loss, split or not."""
+    for preset in _PRESETS:
+        yield preset, _ONE, {"precision": "fp64"}
+        yield preset, _ONE, {"precision": "fp32"}
+        yield preset, ParallelConfig(micro_batches=2), {"recompute": "full"}
+    for layout in (_ONE, ParallelConfig(tp=2), ParallelConfig(pp=2, schedule="zbv")):
+        yield "llama", layout, {"z_loss": 0.01}
+
+
+def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Documents that do not see each other: beside each of them alone, and layouts beside one process, with dropout."""
+    for preset in _PRESETS:
+        yield preset, _ONE, {"documents": True, "dropout": 0.0}
+        yield preset, ParallelConfig(micro_batches=2), {"documents": True, "dropout": 0.0, "recompute": "selective"}
+    layouts: list[tuple[Preset, ParallelConfig, Recompute]] = [
+        ("llama", ParallelConfig(dp=2, zero=1), "none"), ("llama", ParallelConfig(dp=2, zero=2), "selective"),
+        ("gpt2", ParallelConfig(dp=2, zero=3), "full"),
+        ("llama", ParallelConfig(tp=2), "selective"), ("gpt2", ParallelConfig(tp=2, sequence_parallel=True), "none"),
+        ("llama", ParallelConfig(pp=2, schedule="zbv"), "none"), ("gpt2", ParallelConfig(pp=2), "selective"),
+        ("gpt2", _3D, "full"),
+    ]  # fmt: skip
+    for preset, layout, recompute in layouts:
+        yield preset, layout, {"documents": True, "recompute": recompute, "reference": "one process"}
+
+
+def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """2D, 2.5D and 3D tensor parallelism beside one process, alone and with other kinds; more of them in `full`.
+
+    There also grids of three rows, three layers of grids, and worlds of 16.
+    """
+    layers = ParallelConfig(tp=8, tensor="2.5d", depth=2)
+    three = ParallelConfig(tp=9, tensor="2d")
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", _GRID, {}),
+        ("gpt2", _CUBE, {}),
+        ("gpt2", layers, {"optimizer": "adamw", "recompute": "full", "documents": True, "dropout": 0.1}),
+    ]
+    if full:
+        layouts += [
+            ("gpt2", _GRID, {}), ("llama", layers, {"z_loss": 0.01}), ("llama", _GRID, {"optimizer": "muon"}),
+            *(("llama", replace(_GRID, dp=2, zero=zero), {"optimizer": "adamw"}) for zero in (0, 1, 2, 3)),
+            *(("gpt2", replace(_GRID, pp=2, schedule=schedule), {}) for schedule in ("1f1b", "zbv")),
+            ("codegeex-13b", _GRID, {}), ("bloom-176b", _GRID, {}), ("qwen3-0.6b", _GRID, {}),
+            ("glm-130b", layers, {}), ("mistral-7b", layers, {}), ("llama", _GRID, {"precision": "fp32"}),
+            ("llama", _CUBE, {"optimizer": "adamw", "z_loss": 0.01}), ("llama", _CUBE, {"precision": "fp32"}),
+            ("gpt2", _CUBE, {"documents": True, "recompute": "full"}), ("qwen3-0.6b", _CUBE, {"documents": True}),
+            ("bloom-176b", _CUBE, {}), ("codegeex-13b", _CUBE, {}), ("mistral-7b", _CUBE, {"optimizer": "muon"}),
+            ("llama", _GRID, {"precision": "fp16", "reference": "plain decoder"}),
+            ("llama", _CUBE, {"precision": "bf16", "reference": "plain decoder"}), ("bloom-176b", layers, {}),
+            ("llama", three, {"heads": 6}), ("gpt2", three, {"heads": 6, "documents": True}),
+            ("llama", replace(layers, tp=12, depth=3), {}), ("gpt2", replace(layers, pp=2), {}),
+            ("llama", replace(_CUBE, pp=2), {}), ("llama", replace(_CUBE, dp=2, zero=2), {"optimizer": "adamw"}),
+            ("llama", replace(_GRID, dp=2, zero=3), {"optimizer": "adamw", "offload": "disk"}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"reference": "one process", **options}
+
+
+def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Sequences divided over ranks beside one process, alone and with other kinds; more of them in `full`."""
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", ParallelConfig(cp=2), {"documents": True}),
+        ("mistral-7b", ParallelConfig(cp=3), {"recompute": "full"}),
+        ("gpt2", ParallelConfig(cp=4), {}),
+        ("llama", ParallelConfig(cp=2, context="ulysses"), {"documents": True}),
+        ("bloom-176b", ParallelConfig(cp=3, context="ulysses"), {"heads": 6}),
+        ("bloom-176b", ParallelConfig(cp=2), {"heads": 6, "documents": True}),
+        ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {}),
+        ("llama", ParallelConfig(cp=2, pp=2, schedule="zbv"), {}),
+        ("gpt2", ParallelConfig(cp=2, dp=2, zero=3), {"optimizer": "adamw"}),
+    ]
+    if full:
+        for cp in (2, 3, 4):
+            layouts += [(preset, ParallelConfig(cp=cp), {"documents": bool(cp % 2)}) for preset in _PRESETS]
+        layouts += [
+            *(("llama", ParallelConfig(cp=2, dp=2, zero=zero, micro_batches=2), {}) for zero in (0, 1, 2, 3)),
+            *(("gpt2", ParallelConfig(cp=2, pp=2, schedule=schedule), {"documents": True}) for schedule in _SCHEDULES),
+            ("mistral-7b", ParallelConfig(cp=2, tp=2), {"documents": True}), ("qwen3-0.6b", ParallelConfig(cp=4), {}),
+            ("llama", ParallelConfig(cp=2, zero=1), {"optimizer": "muon"}),
+            ("llama", ParallelConfig(cp=2), {"precision": "bf16", "reference": "plain decoder"}),
+            ("llama", ParallelConfig(cp=2), {"precision": "fp16", "reference": "plain decoder"}),
+            ("llama", ParallelConfig(cp=2, tp=2, pp=2), {"z_loss": 0.01}),
+            ("gpt2", ParallelConfig(cp=4, context="ulysses"), {}),
+            ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"documents": True}),
+            ("mistral-7b", ParallelConfig(cp=2, pp=2, schedule="zbv", context="ulysses"), {"recompute": "full"}),
+            ("llama", ParallelConfig(cp=2, dp=2, zero=3, context="ulysses"), {"recompute": "selective"}),
+            ("gpt2", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"recompute": "full"}),
+            ("gpt2", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {"documents": True, "recompute": "full"}),
+            ("bloom-176b", ParallelConfig(cp=2, tp=2), {"dropout": 0.1}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"reference": "one process", **options}
+
+
+def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Compressed gradients and local steps beside plain ones of as many replicas, for several steps; more in `full`.
+
+    What is left out is kept from step to step. The rank is below that of the gradients: above it a product has columns
+    of rounding errors, from which the next step would begin (docs/parallelism/compression.md).
+    """
+    low_rank, codes = (ParallelConfig(dp=2, compression=how) for how in ("powersgd", "int8"))
+    local = ParallelConfig(dp=2, local_steps=2)
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", replace(low_rank, tp=2), {}),
+        ("llama", codes, {}),
+        ("llama", local, {"optimizer": "adamw"}),
+    ]
+    if full:
+        layouts += [
+            ("gpt2", low_rank, {"optimizer": "adamw"}), ("llama", replace(low_rank, dp=3), {}),
+            ("llama", replace(low_rank, pp=2), {}), ("llama", replace(low_rank, compression_rank=8), {"steps": 12}),
+            ("gpt2", replace(codes, dp=3, micro_batches=2), {}), ("llama", codes, {"optimizer": "adamw"}),
+            ("llama", replace(local, dp=3, local_steps=3), {"optimizer": "adamw"}),
+            ("llama", replace(local, dp=4, zero=3, zero_group=2), {"optimizer": "adamw"}),
+            ("llama", replace(local, tp=2, pp=2), {"optimizer": "muon"}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"steps": 6, **options}
+
+
+def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """AdamW with clipping under layouts, and offloaded: of GPT-2, whose float64 has no float32 in it."""
+    layouts = [
+        _ONE, *(ParallelConfig(dp=2, zero=zero) for zero in (0, 1, 3)), ParallelConfig(dp=2, zero=2, micro_batches=2),
+        ParallelConfig(tp=2), ParallelConfig(tp=2, sequence_parallel=True), ParallelConfig(pp=2, schedule="zbv"), _3D,
+    ]  # fmt: skip
+    for layout in layouts:
+        yield "gpt2", layout, {"optimizer": "adamw"}
+    targets: tuple[OffloadTarget, ...] = ("cpu", "disk") if device == "cuda" else ("disk",)
+    for target in targets:
+        for layout in (_ONE, ParallelConfig(dp=2, zero=3)):
+            yield "gpt2", layout, {"optimizer": "adamw", "offload": target}
+
+
+def _muon_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Muon with clipping under layouts that shard matrices by rows, by columns, by both, and unevenly.
+
+    In float64: orthogonalising amplifies the rounding of gradients, so that in 16 bits updates differ by percents.
+    """
+    if device == "cuda":
+        return  # where it orthogonalises in bf16, and the reference in float64
+    layouts = [ParallelConfig(dp=3, zero=1), ParallelConfig(dp=2, zero=2), ParallelConfig(tp=2, dp=2, zero=3), _3D]
+    for layout in (_ONE, *layouts):
+        yield "llama", layout, {"optimizer": "muon"}
+
+
+def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """bf16 and fp16 under every kind of layout, with each mode of recomputation."""
+    zero = [ParallelConfig(dp=2, zero=zero) for zero in (0, 1, 2, 3)]
+    sequence_parallel = ParallelConfig(tp=2, sequence_parallel=True)
+    layouts: list[tuple[ParallelConfig, Recompute]] = [
+        (_ONE, "none"), (_ONE, "selective"), (zero[0], "none"), (zero[1], "selective"),
+        (replace(zero[2], micro_batches=2), "none"), (zero[3], "full"), (replace(zero[3], micro_batches=2), "none"),
+        (ParallelConfig(tp=2), "selective"), (sequence_parallel, "full"),
+        (ParallelConfig(pp=2, schedule="1f1b"), "selective"), (ParallelConfig(pp=2, schedule="zbv"), "full"),
+        (_3D, "full"),
+    ]  # fmt: skip
+    for layout, recompute in layouts:
+        yield "llama", layout, {"precision": "bf16", "recompute": recompute}
+    yield "gpt2", _ONE, {"precision": "bf16"}
+    for layout in (_ONE, _3D):
+        yield "gpt2", layout, {"precision": "fp16"}
+    for layout in (_ONE, zero[3], sequence_parallel):
+        yield "llama", layout, {"precision": "fp16"}

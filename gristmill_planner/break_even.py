@@ -1,0 +1,79 @@
+"""Break-even: the cost of communication at which a pipeline schedule, or more tensor parallelism, gains nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.table import Table
+
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.step_time import layer_time
+from gristmill_planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from training.distributed.layout import Schedule
+
+_HALVINGS = 12
+_LONGEST = 4.0  # times a rank's forward pass, of a message
+
+
+def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts) -> float | None:
+    """Seconds of a message between ranks at which `schedule` takes as long as 1F1B with the same messages.
+
+    Schedules with several stages a rank send more messages, which take no time of the ranks, but delay the next stage.
+    None if the schedule is as fast as 1F1B up to messages of four forward passes; 0 if it never is faster.
+    """
+
+    def gain(send: float) -> float:
+        return _seconds("1f1b", ranks, micro_batches, costs, send) - _seconds(
+            schedule, ranks, micro_batches, costs, send
+        )
+
+    low, high = 0.0, _LONGEST * costs.forward
+    if gain(high) >= 0:
+        return None
+    if gain(low) <= 0:
+        return 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    return low
+
+
+def _seconds(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts, send: float) -> float:
+    layout = pipeline_layout(schedule, ranks, micro_batches)
+    return simulate(layout, rank_costs(layout, replace(costs, send=send))).seconds
+
+
+def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], costs: PassCosts) -> Table:
+    """Messages up to which each schedule is faster than 1F1B, in seconds of the costs, by number of micro-batches."""
+    columns = [f"{count} micro-batches" for count in counts]
+    table = Table("faster than 1f1b if a message takes less than", *columns, box=None, pad_edge=False)
+    for schedule in schedules:
+        cells = []
+        for count in counts:
+            if schedule == "dualpipev" and count < 2 * ranks:
+                cells.append("")
+                continue
+            seconds = pipeline_break_even(schedule, ranks, count, costs)
+            cells.append(f"{seconds:.2g} s" if seconds is not None else f"any up to {_LONGEST * costs.forward:g} s")
+        table.add_row(schedule, *cells)
+    return table
+
+
+def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, float, float]]:
+    """Tensor-parallel ranks, seconds of a layer's passes of a micro-batch, and of the collectives in them.
+
+    By powers of 2 up to two nodes, as far as they divide heads and MLP; the micro-batch stays the same.
+    """
+    model, found, ranks = run.model, [], 1
+    while ranks <= 2 * run.cluster.per_node and not any(
+        size % ranks for size in (model.heads, model.kv_heads, model.ffn_width)
+    ):
+        layout = replace(
+            run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=ranks > 1 and run.layout.sequence_parallel
+        )
+        cluster = replace(run.cluster, devices=max(ranks, run.cluster.devices))
+        other = replace(run, layout=layout, cluster=cluster)
+        passes = layer_time(other, constants)
+        found.append((ranks, passes.forward + passes.backward, passes.collectives))
+        ranks *= 2
+    return found

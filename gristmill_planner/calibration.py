@@ -1,0 +1,162 @@
+"""Calibration: the planner's hardware row and constants of this CPU, measured in a few seconds.
+
+Single products, a stream through memory, the trainer's own steps of two small models, and collectives of two processes.
+The shortest of several times counts, and but for collectives the processor's own: other work only adds to it.
+"""
+
+import math
+import platform
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gristmill.limits import free_memory, usable_cores
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.hardware import Device
+from gristmill_planner.cost.layer_work import layer_work
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world
+from training.distributed.rank_pool import RankPool
+from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.optim.build_optimizer import build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.parallelize import parallelize
+
+Clock = Callable[[], float]
+_REPEATS = 7
+_PRODUCTS = [(m, n, k) for m in (64, 512) for n in (64, 512) for k in (32, 128, 512)]
+_STREAM = 1 << 23  # elements, more than caches hold
+_REDUCED = (1 << 10, 1 << 21)  # elements of the two all-reduces
+_SEQ_LEN, _WIDTH = 128, 256
+_SEQUENCES = (1, 8)
+
+
+def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constants]:
+    """The row of this CPU with one thread a process, in float32, and constants that are no shares, but measured.
+
+    `pool` has two processes or more; everything is measured `repeats` times.
+    """
+    rate, depth = pool.run(1, _product_rate, repeats)[0]
+    bandwidth = pool.run(1, _stream_rate, repeats)[0]
+    layers = [pool.run(1, _layer_seconds, sequences, repeats)[0] for sequences in _SEQUENCES]
+    update = pool.run(1, step_seconds, _small_model(1), ParallelConfig(), 2, repeats)[0]["update"]
+    latency, link = pool.run(2, _all_reduce, repeats)[0]
+    share, product_latency = _in_layers(layers, rate, depth, bandwidth)
+    memory = free_memory() / usable_cores()  # of a process, if each core has one
+    source = f"measured on {platform.processor() or platform.machine()}, one thread a process"
+    device = Device("this CPU", rate, memory, bandwidth, link, link, source, element_bytes=4, overlaps=False)
+    return device, Constants(
+        product_share=share, product_depth=depth, product_latency=product_latency, misaligned=1.0,
+        traffic_share=1.0, launch=0.0, launch_wait=0.0, link_share=1.0, collective_latency=latency,
+        network_share=1.0, reduction_share=1.0, lone_reduction_share=1.0, deepspeed_reduction_share=1.0,
+        deepspeed=1.0, update_bytes=update * bandwidth / _parameters(_small_model(1)), step=0.0,
+    )  # fmt: skip
+
+
+def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, steps: int) -> dict[str, float]:
+    """Train `steps` steps of `sequences` as one of the ranks: the shortest seconds of a step, and of those that one
+    process computes for its passes and for its update."""
+    layout = layout.resolve(dist.get_world_size(), model, model.context)
+    world = build_world(layout, torch.device("cpu"))
+    part = parallelize(meta_decoder(model), layout, world, 1)
+    optimizer = build_optimizer(part.params, OptimConfig(), rank=world.rank)
+    tokens = torch.randint(model.vocab_size, (sequences // layout.dp, model.context + 1))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(len(tokens)))
+    found = dict.fromkeys(("step", "passes", "update"), math.inf)
+    for _ in range(steps + 1):  # the first one allocates
+        dist.barrier()
+        started, began = time.perf_counter(), time.process_time()
+        part.forward_backward(batch, 1e-3)
+        passed = time.process_time()
+        world.all_reduce(squared_grad_norm(part.params, world.device))
+        scale_gradients(part.params, 0.5)
+        optimizer.step(1e-3)
+        part.publish_params()
+        optimizer.zero_grad()
+        now = {
+            "step": time.perf_counter() - started,
+            "passes": passed - began,
+            "update": time.process_time() - passed,
+        }
+        found = {name: min(found[name], seconds) for name, seconds in now.items()}
+    return found
+
+
+def _shortest(work: Callable[[], object], repeats: int, clock: Clock = time.process_time) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        started = clock()
+        work()
+        times.append(clock() - started)
+    return min(times)
+
+
+def _product_rate(repeats: int) -> tuple[float, float]:
+    """FLOP/s of long products, and the length of the summed side at which a product reaches half of them.
+
+    Seconds are 2 m n k / rate + 2 m n depth / rate + latency, linear in what is unknown.
+    """
+    rows = []
+    for m, n, k in _PRODUCTS:
+        a, b = torch.randn(m, k), torch.randn(k, n)
+        rows.append((2.0 * m * n * k, 2.0 * m * n, 1.0, _shortest(lambda a=a, b=b: a @ b, 5 * repeats)))  # type: ignore[misc]
+    table = np.array(rows)
+    weighted = table[:, :3] / table[:, 3:]
+    per_flop, per_element, _ = np.linalg.lstsq(weighted, np.ones(len(table)), rcond=None)[0]
+    return 1 / per_flop, max(0.0, per_element / per_flop)
+
+
+def _stream_rate(repeats: int) -> float:
+    """Bytes/s that are read and written."""
+    a, b, out = (torch.ones(_STREAM) for _ in range(3))
+    return 3 * 4 * _STREAM / _shortest(lambda: torch.add(a, b, out=out), repeats)
+
+
+def _small_model(layers: int) -> ModelConfig:
+    return ModelConfig(preset="gpt2", layers=layers, width=_WIDTH, heads=4).resolve(512, _SEQ_LEN)
+
+
+def _parameters(model: ModelConfig) -> int:
+    return sum(p.numel() for p in meta_decoder(model).parameters())
+
+
+def _layer_seconds(sequences: int, repeats: int) -> float:
+    """Seconds of a layer's forward and backward pass: what steps of five layers take longer than steps of one."""
+    few, more = (step_seconds(_small_model(layers), ParallelConfig(), sequences, repeats) for layers in (1, 5))
+    return (more["passes"] - few["passes"]) / 4
+
+
+def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float) -> tuple[float, float]:
+    """Share of the products' rate that layers reach, and seconds that each product takes longer there.
+
+    From layers of two sizes, whose other kernels are taken to be bound by memory: seconds are products / share +
+    traffic / bandwidth + latency x number of products.
+    """
+    rows, left = [], []
+    for sequences, seconds in zip(_SEQUENCES, layers, strict=True):
+        work = layer_work(_small_model(1), sequences, _SEQ_LEN, 1, 1, True)
+        products = [each for product in work.products for each in (product, *product.backward())]
+        streamed = 4 * sum(each.elements for each in products) / (0.9 * bandwidth) + 3 * 2 * work.traffic / bandwidth
+        rows.append((sum(each.flops * (1 + depth / each.k) for each in products) / rate, len(products)))
+        left.append(seconds - streamed)
+    slower, _ = np.linalg.solve(np.array(rows), np.array(left))
+    slower = max(slower, 1.0)  # no faster than the products alone
+    return 1 / slower, max(0.0, (left[0] - slower * rows[0][0]) / rows[0][1])
+
+
+def _all_reduce(repeats: int) -> tuple[float, float]:
+    """Latency of a collective of two processes, and the bytes/s of its ring."""
+
+    def seconds(numel: int) -> float:
+        values = torch.ones(numel)
+        return _shortest(lambda: dist.all_reduce(values), 5 * repeats, time.perf_counter)
+
+    small, large = (seconds(numel) for numel in _REDUCED)
+    return small, 4 * (_REDUCED[1] - _REDUCED[0]) / max(large - small, 1e-9)

@@ -1,0 +1,120 @@
+"""PlannedRun: a model, its batch and a layout on a cluster, of which the planner computes step time and memory."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from gristmill_planner.cost.hardware import Cluster
+from training.distributed.layout import ParallelConfig, Schedule
+from training.memory.memory_config import OffloadTarget, Recompute
+from training.model.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Software:
+    """What the program that trains does, as far as it decides time."""
+
+    flash: bool
+    """Attention's weights never leave the chip."""
+    gradient_bytes: int
+    """Bytes of an element in which gradients are summed over replicas."""
+    hidden: float
+    """Share of the communication between replicas that passes hide at the most, which run at the same time."""
+    divided_messages: bool
+    """Each tensor-parallel rank sends its part of what passes between stages (Narayanan et al. 2021, section 4.1)."""
+
+    deepspeed: bool = False
+    """The pipeline is DeepSpeed's."""
+    reduction_share: float = 0.0
+    """Of a node's network cards, in sums of gradients and gathers of weights; 0: as fitted."""
+    schedules: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zero-bubble", "zbv")
+    """Those worth a search: GPipe and breadth-first take as long as 1F1B and interleaved 1F1B, and more memory;
+    DualPipeV as long as ZB-V."""
+    recompute: tuple[Recompute, ...] = ("none", "selective", "full")
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+
+
+OPT_HIDDEN = 0.6  # what OPT-175B's published speed leaves room for
+GRISTMILL = Software(flash=True, gradient_bytes=4, hidden=OPT_HIDDEN, divided_messages=False)
+MEGATRON = Software(
+    flash=False, gradient_bytes=2, hidden=0.0, divided_messages=True,
+    schedules=("1f1b", "interleaved-1f1b"), recompute=("none", "full"), zero=(0,),
+)  # fmt: skip
+MEGATRON_DEEPSPEED = Software(
+    flash=False, gradient_bytes=4, hidden=0.0, divided_messages=True, deepspeed=True,
+    schedules=("1f1b",), recompute=("none", "full"), zero=(0, 1),
+)  # fmt: skip
+FAIRSCALE = Software(
+    flash=False, gradient_bytes=2, hidden=OPT_HIDDEN, divided_messages=False,
+    schedules=(), recompute=("none", "full"), zero=(3,),
+)  # fmt: skip
+DEEPSPEED_ZERO_3 = Software(  # its share of the network is what the 175B model of Narayanan et al. 2021, table 2, had
+    flash=False, gradient_bytes=2, hidden=OPT_HIDDEN, divided_messages=False, reduction_share=0.083,
+    schedules=(), recompute=("none", "full"), zero=(3,),
+)  # fmt: skip
+MINDSPORE = Software(
+    flash=False, gradient_bytes=2, hidden=0.0, divided_messages=False,
+    schedules=(), recompute=("none", "full"), zero=(2,),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OptimizerStates:
+    """What this trainer keeps of its optimizer, as far as it decides memory."""
+
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    ema: bool = False
+    """An average of the weights."""
+    moments: OffloadTarget = "device"
+    """Where AdamW's moments are."""
+
+
+ADAMW = OptimizerStates()
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A resolved model and layout, `batch` sequences of `seq_len` tokens a step, on a cluster."""
+
+    model: ModelConfig
+    layout: ParallelConfig
+    batch: int
+    seq_len: int
+    cluster: Cluster
+    recompute: Recompute = "none"
+    software: Software = GRISTMILL
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each stage; empty: as even as they get, the last stages fewer."""
+    states: OptimizerStates = ADAMW
+
+    @cached_property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.batch // (self.layout.dp * self.layout.micro_batches)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        stages = self.layout.stages
+        return self.stage_layers or tuple((self.model.layers + stages - 1 - n) // stages for n in range(stages))
+
+    @cached_property
+    def held(self) -> list[list[int]]:
+        """The stages of each pipeline rank."""
+        return _stages_of_ranks(self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
+
+    @cached_property
+    def rank_layers(self) -> list[int]:
+        """Layers of each pipeline rank."""
+        return _layers_of_ranks(self.layers, self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
+
+
+@lru_cache(4096)
+def _stages_of_ranks(schedule: Schedule, pp: int, virtual_stages: int) -> list[list[int]]:
+    layout = ParallelConfig(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
+    return [layout.stages_of_rank(rank) for rank in range(pp)]
+
+
+@lru_cache(4096)
+def _layers_of_ranks(layers: tuple[int, ...], schedule: Schedule, pp: int, virtual_stages: int) -> list[int]:
+    return [sum(layers[stage] for stage in stages) for stages in _stages_of_ranks(schedule, pp, virtual_stages)]

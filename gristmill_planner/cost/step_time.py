@@ -1,0 +1,226 @@
+"""Step time: seconds of a training step of a layout, split into compute, communication and bubble."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gristmill_planner.cost.communication_time import collective_time, gradient_all_reduce, message
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.hardware import Device
+from gristmill_planner.cost.layer_traffic import Seconds, head_collectives, hidden_bytes, layer_collectives
+from gristmill_planner.cost.layer_work import Work
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.product_time import product_time
+from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
+from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
+from training.formulas.parameter_shapes import stage_parameters
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+
+_LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Seconds of a micro-batch's forward and backward pass, and of collectives among them."""
+
+    forward: float
+    backward: float
+    collectives: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, by what they are spent on; of the pipeline rank that has the most to do."""
+
+    compute: float
+    tensor: float
+    pipeline: float
+    bubble: float
+    data: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
+
+
+@lru_cache(4096)
+def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass of `work` on the device."""
+    traffic = _traffic_time(work, device, constants)
+    forward = sum(product_time(product, device, constants) for product in work.products)
+    backward = sum(product_time(each, device, constants) for product in work.products for each in product.backward())
+    return forward + traffic, backward + 2 * traffic
+
+
+def _traffic_time(work: Work, device: Device, constants: Constants) -> float:
+    return work.traffic * device.element_bytes / 2 / (constants.traffic_share * device.bandwidth)
+
+
+def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
+    """Of one layer: the slower of the device and of the host that launches its kernels.
+
+    Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
+    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in layer_traffic.py.
+    """
+    layout, device = run.layout, run.cluster.device
+    work = layer_of_rank(run)
+    forward, backward = work_time(work, device, constants)
+    sent = layer_collectives(run, constants, *_by_kind(work, layout, device, constants))
+    launch = constants.launch + constants.launch_wait * (layout.tp - 1)
+    again = _again(run.recompute, work, device, constants, forward + sent.forward)
+    whole_forward = _slower(forward + sent.forward, launch)
+    whole_backward = _slower(backward + sent.backward + again, 2 * launch + launch * (again > 0))
+    slower = constants.deepspeed if run.software.deepspeed else 1.0
+    collectives = sent.forward * (2 if run.recompute == "full" else 1) + sent.backward
+    return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
+
+
+def _by_kind(work: Work, layout: ParallelConfig, device: Device, constants: Constants) -> tuple[Seconds, Seconds]:
+    """Seconds of a layer's products with matrices, and of those in attention, where communication may hide there."""
+    if layout.tensor == "1d" and layout.cp == 1:
+        return Seconds(0.0, 0.0), Seconds(0.0, 0.0)
+    matrices = [product for product in work.products if product not in work.attention]
+    return tuple(Seconds(*work_time(Work(tuple(each), 0.0), device, constants)) for each in (matrices, work.attention))  # type: ignore[return-value]
+
+
+def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:
+    """Seconds to compute again: the forward pass, or all of it but the products."""
+    if recompute == "selective":
+        return _traffic_time(work, device, constants)
+    return forward if recompute == "full" else 0.0
+
+
+def head_time(run: PlannedRun, constants: Constants) -> PassTime:
+    """Of the output matrix and the loss."""
+    forward, backward = work_time(head_of_rank(run), run.cluster.device, constants)
+    sent = head_collectives(run, constants)
+    return PassTime(forward, backward + sent, sent)
+
+
+def rank_times(run: PlannedRun, constants: Constants) -> tuple[PassTime, PassTime]:
+    """Of a layer and of the head: equal for runs that differ in pipelines, replicas and ZeRO alone."""
+    return layer_time(run, constants), head_time(run, constants)
+
+
+def step_time(run: PlannedRun, constants: Constants, times: tuple[PassTime, PassTime] | None = None) -> StepTime:
+    """Seconds of a step of `run`; `times`, where they are known, are its `rank_times`."""
+    layout, count = run.layout, run.layout.micro_batches
+    layer, head = times or rank_times(run, constants)
+    of_layer, of_head = layer.forward + layer.backward, head.forward + head.backward
+    held, layers = run.held, run.rank_layers
+    slots = [n * of_layer + of_head * (layout.stages - 1 in stages) for n, stages in zip(layers, held, strict=True)]
+    sent = send_time(run, constants)
+    busiest = max(range(layout.pp), key=slots.__getitem__)
+    collectives = layers[busiest] * layer.collectives + head.collectives * (layout.stages - 1 in held[busiest])
+    bubble = _bubble(run, slots, sent, layer)
+    data = data_time(run, constants, slots[busiest], layers[busiest] * layer.backward)
+    return StepTime(
+        count * (slots[busiest] - collectives),
+        count * collectives,
+        count * sent,
+        bubble,
+        data,
+        _update_time(run, constants) + constants.step,
+    )
+
+
+def send_time(run: PlannedRun, constants: Constants) -> float:
+    """Seconds that a rank spends on what it sends, or waits for, per micro-batch: forward and backward."""
+    layout = run.layout
+    if layout.pp == 1:
+        return 0.0
+    parts = layout.tp if run.software.divided_messages else layout.sequence_shards
+    return 2 * layout.virtual_stages * message(run.cluster, constants, hidden_bytes(run) / parts)
+
+
+def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -> float:
+    """Seconds in which the busiest rank waits: the first micro-batch has to pass the other ranks, down and up again.
+
+    (p - 1)(f + b) of equal stages for GPipe and 1F1B, 1 / v of it interleaved (Narayanan et al. 2021, section 2.2);
+    (p - 1)(f + i - w) / v if gradients of inputs i and of weights w are separate (Qi et al. 2023, table 2), which are
+    taken to last as long. The pipeline simulator gives the same for equal stages.
+    """
+    layout = run.layout
+    others = sum(slots) - max(slots) + (layout.pp - 1) * sent
+    if layout.schedule in SPLIT_BACKWARD:
+        others *= layer.forward / (layer.forward + layer.backward)
+    return others / layout.virtual_stages
+
+
+def data_time(run: PlannedRun, constants: Constants, slot: float, backward: float) -> float:
+    """Seconds of communication between replicas that nothing hides.
+
+    An all-reduce of the gradients; with ZeRO-1 half of one, and half of one of the weights in 16 bits; ZeRO-2 scatters
+    gradients after each micro-batch; ZeRO-3 also gathers the weights for each pass, in a pipeline once (Rajbhandari et
+    al. 2020, section 7; docs/parallelism.md). `slot` and `backward` are the rank's seconds of a micro-batch, and of its
+    backward pass, which hides what is sent in the meantime.
+    """
+    layout, count = run.layout, run.layout.micro_batches
+    layers = _depth_time(run, constants)
+    if layout.replicas == 1:
+        return layers
+    gradients, weights = _sum_and_gather(run, constants)
+    if layout.zero == 3:
+        gathers = 1 if layout.pp > 1 else 2 * count
+        seconds, hidden = gathers * weights + count * gradients, count * slot
+    elif layout.zero == 2:
+        seconds, hidden = weights + count * gradients, count * backward
+    else:
+        seconds, hidden = gradients + weights, backward
+    return layers + seconds - min(hidden, run.software.hidden * seconds) * run.cluster.device.overlaps
+
+
+def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float]:
+    """Seconds of one sum of all gradients, and of one gather of all weights.
+
+    ZeRO's ranks, which are neighbours, take each as half an all-reduce; several groups of them then all-reduce the part
+    of the gradients that a rank has.
+    """
+    layout, software, parameters = run.layout, run.software, rank_parameters(run)
+    share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
+    summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
+    gathered = parameters * run.cluster.device.element_bytes
+    scatter, gather = (
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.shards, size, share) / 2
+        for size in (summed, gathered)
+    )
+    stride, groups = layout.tp * layout.shards, layout.replicas // layout.shards
+    between = gradient_all_reduce(run.cluster, constants, stride, groups, summed / layout.shards, share)
+    return scatter + between, gather
+
+
+def _depth_time(run: PlannedRun, constants: Constants) -> float:
+    """2.5D: the all-reduce over the layers of the grid of all gradients, after the last backward pass."""
+    depth, side, _ = run.layout.grid
+    size = run.software.gradient_bytes * rank_parameters(run) / run.layout.shards
+    is_summed = run.layout.tensor == "2.5d"
+    return collective_time(run.cluster, constants, side * side, depth, "all-reduce", 1, size) if is_summed else 0.0
+
+
+def _update_time(run: PlannedRun, constants: Constants) -> float:
+    return constants.update_bytes * rank_parameters(run) / run.layout.shards / run.cluster.device.bandwidth
+
+
+def rank_parameters(run: PlannedRun) -> float:
+    """Parameters on the rank that has the most, of one tensor-parallel rank: its layers and an end of the model.
+
+    Layers of a 2.5D grid hold the same.
+    """
+    layout = run.layout
+    ends = 2 if layout.pp == 1 and not run.model.tied else 1
+    return (max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width) / (
+        layout.tp // layout.depth
+    )
+
+
+@lru_cache
+def layer_parameters(model: ModelConfig) -> int:
+    """Parameters of one decoder layer."""
+    return sum(p.numel for p in stage_parameters(model, range(1), False, False))
+
+
+def _slower(device: float, host: float) -> float:
+    """A smooth maximum: the two hide each other but for where one overtakes the other."""
+    return math.hypot(device ** (_LAUNCH_NORM / 2), host ** (_LAUNCH_NORM / 2)) ** (2 / _LAUNCH_NORM)

@@ -1,0 +1,159 @@
+"""Candidates: every layout of a model on a cluster that the trainer accepts."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isqrt
+from typing import Literal
+
+from gristmill.errors import UsageError
+from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun, Software
+from gristmill_planner.layouts.plan_request import PlanRequest
+from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
+from training.distributed.layout_checks.together import check_together
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.parallel.pipeline_stages import stage_layers
+
+_MOST_SEQUENCES = 32  # of a micro-batch
+_MOST_VIRTUAL = 4
+_SIDES = range(2, 9)  # of a grid
+_MOST_CUBE = 64
+_FEWEST_TOKENS = 1024  # of a sequence on a rank: with fewer, data parallelism divides as much for less
+
+
+@dataclass(frozen=True)
+class Family:
+    """Layouts that differ in schedule, virtual stages and ZeRO stage alone: a layer takes as long in all of them."""
+
+    degrees: ParallelConfig
+    """Without the schedule."""
+    recompute: Recompute
+    schedules: tuple[tuple[Schedule, int], ...]
+    """With their stages per rank."""
+    stages: tuple[Literal[0, 1, 2, 3], ...]
+    """Of ZeRO."""
+
+    def runs(self, request: PlanRequest, schedule: Schedule, virtual: int) -> Iterator[PlannedRun]:
+        """By ZeRO stage, from the one that shards most."""
+        layers = _stage_layers(request.model, self.degrees.pp * virtual, request.seq_len)
+        for zero in reversed(self.stages):
+            layout = replace(
+                self.degrees, zero=zero, zero_group=self.degrees.dp if zero else 1, schedule=schedule,
+                virtual_stages=virtual,
+            )  # fmt: skip
+            yield PlannedRun(
+                request.model, layout, request.batch, request.seq_len, request.cluster, self.recompute,
+                request.software, layers, request.states,
+            )  # fmt: skip
+
+
+def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
+    """Every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept."""
+    for family in families(request):
+        for schedule in family.schedules:
+            yield from family.runs(request, *schedule)
+
+
+def families(request: PlanRequest) -> Iterator[Family]:
+    """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
+    devices, model = request.cluster.devices, request.model
+    for divided in _divisions(request):
+        ranks = divided.tp * divided.cp
+        recomputations = _recomputations(request.software, divided, request.compiled)
+        for pp in divisors(devices // ranks):
+            dp = devices // (ranks * pp)
+            if pp > model.layers or request.batch % dp:
+                continue
+            for micro in divisors(request.batch // dp):
+                if micro <= _MOST_SEQUENCES and micro % divided.batch_shards == 0:
+                    count = request.batch // dp // micro
+                    degrees = replace(divided, dp=dp, pp=pp, micro_batches=count)
+                    schedules = tuple(_schedules(request, pp, count))
+                    stages = _zero_stages(request.software, degrees)
+                    for recompute in recomputations if schedules else ():
+                        yield Family(degrees, recompute, schedules, stages)
+
+
+def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
+    """Each way of dividing matrices and sequences within a replica, as a layout of one stage and all replicas."""
+    sp = request.software == GRISTMILL
+    kinds = [ParallelConfig(tp=tp, sequence_parallel=tp > 1 and request.seq_len % tp == 0 and sp)
+             for tp in tensor_degrees(request)]  # fmt: skip
+    if request.software == GRISTMILL:
+        grids = [ParallelConfig(tp=q * q, tensor="2d") for q in _SIDES]
+        grids += [ParallelConfig(tp=q * q * d, tensor="2.5d", depth=d) for q in _SIDES for d in range(2, q + 1)]
+        grids += [ParallelConfig(tp=side**3, tensor="3d") for side in _SIDES if side**3 <= _MOST_CUBE]
+        longer = [cp for cp in divisors(request.seq_len // _FEWEST_TOKENS or 1) if cp > 1]
+        contexts = [replace(kind, cp=cp, context=c) for cp in longer for kind in kinds for c in ("ring", "ulysses")]
+        kinds += [each for each in (*grids, *contexts) if _is_accepted(request, each)]
+    yield from kinds
+
+
+def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
+    devices, ranks = request.cluster.devices, divided.tp * divided.cp
+    if devices % ranks:
+        return False
+    try:
+        check_together(divided, "none", request.compiled)
+        divided.resolve(devices, request.model, request.seq_len)
+    except UsageError:
+        return False
+    return True
+
+
+def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:
+    """In a pipeline ZeRO-3 gathers all weights of a stage at once: as much memory as ZeRO-1, and more time."""
+    stages = software.zero if degrees.replicas > 1 else (0,)
+    return tuple(zero for zero in stages if zero < 3 or degrees.pp == 1)
+
+
+def _recomputations(software: Software, divided: ParallelConfig, compiled: bool) -> list[Recompute]:
+    """Those that the trainer accepts with it."""
+    found = []
+    for recompute in software.recompute:
+        with suppress(UsageError):
+            check_together(divided, recompute, compiled)
+            found.append(recompute)
+    return found
+
+
+def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Schedule, int]]:
+    """Schedules of a pipeline of `pp` ranks that take `count` micro-batches, with their stages per rank."""
+    layers = request.model.layers
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for schedule in request.software.schedules:
+        if request.compiled and schedule in SPLIT_BACKWARD:
+            continue
+        fixed = STAGES_PER_RANK[schedule]
+        for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
+            enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
+            if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
+                yield schedule, virtual
+
+
+def tensor_degrees(request: PlanRequest) -> list[int]:
+    """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
+    model, cluster = request.model, request.cluster
+    sizes = (model.heads, model.kv_heads, model.ffn_width, cluster.devices)
+    within = min(cluster.per_node, cluster.devices)
+    return [
+        tp
+        for tp in range(1, within + 1)
+        if all(size % tp == 0 for size in sizes) and cluster.per_node % tp == 0 and model.vocab_size >= tp * tp
+    ]
+
+
+@lru_cache
+def _stage_layers(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
+    """As the trainer divides them; other programs are taken to do it alike."""
+    return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})

@@ -1,0 +1,256 @@
+"""Plan a training run on a cluster: `gristmill plan CONFIG --gpus 384 --gpu a100-80gb --nodes-of 8`."""
+
+import sys
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+from rich.console import Group
+from tyro.conf import Positional
+
+from gristmill.command import command
+from gristmill.errors import UsageError, require
+from gristmill.storage.files import reject_remote
+from gristmill_planner.cost.fitted_constants import Constants, fitted_constants
+from gristmill_planner.cost.hardware import Cluster, Device, find_device
+from gristmill_planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
+from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
+from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.nothing_fits import nothing_fits
+from gristmill_planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
+from gristmill_planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
+from gristmill_planner.published_runs import PublishedRun, find_published_run
+from gristmill_planner.run_memory import run_memory
+from gristmill_planner.search import Choice, SearchResult, search
+from gristmill_planner.shrink import shrunk_config
+from gristmill_planner.timeline.draw_schedules import draw_measured, draw_schedules
+from gristmill_planner.timeline.pipeline_simulator import PassCosts, simulate
+from gristmill_planner.timeline.timeline_drawing import draw_timelines, timeline_text
+from gristmill_planner.validation import comparison_table
+from training.kernels.precision import Precision
+
+_SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
+
+
+def plan(
+    config: Positional[str] = "",
+    gpus: int | None = None,
+    gpu: str | None = None,
+    nodes_of: int = 8,
+    network: float = 0.0,
+    tokens: float = 0.0,
+    top: int = 5,
+    software: Literal["gristmill", "megatron", "megatron-deepspeed"] = "gristmill",
+    configured: bool = False,
+    dry_run: bool = False,
+    rank: int = 0,
+    shrink: bool = False,
+    explain: bool = False,
+    json: bool = False,
+    validate: bool = False,
+    calibrate: Path | None = None,
+    draw: Path | None = None,
+    measured: Path | None = None,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> Group | None:
+    """Choose the parallel layout of a training run for a cluster: its speed and memory, before there is one.
+
+    Args:
+        config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), or the
+            name of a published run, such as bloom-176b.
+        gpus: GPUs of the cluster; None: those of the published run, or 8.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; None: that of the
+            published run, or a100-80gb.
+        nodes_of: GPUs of a node.
+        network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
+        tokens: Tokens of the whole run; 0: optim.steps of the file.
+        top: Layouts to show.
+        software: The program that trains: this one, or what published runs used.
+        configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
+            of searching for one.
+        dry_run: Build one rank's modules without memory, and run a step of them without the other ranks: parameters,
+            bytes and collectives beside the formulas; of the published layout, of the file's with --configured, or of
+            the first choice.
+        rank: The rank to build, from 0.
+        shrink: Print a configuration that trains the published run in 8 processes on a CPU: the same architecture and
+            shape of the layout, and small sizes.
+        explain: Show each formula of the first choice with its numbers.
+        json: Print JSON, for programs.
+        validate: Compare the planner with published runs; needs no config.
+        calibrate: Measure this CPU for some seconds, and write its speeds to this TOML file, for --gpu.
+        draw: Picture (.svg, .png, .pdf) of the schedules' timelines; without a config for --ranks, --micro_batches
+            and --costs, else for the first choice. The terminal shows it, too.
+        measured: With --draw, the out_dir of a run with a pipeline that traced a step on every rank (--profile.steps,
+            --profile.ranks): that step, and a simulation with its costs.
+        ranks: Pipeline ranks to draw.
+        micro_batches: Micro-batches to draw.
+        costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
+    """
+    reject_remote(*filter(None, [calibrate, draw]))
+    if calibrate is not None:
+        return _calibrate(calibrate)
+    constants = fitted_constants()
+    if validate:
+        return Group(comparison_table(constants))
+    if not config:
+        if draw is None:
+            raise UsageError("there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
+        if measured is not None:
+            return draw_measured(draw, measured)
+        return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
+    require(measured is None, f"--measured {measured} is drawn without a CONFIG; leave {config} out")
+    require(top > 0, f"--top is {top}; wanted 1 or more")
+    ignored = {"draw": draw is not None, "explain": explain} if json or dry_run else {}
+    ignored |= {"rank": rank > 0 and not dry_run}
+    _require_effects(ignored, "--json" if json else "--dry_run" if dry_run else "a plan")
+    published = None if is_file(config) else find_published_run(config, gpus)
+    if shrink:
+        print(shrunk_config(_published(published, config)))
+        return None
+    device, constants = _device(gpu, constants)
+    cluster = _cluster(gpus, device, nodes_of, network, published)
+    request, total = _request(config, published, cluster, software, tokens)
+    given = None
+    if published is not None and (configured or dry_run):
+        given = published_layout(published, cluster, request.software)
+    elif configured:
+        _require_effects(
+            {"software": software != "gristmill"}, "--configured and a file, whose layout is this trainer's"
+        )
+        given = configured_run(config, cluster)
+    if dry_run:
+        return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
+    result = _search(request, constants, top) if given is None else _of_layout(given, request.precision, constants)
+    first = result.choices[0]
+    if json:
+        _print_json([as_record(each, total) for each in result.choices])
+        return None
+    lines = _report(result, constants, total) if given is None else _report_configured(first, constants, total)
+    lines += ["", *formulas(first, constants)] if explain else []
+    lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
+    return Group(*lines)  # type: ignore[arg-type]
+
+
+def _require_effects(given: dict[str, bool], beside: str) -> None:
+    """Raise UsageError for the first of the options that are given and would have no effect."""
+    for name, is_given in given.items():
+        require(not is_given, f"--{name} has no effect with {beside}; leave one of them out")
+
+
+def _published(published: PublishedRun | None, config: str) -> PublishedRun:
+    if published is None:
+        raise UsageError(f"--shrink is for published runs, and {config} is a file; try bloom-176b --shrink")
+    return published
+
+
+def _calibrate(path: Path) -> Group:
+    from gristmill_planner.calibration import calibrate
+    from training.distributed.rank_pool import RankPool
+
+    check_name(path)
+    with RankPool(2) as pool:
+        device, constants = calibrate(pool)
+    write_hardware(path, device, constants)
+    return Group(
+        f"{device.flops / 1e9:.1f} GFLOP/s, {device.bandwidth / 1e9:.1f} GB/s of memory, {device.link / 1e9:.2f} GB/s "
+        f"between processes; written to {path}: gristmill plan CONFIG --gpu {path} --gpus 2"
+    )
+
+
+def _device(gpu: str | None, fitted: Constants) -> tuple[Device | None, Constants]:
+    """The device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
+    if gpu is not None and gpu.endswith(SUFFIX):
+        return read_hardware(Path(gpu))
+    return None if gpu is None else find_device(gpu), fitted
+
+
+def _cluster(
+    gpus: int | None, device: Device | None, nodes_of: int, network: float, published: PublishedRun | None
+) -> Cluster:
+    require(
+        0 <= network < inf,
+        f"--network is {network}; wanted finite GB/s, or 0 for what such nodes usually have",
+    )
+    usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
+    cluster = Cluster(device or usual.device, usual.devices if gpus is None else gpus, nodes_of)
+    devices = cluster.devices
+    require(
+        cluster.fills_nodes,
+        f"{devices} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
+    )
+    return cluster.with_network(1e9 * network) if network else cluster
+
+
+def _request(
+    config: str, published: PublishedRun | None, cluster: Cluster, software: str, tokens: float
+) -> tuple[PlanRequest, float]:
+    """The request, and the tokens of the whole run."""
+    require(0 <= tokens < inf, f"--tokens is {tokens}; wanted a finite number, 0 or more")
+    if published is not None:
+        return published_request(published, cluster, _SOFTWARE[software]), tokens or 300e9
+    request, steps = read_request(config, cluster)
+    request = replace(request, software=_SOFTWARE[software])
+    return request, tokens or float(steps * request.batch * request.seq_len)
+
+
+def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
+    """The fastest layouts that fit. Raises UsageError if there is none."""
+    result = search(request, constants, top)
+    if not result.choices:
+        assert result.closest is not None
+        raise UsageError(nothing_fits(request, result.closest, constants))
+    return result
+
+
+def _of_layout(run: PlannedRun, precision: Precision, constants: Constants) -> SearchResult:
+    """The one layout that was given."""
+    return SearchResult([Choice(run, step_time(run, constants), run_memory(run, precision))], 1, None)
+
+
+def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Group | None:
+    # takes seconds to import, needed for dry runs only
+    from gristmill_planner.dry_run.dry_run import try_rank
+    from gristmill_planner.dry_run.dry_run_report import dry_run_record, dry_run_report
+
+    found = try_rank(run, rank, precision)
+    if json:
+        _print_json(dry_run_record(found))
+        return None
+    return Group(*dry_run_report(run, found))  # type: ignore[arg-type]
+
+
+def _print_json(record: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(record)).decode())
+
+
+def _report_configured(choice: Choice, constants: Constants, tokens: float) -> list[object]:
+    """The layout of the file, also if it does not fit."""
+    missing = (choice.memory.total - choice.run.cluster.device.memory) / (1 << 30)
+    fits = f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."
+    return [choices_table([choice], tokens), "", *about(choice, constants), fits]
+
+
+def _report(result: SearchResult, constants: Constants, tokens: float) -> list[object]:
+    lines: list[object] = [choices_table(result.choices, tokens), "", *in_words(result.choices, constants)]
+    return [*lines, f"{result.considered:,} layouts were considered; {tokens:.3g} tokens."]
+
+
+def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:
+    """Draw the pipeline of a layout, with at most four micro-batches for each rank."""
+    layout = choice.run.layout
+    require(layout.pp > 1, f"--draw {path}: the first choice has no pipeline to draw; give --draw without a config")
+    shown = replace(layout, micro_batches=min(layout.micro_batches, 4 * layout.pp))
+    timeline = simulate(shown, stage_costs(choice.run, constants))
+    draw_timelines([timeline], path)
+    return Group(timeline_text(timeline), f"drawn in {path}")
+
+
+if __name__ == "__main__":
+    command(plan)

@@ -1,0 +1,238 @@
+"""Plan report: the best layouts as a table, in words, formula by formula, or as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from gristmill_planner.break_even import tensor_break_even
+from gristmill_planner.cost.fitted_constants import Constants
+from gristmill_planner.cost.hardware import Device
+from gristmill_planner.cost.layer_traffic import hidden_bytes
+from gristmill_planner.cost.layer_work import Product, model_flops
+from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.product_time import wave_share
+from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
+from gristmill_planner.cost.step_time import head_time, layer_time, rank_parameters, step_time
+from gristmill_planner.divide_layers import divided_by_time
+from gristmill_planner.search import Choice
+from gristmill_planner.timeline.pipeline_simulator import PassCosts
+
+_GIB = 1 << 30
+_PARTS = {
+    "compute": "compute",
+    "tensor": "collectives within layers",
+    "pipeline": "messages between stages",
+    "bubble": "the pipeline's bubble",
+    "data": "communication between replicas",
+    "update": "the optimizer and the start of a step",
+}
+
+
+def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
+    """The layouts, best first; `tokens` of the whole run."""
+    columns = ("layout", "micro-batch", "recompute", "GiB (rank)", "s a step", *_PARTS, "TFLOP/s", "MFU", "days")
+    table = Table(*columns, box=None, pad_edge=False)
+    for choice in choices:
+        run, time = choice.run, choice.time
+        parts = [f"{100 * getattr(time, name) / time.total:.0f} %" for name in _PARTS]
+        table.add_row(
+            run.layout.describe(),
+            f"{run.micro_batch} x {run.layout.micro_batches}",
+            run.recompute,
+            f"{choice.memory.total / _GIB:.0f} ({choice.memory.rank})",
+            f"{time.total:.3g}",
+            *parts,
+            f"{achieved_flops(choice) / 1e12:.3g}",
+            f"{100 * achieved_flops(choice) / run.cluster.device.flops:.0f} %",
+            f"{days(choice, tokens):.3g}",
+        )
+    return table
+
+
+def achieved_flops(choice: Choice) -> float:
+    """The model's FLOP/s of a GPU: what is computed again is not counted (Chowdhery et al. 2022, section 4.1)."""
+    run = choice.run
+    return model_flops(run.model, run.batch, run.seq_len) / choice.time.total / run.cluster.devices
+
+
+def days(choice: Choice, tokens: float) -> float:
+    """Days to train on `tokens`."""
+    run = choice.run
+    return tokens / (run.batch * run.seq_len) * choice.time.total / 86_400
+
+
+def in_words(choices: Sequence[Choice], constants: Constants) -> list[str]:
+    """What limits the first choice, where its memory goes, and what the next one would cost."""
+    first = choices[0]
+    return [*about(first, constants), *_next(choices)]
+
+
+def about(choice: Choice, constants: Constants) -> list[str]:
+    """What limits one layout, where its memory goes, and how its layers are divided."""
+    return [_limits(choice), _memory(choice), _division(choice, constants)]
+
+
+def _limits(choice: Choice) -> str:
+    time = choice.time
+    shares = {name: getattr(time, name) / time.total for name in _PARTS}
+    rest = sorted(((share, name) for name, share in shares.items() if name != "compute"), reverse=True)
+    (largest, name), (second, other) = rest[:2]
+    return (
+        f"{choice.run.layout.describe()} computes for {100 * shares['compute']:.0f} % of a step; of the rest most is "
+        f"{_PARTS[name]} ({100 * largest:.0f} %), then {_PARTS[other]} ({100 * second:.0f} %)."
+    )
+
+
+def _memory(choice: Choice) -> str:
+    device, memory = choice.run.cluster.device, choice.memory
+    kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
+    return (
+        f"Its fullest rank is pipeline rank {memory.rank}: {memory.total / _GIB:.1f} of {device.memory / _GIB:.0f} "
+        f"GiB; each kind at its own peak: {kinds} GiB."
+    )
+
+
+def _division(choice: Choice, constants: Constants) -> str:
+    run = choice.run
+    if run.layout.pp == 1:
+        return "It has no pipeline, so that no layers are divided."
+    best = divided_by_time(run, constants)
+    other = step_time(replace(run, stage_layers=best), constants).total
+    layers = f"Layers by stage: {_runs(run.layers)}."
+    if other > 0.999 * choice.time.total:
+        return layers + " No other division has a faster slowest stage."
+    return layers + f" Divided as {_runs(best)} a step would take {other:.3g} s."
+
+
+def _runs(layers: Sequence[int]) -> str:
+    """Such as "10 x 6, 2 x 5"; the stages in order."""
+    found: list[list[int]] = []
+    for count in layers:
+        if found and found[-1][1] == count:
+            found[-1][0] += 1
+        else:
+            found.append([1, count])
+    return ", ".join(f"{times} x {count}" if times > 1 else str(count) for times, count in found)
+
+
+def _next(choices: Sequence[Choice]) -> list[str]:
+    if len(choices) < 2:
+        return ["No other layout fits."]
+    first, second = choices[:2]
+    longer = 100 * (second.time.total / first.time.total - 1)
+    changes = {name: getattr(second.time, name) - getattr(first.time, name) for name in _PARTS}
+    most = max(changes, key=lambda name: abs(changes[name]))
+    spared = (first.memory.total - second.memory.total) / _GIB
+    memory = f"{abs(spared):.0f} GiB {'less' if spared > 0 else 'more'}"
+    return [
+        f"The next, {second.run.layout.describe()}, takes {longer:.1f} % longer and {memory}: the largest difference "
+        f"is {changes[most]:+.3g} s of {_PARTS[most]}."
+    ]
+
+
+def formulas(choice: Choice, constants: Constants) -> list[str]:
+    """Each formula with its numbers and source, for one layout."""
+    return [*_formulas_of_layer(choice.run, constants), *_formulas_of_step(choice, constants)]
+
+
+def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
+    layout, device = run.layout, run.cluster.device
+    layer, head = layer_time(run, constants), head_time(run, constants)
+    work, output = layer_of_rank(run), head_of_rank(run)
+    products = ", ".join(
+        f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
+    )
+    return [
+        f"layer, for {run.micro_batch} x {run.seq_len} tokens on one of {layout.tp} tensor-parallel ranks: "
+        f"{work.flops / 1e12:.3g} TFLOP in products m x n x k of {products}; {work.traffic / 1e9:.3g} GB of traffic",
+        f"product: 2 m n k / (w x {constants.product_share:.2f} x {device.flops / 1e12:.0f} TFLOP/s x k / (k + "
+        f"{constants.product_depth:.0f})) + bytes / (0.9 x {device.bandwidth / 1e12:.2f} TB/s) + "
+        f"{1e6 * constants.product_latency:.0f} µs (Williams et al. 2009, roofline; fitted shares)",
+        *_waves(work.products, device),
+        f"layer: forward {1e3 * layer.forward:.3g} ms, backward {1e3 * layer.backward:.3g} ms with recompute "
+        f"{run.recompute}; at least the host's {1e3 * constants.launch:.2g} ms a forward pass",
+        *_collectives(run, layer.collectives),
+        _tensor_degrees(run, constants),
+        f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
+    ]
+
+
+def _waves(products: Sequence[Product], device: Device) -> list[str]:
+    """Nothing for a device without multiprocessors."""
+    if not device.processors:
+        return []
+    shares = ", ".join(f"{wave_share(product, device):.2f}" for product in products)
+    return [
+        f"w, what a product's tiles fill of the waves in which {device.processors} multiprocessors take them: {shares} "
+        '(NVIDIA, "Matrix Multiplication Background")'
+    ]
+
+
+def _collectives(run: PlannedRun, seconds: float) -> list[str]:
+    """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
+    layout, size = run.layout, hidden_bytes(run)
+    if layout.tensor != "1d":
+        return [
+            f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
+            f"matrices, by training/formulas/traffic: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
+            "2021, table 1; Wang et al. 2021; Bian et al. 2021)"
+        ]
+    found = [
+        f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {layout.tp}, twice a layer and pass"
+        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == 1 else "")
+        + " (Shoeybi et al. 2019, section 3)"
+    ]
+    if layout.cp > 1:
+        found.append(
+            f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/formulas/traffic; "
+            f"with all-reduces {1e3 * seconds:.3g} ms a layer that nothing hides"
+        )
+    return found
+
+
+def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:
+    """What a layer's passes take by tensor-parallel ranks: where more of them gain nothing."""
+    each = [
+        f"{1e3 * seconds:.3g} ms on {ranks} ({100 * within / seconds:.0f} %)"
+        for ranks, seconds, within in tensor_break_even(run, constants)
+    ]
+    return f"tensor-parallel ranks: a layer's passes (share of collectives) would take {', '.join(each)}"
+
+
+def _formulas_of_step(choice: Choice, constants: Constants) -> list[str]:
+    run, layout, time = choice.run, choice.run.layout, choice.time
+    return [
+        f"pipeline: {layout.micro_batches} micro-batches through {layout.stages} stages by {layout.schedule}; the "
+        f"bubble of {time.bubble:.3g} s is what a micro-batch takes on the other ranks, / {layout.virtual_stages} "
+        "stages a rank (Narayanan et al. 2021, section 2.2; Qi et al. 2023)",
+        f"replicas: {rank_parameters(run) / 1e9:.3g} billion parameters on a rank, ZeRO-{layout.zero} over "
+        f"{layout.zero_group}; {time.data:.3g} s that nothing hides (Rajbhandari et al. 2020, section 7)",
+        f"update: {constants.update_bytes:.0f} bytes a parameter, and {1e3 * constants.step:.0f} ms a step: "
+        f"{time.update:.3g} s",
+    ]
+
+
+def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
+    """Seconds of the passes of each stage, for the pipeline simulator."""
+    layer, head = layer_time(run, constants), head_time(run, constants)
+    found = [PassCosts(n * layer.forward, n * layer.backward / 2, n * layer.backward / 2) for n in run.layers]
+    last, half = found[-1], head.backward / 2
+    found[-1] = PassCosts(last.forward + head.forward, last.inputs + half, last.weights + half)
+    return found
+
+
+def as_record(choice: Choice, tokens: float) -> dict[str, Any]:
+    """One layout for programs; seconds and bytes."""
+    run = choice.run
+    return {
+        "layout": {name: getattr(run.layout, name) for name in run.layout.__dataclass_fields__},
+        "micro_batch": run.micro_batch,
+        "recompute": run.recompute,
+        "stage_layers": list(run.layers),
+        "seconds": {**vars(choice.time), "total": choice.time.total},
+        "bytes": {**choice.memory.kinds, "total": choice.memory.total, "rank": choice.memory.rank},
+        "flops_per_second": achieved_flops(choice),
+        "days": days(choice, tokens),
+    }
