@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
     "train_async": ("training.train_async", ("main",), "pre-train with a server and workers that may come and go"),
     "evaluate": ("training.evaluate", ("main",), "measure the losses of a checkpoint on token shards or text files"),
-    "plan": ("gristmill_planner.plan", ("plan",), "choose the parallel layout of a run for a cluster, before it starts"),
+    "plan": ("gristmill_planner.plan", ("plan",), "choose the parallel layout of a run for a cluster"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
     "parity": ("gristmill_parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
     "export_hf": ("training.hugging_face.export_hf", ("export_hf",), "export a checkpoint as a Hugging Face model"),

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.write_layout import LAYOUT, layout
 from tests.gristmill_cli.corpus import ROOT, make_corpus
 from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, shell
 
@@ -39,10 +38,6 @@ def test_python_examples_print_what_they_promise(page: str, capsys: pytest.Captu
 def test_the_test_command_is_what_ci_runs() -> None:
     command = "bash scripts/test.sh"
     assert f"`{command}`" in PAGES["README.md"] and command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-
-
-def test_the_layout_page_is_of_today() -> None:
-    assert LAYOUT.read_text(encoding="utf-8") == layout(), "run python scripts/write_layout.py"
 
 
 @pytest.mark.parametrize("page", PAGES)
