@@ -15,6 +15,7 @@ from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
+from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
@@ -26,7 +27,6 @@ from training.optim.optim_config import OptimConfig
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_stages import stage_layers
-from training.replicas.replicas import LocalReplicas, Replicas
 from training.sharding.axis import JointAxis
 
 _ONE = ParallelConfig()

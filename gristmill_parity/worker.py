@@ -17,6 +17,8 @@ from gristmill_parity.traffic import Traffic, TrafficCounter
 from gristmill_parity.traffic_theory import expected_traffic
 from training.distributed.mesh import World, build_world
 from training.distributed.stop_signals import StopSignals
+from training.experimental.local_steps.replicas import LocalReplicas, Replicas
+from training.experimental.local_steps.step_sums import StepSums
 from training.formulas.traffic.inputs import Coordinates, TrafficInputs
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
@@ -31,8 +33,6 @@ from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.pipeline_stages import stage_layers
-from training.replicas.replicas import LocalReplicas, Replicas
-from training.replicas.step_sums import StepSums
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 

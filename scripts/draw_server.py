@@ -5,7 +5,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, box_with, new_figure
-from training.asynchronous.part_queue import Part, PartQueue
+from training.experimental.server.part_queue import Part, PartQueue
 
 _STEPS, _PARTS, _SECONDS = 5, 2, (1.0, 2.5)  # what a part takes each of the workers
 _SHADES = (DATA, MODEL, RANKS, UPDATE, "#eeeeee")  # of the steps

@@ -17,13 +17,13 @@ from training.data.mix import TokenMix
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.distributed.layout_checks.together import check_together
 from training.distributed.torch_version import require_torch
+from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
-from training.replicas.meeting_config import MeetingConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 

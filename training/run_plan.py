@@ -12,9 +12,9 @@ from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.layout import ParallelConfig
+from training.experimental.local_steps.options import check_local_steps
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
-from training.replicas.options import check_local_steps
 
 
 @dataclass(frozen=True)

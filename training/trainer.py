@@ -22,6 +22,8 @@ from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world, main_only
 from training.distributed.stop_signals import StopSignals
+from training.experimental.local_steps.build_replicas import build_replicas
+from training.experimental.local_steps.step_sums import StepSums
 from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.schedule import describe_late_decay, learning_rate
@@ -30,8 +32,6 @@ from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
 from training.profiling.profiler import Profiler
-from training.replicas.build_replicas import build_replicas
-from training.replicas.step_sums import StepSums
 from training.reporting.evaluate import unigram_loss
 from training.reporting.holdouts import Holdouts
 from training.reporting.metrics import Reporter, StepMetrics

@@ -12,14 +12,14 @@ from training.checkpoint.record import CheckpointRecord
 from training.data.batches import Batches
 from training.distributed.mesh import main_only
 from training.distributed.stop_signals import StopSignals
+from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_folder import Start
+from training.experimental.local_steps.outer_optimizer import OuterOptimizer
+from training.experimental.local_steps.replicas import LocalReplicas
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.parallel_model import ParallelModel
-from training.replicas.meeting import Meeting, ReplicaRanks
-from training.replicas.meeting_config import MeetingConfig
-from training.replicas.meeting_folder import Start
-from training.replicas.outer_optimizer import OuterOptimizer
-from training.replicas.replicas import LocalReplicas
 
 
 class MeetingReplicas(LocalReplicas):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
-from training.asynchronous.messages import ALIVE_SECONDS, Link
-from training.asynchronous.part_queue import Part, PartQueue
+from training.experimental.server.messages import ALIVE_SECONDS, Link
+from training.experimental.server.part_queue import Part, PartQueue
 from training.sharding.sharded_parameter import ShardedParameter
 
 

@@ -21,13 +21,13 @@ from training.config import TrainConfig
 from training.data.batches import Batches
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError
+from training.experimental.local_steps import replicas
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
 from training.profiling.profile_config import ProfileConfig
-from training.replicas import replicas
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec

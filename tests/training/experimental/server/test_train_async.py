@@ -24,16 +24,16 @@ from gristmill.errors import UsageError
 from gristmill.process_end import exit_with_parent
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
-from training.asynchronous.async_config import AsyncConfig
-from training.asynchronous.messages import Link
-from training.asynchronous.part_queue import Part, PartQueue
-from training.asynchronous.server import GradientServer
-from training.asynchronous.worker import work
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
-from training.replicas.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.server.async_config import AsyncConfig
+from training.experimental.server.messages import Link
+from training.experimental.server.part_queue import Part, PartQueue
+from training.experimental.server.server import GradientServer
+from training.experimental.server.worker import work
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 from training.train_async import train_async

@@ -7,12 +7,12 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from training.asynchronous.async_config import AsyncConfig
-from training.asynchronous.part_queue import PartQueue
-from training.asynchronous.server import GradientServer, NoWorkersError, StoppedError
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
+from training.experimental.server.async_config import AsyncConfig
+from training.experimental.server.part_queue import PartQueue
+from training.experimental.server.server import GradientServer, NoWorkersError, StoppedError
 from training.model.batch import Batch
 from training.reporting.throughput import peak_flops
 from training.run_plan import RunPlan

@@ -29,8 +29,8 @@ from torch import Tensor
 from gristmill.errors import InputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.stop_signals import StopSignals
-from training.replicas.meeting_config import MeetingConfig
-from training.replicas.meeting_folder import MeetingFolder, Start, write_once
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_folder import MeetingFolder, Start, write_once
 
 _MEMBERS = "members.json"
 _DONE, _ROUND = re.compile(r"replica-(\d+)\.done"), re.compile(r"round-(\d{8,})")

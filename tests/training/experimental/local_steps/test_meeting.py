@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
+from tests.training.experimental.local_steps.test_local_steps import H, assert_equal, exact, shared_weights, values
 from tests.training.launch import Fault, launch
-from tests.training.replicas.test_local_steps import H, assert_equal, exact, shared_weights, values
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
-from training.replicas.meeting import Meeting, ReplicaRanks
-from training.replicas.meeting_config import MeetingConfig
-from training.replicas.meeting_folder import Start
+from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_folder import Start
 from training.run_plan import RunPlan
 from training.train import train
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.mesh import World
-from training.replicas.replicas import Replicas
+from training.experimental.local_steps.replicas import Replicas
 
 
 class StepSums(NamedTuple):

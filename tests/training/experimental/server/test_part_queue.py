@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from training.asynchronous.part_queue import PartQueue
+from training.experimental.server.part_queue import PartQueue
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -13,16 +13,23 @@ import pytest
 import torch
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError
+from tests.training.experimental.local_steps.test_local_steps import H, assert_equal, exact, shared_weights
+from tests.training.experimental.local_steps.test_meeting import (
+    closed,
+    come,
+    exchange,
+    meetings,
+    replica,
+    wait_until_left,
+)
 from tests.training.launch import launch
-from tests.training.replicas.test_local_steps import H, assert_equal, exact, shared_weights
-from tests.training.replicas.test_meeting import closed, come, exchange, meetings, replica, wait_until_left
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError
-from training.replicas.meeting import Meeting, ReplicaRanks
-from training.replicas.meeting_config import MeetingConfig
-from training.replicas.meeting_folder import Start
+from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_folder import Start
 from training.run_plan import RunPlan
 from training.train import train
 from training.trainer import Trainer

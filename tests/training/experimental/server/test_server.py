@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from benchmarks.bench_replicas import free_port
-from training.asynchronous.messages import Link, connect
-from training.asynchronous.part_queue import PartQueue
-from training.asynchronous.server import GradientServer, NoWorkersError, StoppedError
+from training.experimental.server.messages import Link, connect
+from training.experimental.server.part_queue import PartQueue
+from training.experimental.server.server import GradientServer, NoWorkersError, StoppedError
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

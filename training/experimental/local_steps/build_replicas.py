@@ -3,12 +3,12 @@
 from typing import Any
 
 from training.distributed.layout import ParallelConfig
+from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.meeting_replicas import MeetingReplicas, common_to_all
+from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.parallel_model import ParallelModel
-from training.replicas.meeting_config import MeetingConfig
-from training.replicas.meeting_replicas import MeetingReplicas, common_to_all
-from training.replicas.replicas import LocalReplicas, Replicas
 
 
 def build_replicas(

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from gristmill.errors import GristmillError, UsageError
-from training.asynchronous.async_config import AsyncConfig
-from training.asynchronous.messages import Link, connect
-from training.asynchronous.part_queue import Part
-from training.asynchronous.server import comparable, flat_weights
 from training.data.batches import Batches, BatchSplit
 from training.distributed.mesh import build_world
+from training.experimental.server.async_config import AsyncConfig
+from training.experimental.server.messages import Link, connect
+from training.experimental.server.part_queue import Part
+from training.experimental.server.server import comparable, flat_weights
 from training.model.decoder import meta_decoder
 from training.parallel.parallelize import parallelize
 from training.run_plan import RunPlan

@@ -2,9 +2,9 @@
 
 from gristmill.errors import require
 from training.distributed.layout import ParallelConfig
+from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig
-from training.replicas.meeting_config import MeetingConfig
 
 
 def check_local_steps(

@@ -1,0 +1,1 @@
+"""Experimental kinds of parallelism, each behind the plug-in points of the core."""
