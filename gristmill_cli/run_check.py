@@ -23,7 +23,7 @@ from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
 from preprocessing.shuffle_holdout import check_holdout
 from preprocessing.train_tokenizer import check_options
-from preprocessing.user_function import recorded_version
+from preprocessing.user_function import version_of
 
 
 def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
@@ -46,7 +46,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             check_ftfy()
     with _section("apply"):
         if config.apply.function:
-            recorded_version(config.apply.function)
+            version_of(config.apply.function)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

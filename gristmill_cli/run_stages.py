@@ -25,7 +25,7 @@ from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import MODEL, train_tokenizer
-from preprocessing.user_function import recorded_version
+from preprocessing.user_function import version_of
 
 ALL_FILES = sys.maxsize  # an end index beyond any number of files
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
@@ -120,7 +120,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
 def _code_of(function: str) -> str:
     """The version of a user's function, or the beginning of its source's SHA-256."""
-    version = recorded_version(function)
+    version = version_of(function)
     return version if version.startswith("version ") else version[:12]
 
 

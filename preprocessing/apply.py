@@ -1,18 +1,19 @@
 """Stage: run a user's function over every document of a corpus; it may drop, change and reorder documents."""
 
+import math
 import sys
-from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import msgspec
 import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import Counts, Tally
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
@@ -20,21 +21,16 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, Document, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.process_end import Terminated
 from gristmill.text import utf8_size
-from preprocessing.child_processes import ChildProcesses
-from preprocessing.process_settings import keep_settings
 from preprocessing.rewriting import plan_targets, rewrite_corpus
-from preprocessing.user_function import DocumentFunction, describe, load_function, recorded_version, version_of
-from preprocessing.user_values import record_line
+from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
-_GONE = -1
-_END: Any = object()  # after the last document that a function yields
+_NAN, _INFINITY, _MINUS_INFINITY = (msgspec.Raw(name) for name in (b"NaN", b"Infinity", b"-Infinity"))
 
 
 def apply(
@@ -50,13 +46,9 @@ def apply(
     The function is a generator: it takes an iterator over documents and yields documents, each at most once,
     changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
     file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
-    documents alone. Processes that it starts must end before it returns, or be daemons, as those of a
-    multiprocessing.Pool are.
+    documents alone. Processes that it starts must end before it returns. Values that it sets must be JSON's or NumPy's.
 
-    It runs in worker processes, with --workers 1 in one, and must not end them: the error of a worker that dies names
-    the function. The working folder, the file mode mask, timers and removed modules are put back after each call;
-    environment variables and random states are not. Values that it sets must be JSON's, NumPy's, or msgspec.Raw with
-    one JSON value, which is checked.
+    It runs in worker processes, with --workers 1 in one; the error of a worker that dies names the function.
 
     It runs again where the source of its module has changed. If what it does also depends on other modules or on
     data, give it a version, `keep_english.version = 2`, which then counts in place of the source.
@@ -76,7 +68,7 @@ def apply(
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir)
-    arguments = {"function": function, "version": recorded_version(function)}
+    arguments = {"function": function, "version": version_of(function)}
     with open_stage(
         STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
         column=text_column,
@@ -88,153 +80,137 @@ def apply(
 @leaves_out_damaged
 def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str) -> Counts:
     """Task: call the function for each slice of a group, and write what it yields into its output."""
-    counts, call = Counts({}, []), load_function(function)
+    counts, loaded = Counts({}, []), load_function(function)
     if version_of(function) != version:
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
     for part, output in zip(group, outputs, strict=True):
-        children = ChildProcesses(function)
-        given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)), children)
-        with open_jsonl_writer(output) as sink, keep_settings(), children:
-            for document in _call(function, call, given):
-                before, size, line = _encode(function, document, given)
+        call = _Call(function, part, read_documents(part, counts, Rejects(output)))
+        with open_jsonl_writer(output) as sink:
+            for document in call.run(loaded):
+                size, line = call.encode(document)
                 sink.write(line)
-                counts.add_written(part.source, size, before)
-        dropped, size = given.left.total()
-        if dropped:
-            counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, dropped)
+                counts.add_written(part.source, size, document.size)
+        if call.dropped.documents:
+            counts.add(
+                part.source, f"dropped by {function.partition(':')[2]}", call.dropped.bytes, call.dropped.documents
+            )
     return counts
 
 
-class _Left:
-    """Documents that were given and not yielded yet, by row: the size and the hash of the text as it was read.
+class GivenDocument(Document):
+    """A document as a user's function is given it, with the text and its size as they were read."""
 
-    A document takes 16 bytes of memory: a compressed file, which is one slice, may have millions that are dropped.
-    """
-
-    def __init__(self, first_row: int) -> None:
-        self.first_row = first_row
-        self.sizes, self.digests = array("q"), array("q")  # of each row from the first; a size of _GONE: none is left
-
-    def add(self, row: int, size: int, digest: int) -> None:
-        """Add a document; rows ascend, and malformed records are left out."""
-        for _ in range(self.first_row + len(self.sizes), row):
-            self.sizes.append(_GONE)
-            self.digests.append(0)
-        self.sizes.append(size)
-        self.digests.append(digest)
-
-    def pop(self, row: int) -> tuple[int, int] | None:
-        """Size and hash of a document, which is left no longer; None if it is not there."""
-        rows = range(self.first_row, self.first_row + len(self.sizes))
-        place = rows.index(row) if row in rows else None  # a function may have set any value for a row
-        if place is None or self.sizes[place] == _GONE:
-            return None
-        size, self.sizes[place] = self.sizes[place], _GONE
-        return size, self.digests[place]
-
-    def total(self) -> tuple[int, int]:
-        """How many documents are left, and the sum of their sizes."""
-        sizes = np.frombuffer(self.sizes, np.int64)
-        return int(np.count_nonzero(sizes != _GONE)), int(sizes.sum(where=sizes != _GONE))
+    original: str = ""
+    size: int = 0
+    is_yielded: bool = False
 
 
-class _GivenDocuments:
-    """An iterator over the documents of a slice that keeps account of those given and not yielded yet."""
+class _Call:
+    """One call of a user's function: what it was given, and what of that it has not yielded."""
 
-    def __init__(self, part: Slice, documents: Iterator[Document], children: ChildProcesses) -> None:
-        self.part, self.documents, self.children = part, documents, children
-        self.left = _Left(part.first_row)
-        self.last, self.line = "no document", ""  # the key and the line of the last one given
-        self.error: GristmillError | None = None
+    def __init__(self, name: str, part: Slice, documents: Iterator[Document]) -> None:
+        self.name, self.part = name, part
+        self.given = self._give(documents)
+        self.last = "no document"  # the key and the line of the last one given
+        self.dropped = Tally()
+        self.error: GristmillError | None = None  # of the reader; kept, as the function may catch it
 
-    def __iter__(self) -> Iterator[Document]:
-        return self
-
-    def __next__(self) -> Document:
-        self.children.end_copy()
+    def _give(self, documents: Iterator[Document]) -> Iterator[GivenDocument]:
         try:
-            document = next(self.documents)
-        except GristmillError as error:  # kept, as the function may catch it
+            for document in documents:
+                text, key, size = document.text, document.key, utf8_size(document.text)
+                self.dropped.add(1, size)
+                self.last = f"{key} ({self.part.path} line {key.row + 1})"
+                given = [GivenDocument(text, key, document.fields, document.text_column, text, size)]
+                del document, text
+                yield given.pop()  # a large one is the function's alone, and gone before the next is read
+        except GristmillError as error:
             self.error = error
             raise
-        self.left.add(document.key.row, utf8_size(document.text), hash(document.text))
-        self.last, self.line = str(document.key), f" ({self.part.path} line {document.key.row + 1})"
-        return document
 
-
-def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iterator[Document]:
-    """Yield what the function yields. UsageError, with the place, if it fails; the reader's errors pass through."""
-    documents: Iterator[Any] | None = None
-    while True:
+    def run(self, function: DocumentFunction) -> Iterator[GivenDocument]:
+        """Yield what the function yields. UsageError, with the place, if it fails; the reader's errors pass through."""
         try:
-            documents = documents or _iterate(name, function(given))
-            document = next(documents, _END)
-        except (GristmillError, KeyboardInterrupt, Terminated):
-            given.children.end_copy()
+            documents: object = function(self.given)
+            if not isinstance(documents, Iterable):
+                raise UsageError(f"{self.name} returned a {type(documents).__name__}: expected {_FORM}")
+            for document in documents:
+                self._check(document)
+                yield document
+        except GristmillError:
             raise
-        except BaseException as error:  # also of sys.exit(), which would end the stage as if it were done
-            given.children.end_copy()
-            raise given.error or _failure(name, given, error) from error
-        given.children.end_copy()
-        if document is _END:
-            break
-        yield document
-    if given.error:
-        raise given.error
-    for _ in given:  # the function may end early
-        pass
+        except (Exception, SystemExit) as error:
+            message = f"{self.name} failed after it was given {self.last}: {describe(error)}"
+            raise self.error or UsageError(message) from error
+        if self.error:
+            raise self.error
+        for _ in self.given:  # the function may end early
+            pass
+
+    def _check(self, document: object) -> None:
+        """Raise UsageError for what is not a document that was given, or was yielded before."""
+        if not isinstance(document, GivenDocument):
+            raise UsageError(f"{self.name} yielded a {type(document).__name__} after {self.last}: expected {_FORM}")
+        if document.is_yielded:
+            raise UsageError(
+                f"{self.name} yielded {document.key} twice: expected each document at most once. (Copies are made by "
+                "weights, when the corpus is mixed.)"
+            )
+        document.is_yielded = True
+        self.dropped.add(-1, -document.size)
+
+    def encode(self, document: GivenDocument) -> tuple[int, bytes]:
+        """The size of a document's text, and its record as a line of JSON. UsageError if it has none."""
+        try:
+            self._join_texts(document)
+            return utf8_size(document.text), _ENCODER.encode_lines(
+                ({k: _plain(v) for k, v in document.fields.items()},)
+            )
+        except (UnicodeEncodeError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"{self.name} yielded {document.key}, which cannot be written as JSON: {error}") from error
+
+    def _join_texts(self, document: GivenDocument) -> None:
+        """Make `document.text` and the field with the text one, whichever of them the function set."""
+        column, text = document.text_column, document.text
+        stored = document.value(column) if column in document.fields else text
+        for found in (text, stored):
+            if not isinstance(found, str):
+                raise UsageError(f"{self.name} yielded {document.key} with a text of type {type(found).__name__}")
+        if stored != text and document.original not in (text, stored):
+            raise UsageError(
+                f"{self.name} yielded {document.key} with one text in `text` and another in fields[{column!r}]: set one"
+            )
+        document.text = stored if text == document.original else text
+        if stored != document.text or column not in document.fields:
+            document.fields[column] = document.text
 
 
-def _iterate(name: str, found: object) -> Iterator[Any]:
-    if not isinstance(found, Iterable):
-        raise UsageError(f"{name} returned a {type(found).__name__}: wanted {_FORM}")
-    return iter(found)
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's, infinite numbers and NaN as Python's own writer of JSON spells them."""
+    if isinstance(value, (str, msgspec.Raw)):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NAN if math.isnan(value) else _INFINITY if value > 0 else _MINUS_INFINITY
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [*map(_plain, value)]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        raise TypeError("a set has no order of its own; give a sorted list")
+    return value
 
 
-def _failure(name: str, given: _GivenDocuments, error: BaseException) -> UsageError:
-    """What to raise in place of an error of the function."""
-    return UsageError(f"{name} failed after it was given {given.last}{given.line}: {describe(error)}")
+def _as_text(value: Any) -> str:
+    """What tables have and JSON has not is written as text; an object's address is no value."""
+    text = str(value)
+    if f"{id(value):x}" in text:
+        raise TypeError(f"a {type(value).__name__} has no JSON; give text, numbers, lists or dictionaries")
+    return text
 
 
-def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int, int, bytes]:
-    """Sizes of a yielded document's text, as it was read and now, and its record as a line. UsageError if none."""
-    if not isinstance(document, Document):
-        raise UsageError(f"{name} yielded a {type(document).__name__} after {given.last}: wanted {_FORM}")
-    key, fields = getattr(document, "key", None), getattr(document, "fields", None)
-    if not isinstance(key, DocKey) or not isinstance(fields, dict) or not hasattr(document, "text"):
-        raise UsageError(
-            f"{name} yielded a document after {given.last} whose key or fields it replaced, or of which it deleted a "
-            f"part: wanted {_FORM}"
-        )
-    found = given.left.pop(key.row) if key.file == given.part.name else None
-    if found is None:
-        raise UsageError(
-            f"{name} yielded {document.key}, which is no document that it was given, or was yielded before: wanted "
-            "each document at most once. (Copies are made by weights, when the corpus is mixed.)"
-        )
-    before, digest = found
-    _set_text(name, document, digest)
-    try:
-        return before, utf8_size(document.text), record_line(document.fields)
-    except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{name} yielded {document.key}, which cannot be written as JSON: {error}") from error
-
-
-def _set_text(name: str, document: Document, digest: int) -> None:
-    """Make `document.text` and the field with the text one, whichever of them the function set.
-
-    `digest` is the hash of the text as it was read. UsageError if it set both, to different texts, or one to no text.
-    """
-    column, text = document.text_column, document.text
-    stored = document.value(column) if column in document.fields else text
-    for found in (text, stored):
-        if not isinstance(found, str):
-            raise UsageError(f"{name} yielded {document.key} with a text of type {type(found).__name__}: wanted str")
-    if stored != text and digest not in (hash(text), hash(stored)):
-        raise UsageError(f"{name} yielded {document.key} with one text in `text` and another in fields[{column!r}]")
-    document.text = stored if hash(text) == digest else text
-    if stored != document.text or column not in document.fields:
-        document.fields[column] = document.text
+_ENCODER = msgspec.json.Encoder(enc_hook=_as_text)
 
 
 if __name__ == "__main__":

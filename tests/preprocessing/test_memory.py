@@ -24,7 +24,7 @@ from preprocessing.apply import apply_to_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices
 from preprocessing.train_tokenizer import sample_group
-from preprocessing.user_function import recorded_version
+from preprocessing.user_function import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -175,7 +175,7 @@ def test_a_text_that_cannot_be_divided_is_held_though_a_batch_has_room_for_it(
 def test_documents_that_a_function_drops_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "drops_all.py").write_text("def f(documents):\n    for _ in documents:\n        yield from ()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    version = recorded_version("drops_all:f")
+    version = version_of("drops_all:f")
     few, many = (slice_of(tmp_path / f"in{n}/a.jsonl", *map(str, range(n))) for n in (10, 50_000))
     apply_to_slices((few,), (tmp_path / "first.jsonl",), "drops_all:f", version)  # imports what it needs
     tracemalloc.start()

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.storage.lock import stage_lock, workers_path
+from gristmill.storage.lock import hold_worker_lock, stage_lock, workers_path
 from tests.gristmill.engine.upper_stage import upper_stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,3 +80,18 @@ def test_killed_runs_are_taken_over(tmp_path: Path, source: Path) -> None:
     upper_stage(source, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole"), seed
     assert not list((tmp_path / "out").rglob("*.partial"))
+
+
+def test_the_lock_of_workers_is_not_held_by_what_they_fork(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock, (to_read, to_write) = tmp_path / "apply.lock", os.pipe()
+    if not os.fork():  # a worker
+        hold_worker_lock(lock)
+        if not os.fork():  # a process that outlives it
+            signal.alarm(5)
+            os.close(to_write)
+            os.read(to_read, 1)
+        os._exit(0)
+    os.wait()
+    with stage_lock(lock):
+        assert "waiting" not in capsys.readouterr().err
+    os.close(to_write)
