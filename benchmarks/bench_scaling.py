@@ -36,7 +36,7 @@ from dedup.to_hash import to_hash
 from gristmill.command import wide_console
 from gristmill.engine.executors.choice import Workplace
 from gristmill.engine.options import RunOptions
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2

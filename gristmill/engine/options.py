@@ -63,10 +63,9 @@ class RunOptions:
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
     scratch_size: str = ""
-    """Most bytes of disk, such as 200GiB, that copies, outputs and temporary files of tasks which run at the same time
-    may take in the scratch folder: of the tasks of this process, or of each node with Ray. Others wait; a task that
-    takes more than is free beside them begins again when there is room, and one that needs more alone ends the run. By
-    default all that is free."""
+    """Bytes of disk, such as 200GiB, that tasks which run at the same time may reserve in the scratch folder: the tasks
+    of this process, or of each node with Ray. A task reserves the size of its inputs, and as much for its outputs;
+    others wait. By default not limited."""
 
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders: one is in charge, the

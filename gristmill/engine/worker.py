@@ -10,8 +10,7 @@ from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import StagedTask, staged
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
-from gristmill.engine.scratch.folders import Scratch
-from gristmill.engine.scratch.room import Outgrown
+from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.storage.files import FileInfo, file_info
@@ -37,14 +36,9 @@ def run_task(
     task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
     `hashes` gives.
     """
-    local, room = {path: info for path, info in inputs.items() if not is_remote(path)}, 0
-    while True:
-        try:
-            with staged(task, inputs, scratch, hashes, room) as copy:
-                counts, value, outputs = _run_and_publish(task, copy, local, ledger, budget)
-            break
-        except Outgrown as error:  # its folder is removed, so that others may end
-            room = error.size
+    local = {path: info for path, info in inputs.items() if not is_remote(path)}
+    with staged(task, inputs, scratch, hashes) as copy:
+        counts, value, outputs = _run_and_publish(task, copy, local, ledger, budget)
     record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
     ledger.write(record)
     return record
@@ -53,7 +47,7 @@ def run_task(
 def _run_and_publish(
     task: Task, copy: StagedTask, local: Mapping[Path, FileInfo], ledger: Ledger, budget: Budget | None
 ) -> tuple[Counts, Any, list[OutputRecord]]:
-    """Run a task's `copy`, whose inputs are here, and publish its outputs; raises Outgrown if they need more room."""
+    """Run a task's `copy`, whose inputs are here, and publish its outputs."""
     memory = {} if task.memory is None else {"memory": task.memory}
     _reject_changed(local, ledger)
     with memory_budget(budget), flush_later():

@@ -144,19 +144,3 @@ def locked(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def locked_for_now(path: Path) -> Iterator[None]:
-    """Context: hold an exclusive lock on `path`, as `locked`; the file is removed at the end."""
-    is_held = False
-    while not is_held:
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):  # who held it has removed it meanwhile
-                is_held = os.path.samestat(os.fstat(file.fileno()), path.stat())
-            if is_held:
-                try:
-                    yield
-                finally:
-                    path.unlink()

@@ -250,7 +250,7 @@ def test_a_driver_that_was_stopped_until_another_had_finished_writes_nothing(sto
 
 def test_a_scratch_folder_that_is_too_small(start: Start) -> None:
     code, printed = start.finish("s3://bucket/small", "--scratch_size", "1KiB")
-    assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes: the task "), printed
+    assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes is too small for the task "), printed
     assert printed.count("\n") == 1
 
 

@@ -15,7 +15,7 @@ from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
-from gristmill.engine.scratch.folders import Scratch, open_scratch
+from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.storage.lease import lease_seconds

@@ -45,12 +45,6 @@ class Call:
     def __call__(self) -> Any:
         return self.function(**self.arguments)
 
-    @property
-    def needs_process(self) -> bool:
-        """Whether it may end its process, or be kept from writing files, which no thread beside it may be."""
-        scratch = self.arguments.get("scratch")
-        return bool(self.foreign) or (scratch is not None and scratch.size is not None)
-
     def with_absolute_paths(self) -> "Call":
         """The same call for a process with another working folder."""
         return replace(self, arguments=relocate(self.arguments, Path.absolute))
@@ -89,7 +83,7 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
-    Calls that need a process of their own run in worker processes, always. `worker_lock` is the lock file of the stage
+    Calls of a user's function run in worker processes, always. `worker_lock` is the lock file of the stage
     (see lock.py), of which each worker holds a share.
     """
 
@@ -138,7 +132,7 @@ class LocalExecutor:
         The first error cancels the calls not yet started and is raised unchanged. Raises WorkerDied if a
         worker process dies.
         """
-        if not (calls and calls[0].needs_process) and (self.workers <= 1 or len(calls) <= 1):
+        if not (calls and calls[0].foreign) and (self.workers <= 1 or len(calls) <= 1):
             yield from ((position, call()) for position, call in enumerate(calls))
             return
         pending: dict[Future[Any], int] = {}

@@ -25,7 +25,7 @@ from gristmill.engine.executors.board import Failure
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.executors.shards import attempt
-from gristmill.engine.scratch.folders import open_scratch
+from gristmill.engine.scratch import open_scratch
 from gristmill.errors import GristmillError, UsageError
 
 _WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down

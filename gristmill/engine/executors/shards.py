@@ -29,7 +29,7 @@ from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from gristmill.errors import (
     FinishedElsewhere,
     GristmillError,

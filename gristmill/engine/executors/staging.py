@@ -19,8 +19,7 @@ import msgspec
 
 from gristmill.counts import Counts, Damage
 from gristmill.engine.inputs.fetching import fetch, remote_ranges
-from gristmill.engine.scratch.folders import Scratch, open_scratch
-from gristmill.engine.scratch.room import Room
+from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.engine.task import Result, Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
@@ -31,8 +30,6 @@ from gristmill.storage.names import absolute
 from gristmill.urls import SCHEMES, is_remote, object_name
 
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
-_COPIES = 2  # of the bytes that a task reads: most take twice as much or less
-_NO_HASHES: Mapping[Path, str] = MappingProxyType({})
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
 
 
@@ -43,18 +40,17 @@ class StagedTask:
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
     scratch: Scratch | None = None
-    room: Room | None = None  # of the copies
+    folder: Path | None = None  # of the copies
 
     def run(self, **more: Any) -> Counts | Result | None:
-        """Call the function, with more arguments; raises Outgrown as Room.watched does."""
-        with self.room.watched(self.task.name) if self.room else nullcontext():
-            return self.task.function(**self.task.arguments, **more)
+        """Call the function, with more arguments."""
+        return self.task.function(**self.task.arguments, **more)
 
     def name_objects(self, counts: Counts) -> Counts:
         """Counts in which examples and damaged files have the names of objects, not of their copies."""
-        if self.room is None:
+        folder = self.folder
+        if folder is None:
             return counts
-        folder = self.room.folder
         damaged = {
             name: Damage(_original(it.path, folder), it.fault, _original(it.detail, folder))
             for name, it in counts.damaged.items()
@@ -100,12 +96,11 @@ def staged(
     inputs: Mapping[Path, FileInfo],
     scratch: Scratch | None,
     hashes: Mapping[Path, str] = MappingProxyType({}),
-    room: int = 0,
 ) -> Iterator[StagedTask]:
     """Context: the task with copies of its remote inputs, in a folder that is removed at the end.
 
-    `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote; `room`: bytes that the
-    task is known to take. Raises InputError if an object is gone or another one.
+    `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
+    object is gone or another one.
     """
     is_remote_read = any(map(is_remote, paths_read_by([task])))
     fetched = list(remote_ranges(task.arguments, set(task.outputs))) if is_remote_read else []
@@ -115,23 +110,21 @@ def staged(
         return
     assert scratch, f"{task.name} needs a scratch folder"
     size = sum(_size_of(ranges, inputs.get(path)) for path, ranges in fetched)
-    scratch.check_room(task.name, size)
-    with scratch.reserve(max(_COPIES * max(size, task.size), room)) as reserved:
-        folder = reserved.folder
+    with scratch.reserve(task.name, size, max(size, task.size)) as folder:
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
-        with _names_removed(reserved), _names_full_disk(scratch), wrap_write_errors(scratch.folder):
+        with _names_removed(folder), _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
             for path, ranges in fetched:
                 fetch(path, places[path], ranges, inputs.get(path), hashes.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, reserved)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, folder)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
-            with _names_removed(reserved), _names_full_disk(scratch) if is_all_here else nullcontext():
+            with _names_removed(folder), _names_full_disk(scratch) if is_all_here else nullcontext():
                 yield copy
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
@@ -153,15 +146,15 @@ def _read_nothing(paths: list[Path]) -> None:
 
 
 @contextmanager
-def _names_removed(room: Room) -> Iterator[None]:
+def _names_removed(folder: Path) -> Iterator[None]:
     """Context: convert the errors of a task whose folder somebody else has removed to one that says so."""
     try:
         yield
     except Exception as error:
-        if room.folder.exists():
+        if folder.exists():
             raise
         raise OutputError(
-            f"--scratch {room.folder.parent.parent}: what tasks had there was removed while they worked. Run the same "
+            f"--scratch {folder.parent.parent}: what tasks had there was removed while they worked. Run the same "
             "command again to go on"
         ) from error
 

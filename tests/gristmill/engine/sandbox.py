@@ -21,7 +21,7 @@ from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
 from gristmill.engine.executors.local import Call
 from gristmill.engine.records import DoneRecord, Ledger
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, rejects_path

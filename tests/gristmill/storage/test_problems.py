@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import staged
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, InputError, StorageError, UsageError
 from gristmill.io.documents import list_corpus

@@ -16,7 +16,7 @@ from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.records import DoneRecord
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
 

@@ -26,7 +26,7 @@ from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.scratch.folders import Scratch
+from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Task
 from gristmill.errors import InputError, UsageError
 from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage
@@ -188,7 +188,7 @@ def hold_much(budget: Budget) -> str:
 
 def reserve(scratch: Scratch, starts: Path) -> int:
     """Task: work for a moment with copies that take all the scratch; return how many tasks did so at that time."""
-    with scratch.reserve(1000), (starts / secrets.token_hex(8)).open("w") as file:
+    with scratch.reserve("a task", 500, 500), (starts / secrets.token_hex(8)).open("w") as file:
         time.sleep(0.5)
         found = len(list(starts.iterdir()))
         Path(file.name).unlink()

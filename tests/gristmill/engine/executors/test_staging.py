@@ -3,9 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 
 from gristmill.counts import Counts, Damage
 from gristmill.engine.executors.staging import staged
-from gristmill.engine.scratch.folders import Scratch, open_scratch
+from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.engine.task import Task
 from gristmill.errors import DamagedFile, OutputError, wrap_read_errors, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join
@@ -51,34 +48,6 @@ def test_a_full_scratch_is_named_and_no_output(tmp_path: Path) -> None:
     assert "--scratch_size" in message
 
 
-def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Path, monkeypatch) -> None:
-    """In containers, all processes may have the same number, on hosts of one name."""
-    script = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from gristmill.engine.scratch.folders import open_scratch\n"
-        "with open_scratch(Path(sys.argv[1]), None) as scratch:\n"
-        "    (scratch.folder / 'copy').mkdir(parents=True)\n"
-        "    print(scratch.folder, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout
-    left = Path(other.stdout.readline().strip())
-    gone = left.rename(left.with_name(left.name.replace(str(other.pid), str(2**22 + 1))))  # no process has this number
-    with open_scratch(tmp_path, None) as scratch:
-        assert (gone / "copy").is_dir() and scratch.folder.is_dir()
-    other.kill()
-    other.communicate()
-    monkeypatch.setattr(os, "getpid", lambda: os.getppid())  # of a process that lives
-    same = gone.rename(gone.with_name(gone.name.replace(str(2**22 + 1), str(os.getpid()))))
-    with open_scratch(tmp_path, None) as scratch:
-        assert not same.exists()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_task_that_ends_after_its_step_puts_nothing_in_place(tmp_path: Path) -> None:
     """As that of a node that was taken for dead and comes back: the fence of the step is gone."""
     fence, task = tmp_path / "fence", Task("one", join, {}, (tmp_path / "out",))
@@ -106,15 +75,3 @@ def test_a_scratch_folder_that_vanishes_is_told(tmp_path: Path) -> None:
     ):
         shutil.rmtree(scratch.folder)
         copy.task.outputs[0].read_text()
-
-
-def test_a_scratch_folder_is_not_removed_while_it_is_made(tmp_path: Path) -> None:
-    """By another process that begins and removes what was left."""
-
-    def open_and_look(_: int) -> bool:
-        with open_scratch(tmp_path, None) as scratch:
-            return scratch.folder.is_dir()
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(open_and_look, range(2_000)))
-    assert not any(tmp_path.iterdir())
