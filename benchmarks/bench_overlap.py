@@ -25,14 +25,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.bench_training import write_tokens
 from gristmill.command import run_with_exit_code, wide_console
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan
 from training.trainer import Trainer
 

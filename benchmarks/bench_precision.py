@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.train import train
 
 WINDOW = 10

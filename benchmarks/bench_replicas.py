@@ -36,9 +36,9 @@ from benchmarks.dedup_tables import markdown
 from benchmarks.made_up_tokens import write_tokens
 from gristmill.command import run_with_exit_code
 from gristmill_parity.traffic import OPERATIONS
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
 from training.distributed.rank_pool import RankPool
@@ -46,12 +46,11 @@ from training.experimental.server import messages
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import AsyncTrainer
 from training.experimental.server.worker import work
+from training.loop import train_as_planned
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan
-from training.train import train_as_planned
 
 LAYOUTS = {
     "all-reduce": ParallelConfig(),

@@ -24,9 +24,9 @@ from gristmill_parity.small_models import SEQ_LEN, small_model
 from gristmill_parity.traffic import Traffic, Volume
 from gristmill_parity.traffic_theory import expected_traffic
 from gristmill_parity.worker import run_case
+from training.config import Precision
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
-from training.kernels.precision import Precision
 
 BUCKET_BYTES, CHUNK_BYTES = 60_000, 2_000
 LAYOUTS: dict[str, tuple[int, ParallelConfig]] = {

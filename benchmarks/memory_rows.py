@@ -13,10 +13,10 @@ import training.parallel.data_parallel
 from benchmarks.live_bytes import LiveBytes
 from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
+from training.config import Precision
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
 from training.experimental.local_steps.replicas import LocalReplicas, Replicas
-from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder

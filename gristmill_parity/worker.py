@@ -15,13 +15,14 @@ from gristmill_parity.cases import Case
 from gristmill_parity.small_models import SEQ_LEN, VOCAB_SIZE
 from gristmill_parity.traffic import Traffic, TrafficCounter
 from gristmill_parity.traffic_theory import expected_traffic
+from training.config import Precision
 from training.distributed.mesh import World, build_world
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.experimental.local_steps.step_sums import StepSums
 from training.formulas.traffic.inputs import Coordinates, TrafficInputs
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig, OffloadTarget, Recompute
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder

@@ -32,7 +32,7 @@ from gristmill_planner.timeline.draw_schedules import draw_measured, draw_schedu
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, simulate
 from gristmill_planner.timeline.timeline_drawing import draw_timelines, timeline_text
 from gristmill_planner.validation import comparison_table
-from training.kernels.precision import Precision
+from training.config import Precision
 
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
 

@@ -12,9 +12,8 @@ from gristmill_planner.cost.hardware import Cluster
 from gristmill_planner.cost.planned_run import GRISTMILL, OptimizerStates, PlannedRun, Software
 from gristmill_planner.layouts.plan_request import PlanRequest
 from gristmill_planner.published_runs import PublishedRun
-from training.config import TrainConfig
+from training.config import Precision, TrainConfig
 from training.data.batches import BatchSplit
-from training.kernels.precision import Precision
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers
 

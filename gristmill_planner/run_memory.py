@@ -8,7 +8,7 @@ from gristmill_planner.cost.megatron_memory import CONTEXT, megatron_memory
 from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
 from gristmill_planner.memory.memory import estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.kernels.precision import Precision
+from training.config import Precision
 
 RESERVE = 3 << 30
 """Bytes of CUDA, its libraries and collectives beside what the formulas count."""

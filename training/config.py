@@ -1,31 +1,26 @@
 """TrainConfig: all options of a training run, one section per subpackage."""
 
-from dataclasses import asdict, dataclass, field, fields
-from hashlib import sha256
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import msgspec
+from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
-from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import reject_remote
-from training.checkpoint.checkpoint import CheckpointConfig
-from training.data.batches import DataConfig
-from training.data.mix import TokenMix
+from training.checkpoint.checkpoint_config import CheckpointConfig
+from training.data.data_config import DataConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.distributed.layout_checks.together import check_together
 from training.distributed.torch_version import require_torch
 from training.experimental.local_steps.meeting_config import MeetingConfig
-from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
+
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 
 
 @dataclass(frozen=True)
@@ -134,41 +129,3 @@ class TrainConfig:
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
-
-    def identity(self, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
-        """Options and data that determine the run's results, by option name; a run resumes only if all are equal.
-
-        Not among them: paths, the number of processes and their layout. `model` must be resolved; `holdout` is
-        the manifest of the token shards.
-        """
-        lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
-        optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key not in lengths}
-        return {
-            **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
-            **_train_identity(train),
-            "data.holdout": _fingerprint(holdout),
-            "data.seq_len": self.data.seq_len,
-            "data.batch_size": self.data.batch_size,
-            "data.order": self.data.order,
-            **self.data.of_documents(),
-            **{f"parallel.{key}": value for key, value in self.parallel.compression_record().items()},
-            **optim,
-            **self.replicas.record(),
-            **({"parallel.local_steps": self.parallel.local_steps} if self.parallel.local_steps else {}),
-            "optim.min_lr": self.optim.final_lr,
-            "seed": self.seed,
-            "precision": self.precision,
-        }
-
-
-def _train_identity(train: TokenMix) -> dict[str, Any]:
-    """What of the data sets decides the results: their shards, and of several their shares."""
-    found = [_fingerprint(part.manifest) for part in train.parts]
-    if len(found) == 1:
-        return {"data.train": found[0]}
-    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares]}
-
-
-def _fingerprint(manifest: Manifest) -> str:
-    """Hash of the token shards' checksums."""
-    return sha256(msgspec.json.encode([shard.sha256 for shard in manifest.shards])).hexdigest()[:16]

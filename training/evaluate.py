@@ -26,6 +26,7 @@ from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.checkpoint.stored_weights import weight_keys
+from training.config import Precision
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
 from training.distributed.command_line import exit_on_user_error, read_options
@@ -33,15 +34,14 @@ from training.distributed.hang_detection import report_failures
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
-from training.kernels.precision import Precision
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import EvalConfig
 from training.reporting.holdout_losses import HoldoutLosses
 from training.reporting.holdouts import Holdouts
 from training.reporting.metrics_file import finite
+from training.reporting.reporting_config import EvalConfig
 
 _SECONDS_TO_WAIT = 60.0  # of a rank for another
 _SECTION = re.compile(r"\b(eval|data)\.(?=(lengths|weights|sequences|seq_len|mask_documents)\b)")

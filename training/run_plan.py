@@ -1,12 +1,15 @@
 """RunPlan: what follows from the options, the token shards and the number of processes, before a run starts."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
+from gristmill.io.token_manifest import Manifest
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
@@ -51,7 +54,7 @@ class RunPlan:
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
         model = config.model.resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
-        identity = config.identity(model, train, holdout.manifest)
+        identity = run_identity(config, model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
         check_local_steps(layout, config.replicas, config.optim, memory, config.profile.norms, config.seconds_to_wait)
         split = BatchSplit.of(data, layout, config.replicas.count)
@@ -122,3 +125,42 @@ def _idle_options(config: TrainConfig, model: ModelConfig) -> list[str]:
             value = " ".join(map(str, given)) if isinstance(given, tuple) else given
             lines.append(f"{option} {value} has no effect with {reason}")
     return lines
+
+
+def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
+    """Options and data that determine the run's results, by option name; a run resumes only if all are equal.
+
+    Not among them: paths, the number of processes and their layout. `model` must be resolved; `holdout` is
+    the manifest of the token shards.
+    """
+    lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
+    optim = {f"optim.{key}": value for key, value in asdict(config.optim).items() if key not in lengths}
+    return {
+        **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
+        **_train_identity(train),
+        "data.holdout": _fingerprint(holdout),
+        "data.seq_len": config.data.seq_len,
+        "data.batch_size": config.data.batch_size,
+        "data.order": config.data.order,
+        **config.data.of_documents(),
+        **{f"parallel.{key}": value for key, value in config.parallel.compression_record().items()},
+        **optim,
+        **config.replicas.record(),
+        **({"parallel.local_steps": config.parallel.local_steps} if config.parallel.local_steps else {}),
+        "optim.min_lr": config.optim.final_lr,
+        "seed": config.seed,
+        "precision": config.precision,
+    }
+
+
+def _train_identity(train: TokenMix) -> dict[str, Any]:
+    """What of the data sets decides the results: their shards, and of several their shares."""
+    found = [_fingerprint(part.manifest) for part in train.parts]
+    if len(found) == 1:
+        return {"data.train": found[0]}
+    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares]}
+
+
+def _fingerprint(manifest: Manifest) -> str:
+    """Hash of the token shards' checksums."""
+    return sha256(msgspec.json.encode([shard.sha256 for shard in manifest.shards])).hexdigest()[:16]

@@ -1,90 +1,44 @@
-"""Train a decoder on token shards: `torchrun --nproc_per_node=2 training/train.py --data.train … `."""
+"""Train a decoder on token shards: `torchrun --nproc_per_node=2 training/train.py --data.train … `.
+
+The command and its options; the loop is in loop.py. Nothing here imports torch, which takes seconds, before the options
+are known to be right.
+"""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from training.checkpoint.run_folder import RunFolder, lock_run_folder
 from training.config import TrainConfig
 from training.distributed.command_line import exit_on_user_error, read_options
-from training.distributed.hang_detection import report_failures
-from training.distributed.mesh import init_distributed
-from training.distributed.stall_watch import StallWatch, gpu_busy
-from training.distributed.stop_signals import StopSignals
-from training.reporting.summary import Summary
-from training.run_plan import RunPlan
-from training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from training.reporting.summary import Summary
 
 
-def train(config: TrainConfig) -> Summary:
+def train(config: TrainConfig) -> "Summary":
     """Train as configured; resume from the latest checkpoint in `config.out_dir` if there is one.
 
     Every process of torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
     On SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
+    from training.loop import train_as_planned
+    from training.run_plan import RunPlan
+
     return train_as_planned(RunPlan.of(config))
-
-
-def train_as_planned(
-    plan: RunPlan, on_step: Callable[[], None] = lambda: None, make: Callable[..., Trainer] = Trainer
-) -> Summary:
-    """Train as `train` does, from options that are complete and checked; `on_step` is called before every step.
-
-    `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
-    """
-    config = plan.config
-    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from)
-    with (
-        init_distributed(config.device, config.seconds_to_wait) as device,
-        StopSignals() as stop,
-        lock_run_folder(folder),
-        make(plan, device) as trainer,
-    ):
-        trainer.stop_signals = stop
-        trainer.load()
-        changed = folder.describe_changed_decay(trainer.steps_done)
-        folder.claim(trainer.seen.since)
-        trainer.start()
-        if changed:
-            trainer.reporter.say(changed)
-        due = False
-        while (step := trainer.steps_done + 1) <= config.optim.steps:
-            on_step()
-            with trainer.profiler.step(step):
-                stopping = trainer.step(step, stop.received)
-            step = trainer.steps_done  # a replica that was away goes on where the others are
-            last = step == config.optim.steps
-            evaluating = last or _is_due(step, config.eval.every)
-            due = due or _is_due(step, config.checkpoint.every)
-            saving = stopping or last or (due and not trainer.skipped)  # or a diverged model would replace good ones
-            if evaluating or saving or _is_due(step, config.metrics.log_every):
-                trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
-            if evaluating:
-                trainer.evaluate(step)
-            if saving:
-                trainer.save(step)
-                due = False
-            if stopping and not last:
-                trainer.finish_early(step)
-                sys.exit(128 + trainer.world.all_reduce_max(stop.received))
-        return trainer.finish()
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
     with exit_on_user_error():
         config = read_options(TrainConfig, argv, prog="train.py")
-        plan = RunPlan.of(config)
-        with init_distributed(config.device, config.seconds_to_wait) as device:
-            watch = StallWatch(config.seconds_to_wait, lambda: gpu_busy(device))
-            with report_failures(watch):
-                train_as_planned(plan, watch.beat)
+        config.check()
+
+        from training.loop import train_and_report_failures
+
+        train_and_report_failures(config)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from training.distributed.mesh import init_distributed
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import AsyncTrainer
 from training.experimental.server.worker import work
-from training.train import train_as_planned
+from training.loop import train_as_planned
 
 
 def train_async(config: AsyncConfig) -> None:

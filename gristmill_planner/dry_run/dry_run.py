@@ -14,8 +14,8 @@ from gristmill_planner.dry_run.fake_world import FakeCollectives, StepOnMeta, fa
 from gristmill_planner.memory.memory import LOGIT_CHUNK_BYTES, master_bytes, weight_bytes
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from gristmill_planner.memory.optimizer_memory import moment_bytes
+from training.config import Precision
 from training.formulas.traffic.inputs import TrafficInputs
-from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder

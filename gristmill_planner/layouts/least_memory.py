@@ -10,8 +10,8 @@ from gristmill_planner.memory.loss_memory import loss_bytes
 from gristmill_planner.memory.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from gristmill_planner.run_memory import reserve, run_memory
+from training.config import Precision
 from training.distributed.layout import ParallelConfig
-from training.kernels.precision import Precision
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 

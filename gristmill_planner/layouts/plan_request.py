@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gristmill_planner.cost.hardware import Cluster
 from gristmill_planner.cost.planned_run import ADAMW, GRISTMILL, OptimizerStates, Software
-from training.kernels.precision import Precision
+from training.config import Precision
 from training.model.model_config import ModelConfig
 
 

@@ -8,7 +8,8 @@ own parts. docs/training-memory.md has the same tables in words.
 from dataclasses import dataclass
 from typing import Literal
 
-from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.config import Precision
+from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Literal
 
 from gristmill_planner.memory.block_memory import BlockSizes
+from training.config import Precision
 from training.distributed.layout import ParallelConfig
 from training.formulas.parameter_shapes import ParameterShape, pack_buckets
 from training.formulas.rank_parameters import rank_parameters
-from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
 

@@ -20,12 +20,11 @@ from gristmill.engine.executors.local import start_fork_server
 from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
 from gristmill.io.token_shards import TokenShardWriter, write_sources
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.train import train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -162,7 +161,7 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
 def _warm_fork_server() -> None:
     """Restart the fork server with torch imported, once: processes of these tests then start in milliseconds."""
     forkserver._forkserver._stop()  # tests before these may have started it without torch
-    modules = ["training.train", "gristmill_parity.worker", "training.parallel.pipeline_parallel"]
+    modules = ["training.loop", "gristmill_parity.worker", "training.parallel.pipeline_parallel"]
     start_fork_server(["pytest", *modules, "training.kernels.cpu.kernels"])
 
 

@@ -60,7 +60,7 @@ def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault, stallin
 
     `stalling`: the device of rank 0 counts as busy, so that its watch reports a stall after a second.
     """
-    start_fork_server(["pytest", "training.train"])
+    start_fork_server(["pytest", "training.loop"])
     context = multiprocessing.get_context("forkserver")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has it
     folder.mkdir(parents=True, exist_ok=True)

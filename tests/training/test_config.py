@@ -11,7 +11,7 @@ import pytest
 from gristmill.config import load_config
 from gristmill.errors import UsageError
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.model.model_config import ModelConfig
 from training.optim.stability import StabilityConfig
 

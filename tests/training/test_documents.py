@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.errors import UsageError
 from tests.training.conftest import small_run
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.packing import PackedSequences

@@ -15,7 +15,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.token_manifest import TokenizerRecord
 from tests.training.conftest import sentences, write_shards
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences
 from training.distributed.layout import ParallelConfig
@@ -25,9 +25,8 @@ from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.reporting.summary import Summary
 from training.train import train
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.kill_training import differences, kill_at_random, metric_values, start_run, steps_done
 from tests.training.conftest import small_run
 from tests.training.launch import launch
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.train import train

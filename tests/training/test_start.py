@@ -16,7 +16,7 @@ from gristmill.io.token_shards import MAGIC
 from training.config import TrainConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
-from training.reporting.evaluate import EvalConfig
+from training.reporting.reporting_config import EvalConfig
 from training.run_plan import RunPlan
 from training.train import train
 

@@ -16,7 +16,8 @@ import pytest
 
 from gristmill.errors import InputError, OutputError, UsageError
 from tests.training.conftest import small_run
-from training.checkpoint.checkpoint import CheckpointConfig, open_checkpoint
+from training.checkpoint.checkpoint import open_checkpoint
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig

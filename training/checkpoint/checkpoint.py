@@ -16,13 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from gristmill.config import INT64, Range
 from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
 from gristmill.storage.local import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
@@ -32,22 +30,6 @@ from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers
 from training.distributed.mesh import World
 
 LATEST = "latest"
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """Options of checkpoints: the interval, the number kept, asynchronous saving."""
-
-    RENAMED: ClassVar[dict[str, str]] = {"beside": "async_save"}
-    RANGES: ClassVar[dict[str, Range]] = {"every": Range(0, INT64), "keep": Range(1, INT64)}
-
-    every: int = 200
-    """Steps between checkpoints; 0: only after the last step."""
-    keep: int = 2
-    """Number of latest checkpoints to keep."""
-    async_save: bool = True
-    """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
-    if memory.optimizer or memory.parameters is disk: a copy would not fit in memory."""
 
 
 @dataclass

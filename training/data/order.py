@@ -1,14 +1,13 @@
 """Order of the sequences in an epoch: a permutation that is computed index by index, never held in memory."""
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from training.data.data_config import OrderKind
 from training.kernels.keyed_random import key_from_name, splitmix64
 
-OrderKind = Literal["keyed", "randperm"]
 _ROUNDS = 12  # with 8, permutations of ten or fewer sequences are not yet equally likely
 
 

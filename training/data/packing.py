@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gristmill.errors import InputError
 from gristmill.storage.local import atomic_write, locked, sha256_file
+from training.data.data_config import PACKING_VERSION
 from training.data.documents import DocumentIndex, DocumentSpans
 from training.data.sequences import TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
-PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
 _WINDOW = 1 << 18  # documents packed with each other: some 20 MB, and few rows that are not filled
 
 

@@ -5,11 +5,8 @@ The weights that the optimizer updates, its moments, gradient sums, statistics a
 dtype of the compute dtype.
 """
 
-from typing import Literal
-
 import torch
 
-Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 COMPUTE_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

@@ -12,7 +12,7 @@ from training.model.block import build_block
 from training.model.documents import Documents
 from training.model.embedding import Embedding, Head
 from training.model.layers import build_norm
-from training.model.model_config import ModelConfig
+from training.model.model_config import ModelConfig, is_lookup
 from training.model.positions import build_positions
 
 
@@ -63,11 +63,6 @@ def meta_decoder(config: ModelConfig) -> Decoder:
     """Build the whole decoder on the meta device: names and shapes, without memory. `config` must be resolved."""
     with torch.device("meta"):
         return Decoder(config)
-
-
-def is_lookup(name: str) -> bool:
-    """True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
-    return name.startswith("embed.") or name.endswith("attention.query.weight")
 
 
 def flops_per_token(model: Decoder, seq_len: int) -> float:

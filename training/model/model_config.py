@@ -298,3 +298,8 @@ def _check_rope(config: ModelConfig) -> None:
             f"both above 0; try --model.rope_low {_TURNS[kind][0]} --model.rope_high {_TURNS[kind][1]}",
         )
         require(config.rope_base > 1, f"model.rope_base is {config.rope_base}; wanted more than 1; try 10000")
+
+
+def is_lookup(name: str) -> bool:
+    """True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
+    return name.startswith("embed.") or name.endswith("attention.query.weight")

@@ -6,10 +6,9 @@ import torch
 
 from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import BUCKET_NUMEL, ParamsInPlace, ParamsStagedOnCPU, plan_buckets
-from training.optim.model_parts import part_of
 from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
 from training.optim.muon import Muon
-from training.optim.optim_config import OptimConfig
+from training.optim.optim_config import OptimConfig, part_of
 from training.optim.optimizer import SGD, AdamW, AfterUpdate, Optimizer, OptimizerByPart, unique_params
 from training.optim.weight_average import AveragingOptimizer
 from training.sharding.axis import JointAxis

@@ -6,7 +6,10 @@ from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range
 from gristmill.errors import require
-from training.optim.model_parts import MATRICES, Part, part_of
+from training.model.model_config import is_lookup
+
+Part = Literal["hidden", "embeddings", "head", "norms", "biases"]
+MATRICES: tuple[Part, ...] = ("hidden", "embeddings", "head")
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 _MIN_LR = 1e-4  # the default where the peak is above it
@@ -125,3 +128,16 @@ class OptimConfig:
             f"optim.warmup_steps {self.warmup_steps} and optim.cooldown_steps {self.cooldown_steps} are together more "
             f"than the {end} steps until the end of the decay; try --optim.warmup_steps {end - self.cooldown_steps}",
         )
+
+
+def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
+    """The part that a parameter belongs to; a tied matrix is an embedding, and "hidden" is any other matrix.
+
+    >>> part_of("blocks.0.attention.q.weight", (8, 8)), part_of("blocks.0.attention.q.bias", (8,))
+    ('hidden', 'biases')
+    """
+    if len(global_shape) < 2:
+        return "biases" if name.endswith("bias") else "norms"
+    if is_lookup(name):
+        return "embeddings"
+    return "head" if name.startswith("head.") else "hidden"

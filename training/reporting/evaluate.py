@@ -2,17 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gristmill.config import INT64, Range
-from gristmill.errors import require
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups
@@ -23,54 +19,6 @@ from training.reporting.holdout_losses import HoldoutLosses, holdout_losses
 
 _SPAN = 1 << 18  # tokens counted at once
 _SPANS = 1 << 9  # of the training tokens, at most: 134 million tokens, which take a second or two
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """Options of evaluation: the interval, the number of sequences, and the text to sample."""
-
-    RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("every", "sequences"), Range(0, INT64)),
-        "sample_tokens": Range(0, 1_000_000),
-        "temperature": Range(0),
-    }
-
-    every: int = 100
-    """Steps between evaluations; 0: only after the last step."""
-    sequences: int = 0
-    """Sequences of each holdout to evaluate, from the first; 0: all."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Weights of sources in the holdouts' losses; the others do not count. None: every token counts the same."""
-    lengths: tuple[int, ...] = ()
-    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
-    sample_tokens: int = 64
-    """Tokens of text to sample at each evaluation; 0: none."""
-    prompt: str = ""
-    """Prompt of the sampled text; empty: the start of a document."""
-    ema: bool = False
-    """Evaluate and sample the average of the weights (optim.ema_decay) instead of the weights."""
-    temperature: float = 0.8
-    """Sampling temperature; 0: always the most probable token."""
-
-    def check(self) -> None:
-        """Raise UsageError for a prompt that is no text, weights that add up to nothing, lengths out of order."""
-        require(
-            not any("\ud800" <= character <= "\udfff" for character in self.prompt),  # Python's form of other bytes
-            f"eval.prompt is {self.prompt!r}, which is not UTF-8; wanted text; try another --eval.prompt",
-        )
-        require(
-            all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()),
-            f"eval.weights are {self.weights}; wanted finite numbers above 0; leave sources out that shall not count",
-        )
-        require(
-            list(self.lengths) == sorted(set(self.lengths)) and min(self.lengths, default=1) > 0,
-            f"eval.lengths are {self.lengths}; wanted numbers of tokens from 1 on, each more than the one before; try "
-            "--eval.lengths 256 1024 4096",
-        )
-
-    def sequence_count(self, available: int) -> int:
-        """Number of sequences to evaluate, if the holdout has `available` ones."""
-        return min(self.sequences or available, available)
 
 
 def evaluate(

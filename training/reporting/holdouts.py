@@ -7,8 +7,9 @@ from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups
 from training.data.text import TextSequences
 from training.parallel.parallel_model import ParallelModel
-from training.reporting.evaluate import EvalConfig, evaluate
+from training.reporting.evaluate import evaluate
 from training.reporting.holdout_losses import HoldoutLosses
+from training.reporting.reporting_config import EvalConfig
 
 
 class Holdouts:

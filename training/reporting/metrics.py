@@ -4,34 +4,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from gristmill.config import INT64, Range
 from gristmill.errors import wrap_write_errors
 from training.reporting.holdout_losses import HoldoutLosses
 from training.reporting.metrics_file import METRICS, finite
+from training.reporting.reporting_config import MetricsConfig
 from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases, require_installed
 from training.reporting.throughput import Throughput
-
-
-@dataclass(frozen=True)
-class MetricsConfig:
-    """Options of metrics: the terminal's interval, the sinks, the device's peak."""
-
-    RANGES: ClassVar[dict[str, Range]] = {"log_every": Range(1, INT64), "peak_tflops": Range(0)}
-
-    log_every: int = 10
-    """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
-    tensorboard: bool = True
-    """Write TensorBoard event files to out_dir/tensorboard."""
-    wandb: bool = False
-    """Write a run of Weights & Biases to out_dir/wandb, offline unless WANDB_MODE says otherwise."""
-    mlflow: bool = False
-    """Write a run of MLflow to out_dir/mlruns, or where MLFLOW_TRACKING_URI says."""
-    sources: bool = False
-    """At each evaluation, count the tokens seen of each source so far; a resumed run counts from its first step."""
-    peak_tflops: float = 0.0
-    """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gristmill.io.token_manifest import Manifest
 from gristmill.storage.local import sha256_file
 from training.distributed.mesh import main_only
 from training.parallel.parallel_model import ParallelModel
-from training.reporting.evaluate import EvalConfig
+from training.reporting.reporting_config import EvalConfig
 
 _COLDEST = 1e-6  # temperature below which float32 would divide to infinity
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import InputError, UsageError
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.data.batches import DataConfig
+from training.data.data_config import DataConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import MetricsConfig
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.train import train
 
 EARLIER = Path(__file__).parent / "earlier"

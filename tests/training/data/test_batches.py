@@ -6,8 +6,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gristmill.errors import UsageError
 from tests.training.data.conftest import OpenSequences
-from training.data.batches import Batches, BatchSplit, DataConfig
-from training.data.order import OrderKind
+from training.data.batches import Batches, BatchSplit
+from training.data.data_config import DataConfig, OrderKind
 from training.distributed.layout import ParallelConfig
 
 

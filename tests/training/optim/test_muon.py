@@ -11,14 +11,13 @@ from torch import nn
 
 from gristmill.errors import UsageError
 from gristmill_parity.plain.muon import newton_schulz
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
-from training.optim.model_parts import MATRICES, part_of
 from training.optim.muon import orthogonalize
-from training.optim.optim_config import OptimConfig
+from training.optim.optim_config import MATRICES, OptimConfig, part_of
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

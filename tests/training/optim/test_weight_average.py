@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gristmill.errors import UsageError
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards
 from training.config import TrainConfig

@@ -15,8 +15,8 @@ from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.dropout import Dropout
 from training.parallel.tensor_parallel import ShardedDropout
-from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.reporting_config import EvalConfig
 from training.sharding.axis import Axis
 from training.train import train
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import UsageError
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError

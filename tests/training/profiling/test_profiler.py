@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
+from training.loop import train_as_planned
 from training.profiling.layer_norms import layer_of
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
-from training.train import train, train_as_planned
+from training.train import train
 from training.trainer import Trainer
 
 LOOK = ProfileConfig(steps="2:3", times=2, norms=3)

@@ -17,9 +17,10 @@ from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import EvalConfig, evaluate, unigram_loss
+from training.reporting.evaluate import evaluate, unigram_loss
 from training.reporting.holdout_losses import HoldoutLosses, bits_per_byte
 from training.reporting.holdouts import Holdouts
+from training.reporting.reporting_config import EvalConfig
 
 Shards = Callable[..., Path]
 

@@ -8,8 +8,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gristmill.errors import OutputError, UsageError
-from training.reporting.metrics import MetricsConfig, Reporter, StepMetrics
+from training.reporting.metrics import Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.reporting_config import MetricsConfig
 from training.reporting.throughput import Throughput
 
 QUIET = MetricsConfig(tensorboard=False)

@@ -17,7 +17,7 @@ from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import EvalConfig
+from training.reporting.reporting_config import EvalConfig
 from training.reporting.sample import Sampler
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from gristmill_parity.plain.decoder import PlainDecoder, PlainSizes
 from gristmill_parity.traffic import TrafficCounter, Volume
-from training.checkpoint.checkpoint import CheckpointConfig, load_model
+from training.checkpoint.checkpoint import load_model
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import parameter_key
 from training.config import TrainConfig

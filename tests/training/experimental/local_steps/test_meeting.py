@@ -16,7 +16,7 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from tests.training.experimental.local_steps.test_local_steps import H, assert_equal, exact, shared_weights, values
 from tests.training.launch import Fault, launch
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks

@@ -23,7 +23,7 @@ from tests.training.experimental.local_steps.test_meeting import (
     wait_until_left,
 )
 from tests.training.launch import launch
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError

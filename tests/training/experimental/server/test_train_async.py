@@ -24,7 +24,7 @@ from gristmill.errors import UsageError
 from gristmill.process_end import exit_with_parent
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gristmill.errors import UsageError
 from tests.training.parallel.test_layouts import recorded
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.errors import UsageError
 from tests.training.parallel.test_layouts import assert_same, train_with
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig

@@ -1,0 +1,99 @@
+"""DataConfig: the token shards to read, and the size of a step."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from gristmill.config import Range
+from gristmill.errors import require
+
+OrderKind = Literal["keyed", "randperm"]
+PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
+_MOST = 2**31 - 1  # of tokens in a sequence, and of sequences in a batch
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The token shards to read, and the size of a step."""
+
+    RANGES: ClassVar[dict[str, Range]] = {"seq_len": Range(1, _MOST), "batch_size": Range(1, _MOST)}
+
+    train: Path | tuple[Path, ...]
+    """Folder of token shards to train on; or several, of one tokenizer."""
+    holdout: Path
+    """Folder of token shards to evaluate on."""
+    holdouts: dict[str, Path] = field(default_factory=dict)
+    """More folders of token shards to evaluate on, each reported by its name."""
+    weights: tuple[float, ...] = ()
+    """With several folders to train on: weight of each, its share of the tokens; none: by their tokens. A folder that
+    a weight asks more tokens of than it has is read again, every sequence once each time."""
+    seq_len: int = 256
+    """Tokens per sequence."""
+    batch_size: int = 32
+    """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
+    verify: Literal["checksum", "size"] = "checksum"
+    """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
+    beside the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
+    sizes and headers at the start, and every id that is read."""
+    order: OrderKind = "keyed"
+    """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:
+    torch.randperm, 8 bytes a sequence in every process, as in releases before this option. Give it to resume a run
+    that one of them began."""
+    mask_documents: bool = False
+    """Documents in one sequence do not see each other, and positions restart with each, in training and evaluation. The
+    first document of a sequence starts at position 0 even if it was cut. Where documents start is read from the .idx
+    files."""
+    packing: Literal["windows", "best-fit"] = "windows"
+    """Training sequences. windows: consecutive tokens, so that most sequences begin and end within a document;
+    best-fit: whole documents, packed with little padding, which the loss ignores; only documents longer than a
+    sequence are cut (Ding et al. 2024). The plan of a packing is kept in out_dir."""
+
+    @property
+    def train_folders(self) -> tuple[Path, ...]:
+        """The folders to train on."""
+        return self.train if isinstance(self.train, tuple) else (self.train,)
+
+    @property
+    def is_packed(self) -> bool:
+        """Training sequences are packed documents."""
+        return self.packing == "best-fit"
+
+    def of_documents(self) -> dict[str, bool | str | int]:
+        """The options of documents that are not at their defaults, by name: runs from before them have none.
+
+        With a packing its version, too: another one has other targets.
+        """
+        masked = {"data.mask_documents": True} if self.mask_documents else {}
+        packed = {"data.packing": self.packing, "data.packing_version": PACKING_VERSION} if self.is_packed else {}
+        return {**masked, **packed}
+
+    def check(self) -> None:
+        """Raise UsageError for a holdout without a name, weights that do not fit the folders, or an order of no mix."""
+        folders = len(self.train_folders)
+        require(
+            all(name.strip() for name in self.holdouts),
+            "data.holdouts has a folder with an empty name; wanted a name and a folder each; is a variable of your "
+            f"shell not set? try --data.holdouts other {next(iter(self.holdouts.values()), '')}",
+        )
+        require(folders > 0, "data.train names no folder; wanted one of token shards, or several")
+        twice = [path for path, count in Counter(path.resolve() for path in self.train_folders).items() if count > 1]
+        require(
+            not twice,
+            f"data.train names {''.join(map(str, twice[:1]))} twice; wanted each folder once: a weight in data.weights "
+            "has it read more often",
+        )
+        require(
+            len(self.weights) in (0, folders),
+            f"data.weights are {len(self.weights)}, and data.train names {folders} folders; wanted a weight for each",
+        )
+        require(
+            all(weight > 0 and math.isfinite(weight) for weight in self.weights),
+            f"data.weights are {' '.join(map(str, self.weights))}; wanted finite numbers above 0; leave folders out of "
+            "data.train that shall not be read",
+        )
+        require(
+            folders == 1 or self.order == "keyed",
+            f"data.order {self.order} is of one folder, and data.train names {folders}; try --data.order keyed",
+        )
