@@ -1,88 +1,168 @@
-"""The command `gristmill`: runs a stage, the whole pipeline or the trainer by name."""
+"""The command `gristmill`: runs the pipeline, one of its stages or the trainer by name."""
 
+import difflib
 import importlib
+import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, functions, one line of help
-    "quickstart": ("gristmill_cli.quickstart", ("main",), "gather a corpus and train a small model on it"),
-    "harvest_corpus": (
-        "gristmill_cli.harvest.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine",
-    ),
-    "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
-    "estimate": ("gristmill_cli.estimate.estimate", ("main",), "estimate core hours, disk and requests of a run"),
-    "status": ("gristmill_cli.status.status", ("status",), "tell how far a run is that goes on, here or elsewhere"),
-    "normalize_text": ("preprocessing.normalize_text", ("normalize_text",), "normalise text to Unicode NFC"),
-    "apply": ("preprocessing.apply", ("apply",), "run a function of yours over every document"),
-    "filter": ("preprocessing.filter", ("filter",), "list documents that are too short"),
-    "sign": ("gristmill_cli.dedup_commands", ("sign",), "compute a MinHash signature per document of a corpus"),
-    "cluster": ("gristmill_cli.dedup_commands", ("cluster",), "find clusters of near-duplicates by their signatures"),
-    "remove": ("gristmill_cli.dedup_commands", ("remove",), "list the duplicates of clusters to remove"),
-    "generate_exact_pairs": ("dedup.generate_exact_pairs", ("generate_exact_pairs",), "find exact copies"),
-    "bands": ("dedup.bands", ("choose_bands",), "choose LSH bands and rows for a similarity threshold"),
-    "to_hash": ("dedup.to_hash", ("to_hash",), "compute a MinHash signature per document"),
-    "generate_duplicate_pairs": (
-        "dedup.generate_duplicate_pairs", ("generate_duplicate_pairs",), "find candidate pairs by LSH",
-    ),
-    "generate_connected_components": (
-        "dedup.generate_connected_components", ("generate_connected_components",), "cluster the candidate pairs",
-    ),
-    "generate_duplicates_dict": (
-        "dedup.generate_duplicates_dict", ("generate_duplicates_dict",), "list the duplicates to remove",
-    ),
-    "cluster_graph": ("dedup.cluster_graph", ("show_cluster",), "show one cluster with its similarities"),
-    "shuffle_holdout": ("preprocessing.shuffle_holdout", ("pass1", "pass2"), "mix, shuffle and split off a holdout"),
-    "dedup_train": ("dedup.dedup_train", ("dedup_train",), "remove holdout documents from the train set"),
-    "train_tokenizer": ("preprocessing.train_tokenizer", ("train_tokenizer",), "train a SentencePiece tokenizer"),
-    "tokenize_corpus": ("preprocessing.tokenize_corpus", ("tokenize_corpus",), "encode documents into token shards"),
-    "compile": (
-        "gristmill_cli.compile_kernels", ("compile_kernels",), "compile all kernels now, once per installation",
-    ),
-    "funnel": ("gristmill_cli.funnel", ("show_funnel",), "print the documents kept and removed by each stage of a run"),
-    "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
-    "train_async": ("training.train_async", ("main",), "pre-train with a server and workers that may come and go"),
-    "evaluate": ("training.evaluate", ("main",), "measure the losses of a checkpoint on token shards or text files"),
-    "plan": ("gristmill_planner.plan", ("plan",), "choose the parallel layout of a run for a cluster"),
-    "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
-    "parity": ("gristmill_parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
-    "export_hf": ("training.hugging_face.export_hf", ("export_hf",), "export a checkpoint as a Hugging Face model"),
-    "import_hf": ("training.hugging_face.import_hf", ("import_hf",), "import a Hugging Face model as a checkpoint"),
+class Command(NamedTuple):
+    """A command: what it runs, a line of help, and its other names; SlimPajama's names take its arguments, too."""
+
+    target: str  # module:function, or several functions, which are subcommands; main parses its own arguments
+    help: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def functions(self) -> list[str]:
+        return self.target.partition(":")[2].split(",")
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "data: from raw text to token shards": {
+        "quickstart": Command("gristmill_cli.quickstart:main", "gather a corpus and train a small model on it"),
+        "run": Command("gristmill_cli.run:main", "run the whole data pipeline; resumable"),
+        "normalize": Command(
+            "preprocessing.normalize_text:normalize_text", "normalise text to Unicode NFC", ("normalize_text",)
+        ),
+        "apply": Command("preprocessing.apply:apply", "run a function of yours over every document"),
+        "filter": Command("preprocessing.filter:filter", "list documents that are too short"),
+        "mix": Command("preprocessing.shuffle_holdout:pass1", "drop listed documents, weigh the sources", ("pass1",)),
+        "shuffle": Command("preprocessing.shuffle_holdout:pass2", "shuffle, and split off a holdout", ("pass2",)),
+        "decontaminate": Command(
+            "dedup.dedup_train:dedup_train", "remove holdout documents from the train set", ("dedup_train",)
+        ),
+        "train-tokenizer": Command(
+            "preprocessing.train_tokenizer:train_tokenizer", "train a SentencePiece tokenizer"
+        ),
+        "tokenize": Command(
+            "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
+        ),
+        "harvest": Command(
+            "gristmill_cli.harvest.harvest_corpus:harvest_corpus", "gather a corpus from this machine", ("harvest_corpus",)
+        ),
+        "compile": Command("gristmill_cli.compile_kernels:compile_kernels", "compile all kernels, once"),
+    },
+    "dedup: which documents are near-duplicates": {
+        "exact-pairs": Command(
+            "dedup.generate_exact_pairs:generate_exact_pairs", "find exact copies", ("generate_exact_pairs",)
+        ),
+        "sign": Command("gristmill_cli.dedup_commands:sign", "compute a MinHash signature per document"),
+        "cluster": Command("gristmill_cli.dedup_commands:cluster", "find clusters of near-duplicates"),
+        "remove": Command("gristmill_cli.dedup_commands:remove", "list the duplicates to remove"),
+        "pairs": Command(
+            "dedup.generate_duplicate_pairs:generate_duplicate_pairs", "write candidate pairs, as SlimPajama does",
+            ("generate_duplicate_pairs",),
+        ),
+        "bands": Command("dedup.bands:choose_bands", "choose LSH bands and rows for a similarity"),
+        "show-cluster": Command(
+            "dedup.cluster_graph:show_cluster", "show one cluster with its similarities", ("cluster_graph",)
+        ),
+    },
+    "train: from token shards to a model": {
+        "train": Command("gristmill_cli.train:main", "pre-train a decoder; also torchrun -m gristmill_cli.train"),
+        "train-async": Command("training.train_async:main", "pre-train with a server and workers"),
+        "evaluate": Command("training.evaluate:main", "measure losses of a checkpoint on tokens or text"),
+        "export-hf": Command("training.hugging_face.export_hf:export_hf", "export a checkpoint to Hugging Face"),
+        "import-hf": Command("training.hugging_face.import_hf:import_hf", "import a Hugging Face model"),
+    },
+    "look: before, during and after a run": {
+        "estimate": Command("gristmill_cli.estimate.estimate:main", "estimate core hours, disk and requests of a run"),
+        "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
+        "status": Command("gristmill_cli.status.status:status", "show how far a run is, on all machines"),
+        "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
+        "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
+        "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),
+    },
+    "as in SlimPajama: the same stages with its own arguments": {
+        "to_hash": Command("dedup.to_hash:to_hash", "as sign"),
+        "generate_connected_components": Command(
+            "dedup.generate_connected_components:generate_connected_components", "as cluster"
+        ),
+        "generate_duplicates_dict": Command("dedup.generate_duplicates_dict:generate_duplicates_dict", "as remove"),
+        "shuffle_holdout": Command("preprocessing.shuffle_holdout:pass1,pass2", "as mix (pass1) and shuffle (pass2)"),
+    },
 }  # fmt: skip
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        name.replace("-", "_"): command
+        for group in GROUPS.values()
+        for clean, command in group.items()
+        for name in (clean, *command.aliases)
+    }
+)
 
 PACKAGES = ("gristmill", "gristmill_cli", "gristmill_parity", "gristmill_planner", "preprocessing", "dedup", "training")
 
 
 def main() -> None:
-    """Run the command named by the first command-line argument."""
-    with _ends_at_ctrl_c():  # while modules are imported, in a second or two
-        from gristmill.command import command, wide_console
+    """Run the command named by the first command-line argument; `-` and `_` are the same in it."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        with _reader_may_end():
+            print(overview(), flush=True)
+        sys.exit(0 if len(sys.argv) > 1 else 2)
+    if sys.argv[1] in ("-V", "--version"):
+        print(f"gristmill {_version()}")
+        sys.exit(0)
+    name, arguments = sys.argv[1], sys.argv[2:]
+    chosen = COMMANDS.get(name.replace("-", "_"))
+    if chosen is None:
+        sys.exit(_fail(f"expected a command, got {name!r}; try {_nearest(name)}"))
+    with _ends_at_ctrl_c():  # while modules are imported
+        from gristmill.command import command
 
-        if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-            wide_console().print(overview())
-            sys.exit(0 if len(sys.argv) > 1 else 2)
-        name, arguments = sys.argv[1], sys.argv[2:]
-        if name not in COMMANDS:
-            print(f"error: unknown command {name!r}: give one of {', '.join(COMMANDS)}", file=sys.stderr)
-            sys.exit(2)
-        module, functions, _ = COMMANDS[name]
         try:
-            loaded = importlib.import_module(module)
+            loaded = importlib.import_module(chosen.module)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] in PACKAGES:
                 raise
-            needs = f"error: {name} needs {error.name}, which is not installed: pip install 'gristmill[train]'"
-            print(needs, file=sys.stderr)
-            sys.exit(2)
-    if functions == ("main",):  # parses its own arguments
+            sys.exit(_fail(f"{name} needs {error.name}, which is not installed; try pip install 'gristmill[train]'"))
+    if chosen.functions == ["main"]:  # parses its own arguments
         loaded.main(arguments)
         return
-    command(*(getattr(loaded, function) for function in functions), arguments=arguments, prog=f"gristmill {name}")
+    functions = [getattr(loaded, function) for function in chosen.functions]
+    command(*functions, arguments=arguments, prog=f"gristmill {name}")
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _nearest(name: str) -> str:
+    """The command most like a mistyped one, and how to see all."""
+    given = name.replace("-", "_").lower()
+    match = difflib.get_close_matches(given, COMMANDS, n=1) or [x for x in COMMANDS if x.startswith(given)]
+    clean = [clean for group in GROUPS.values() for clean, it in group.items() if match and it is COMMANDS[match[0]]]
+    return " or ".join(f"gristmill {name}" for name in [*clean[:1], "--help"])
+
+
+def _version() -> str:
+    try:
+        return version("gristmill")
+    except PackageNotFoundError:  # a checkout that was not installed
+        return "(not installed)"
+
+
+@contextmanager
+def _reader_may_end() -> Iterator[None]:
+    """Context: the reader of standard output, such as `head`, may end before all is written."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -95,20 +175,18 @@ def _ends_at_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def overview() -> "Table":
-    """Table of the commands, in the order of the pipeline."""
-    from rich.table import Table
-
-    table = Table(
-        "command",
-        "what it does",
-        title="usage: gristmill COMMAND [OPTIONS]; see gristmill COMMAND --help",
-        box=None,
-        pad_edge=False,
-    )
-    for name, (_, _, help_text) in COMMANDS.items():
-        table.add_row(name, help_text)
-    return table
+def overview() -> str:
+    """The commands by task, with their other names, as wide as the terminal."""
+    width = min(100, shutil.get_terminal_size().columns)
+    lines = ["usage: gristmill COMMAND [OPTIONS]", "       gristmill COMMAND --help | --version"]
+    for title, group in GROUPS.items():
+        lines += ["", title]
+        gap = max(17, 2 + max(map(len, group)))
+        for name, command in group.items():
+            also = f" (also {', '.join(command.aliases)})" if command.aliases else ""
+            text = textwrap.wrap(command.help + also, width - 2 - gap)
+            lines += [f"  {name:{gap}}{text[0]}", *(f"  {'':{gap}}{line}" for line in text[1:])]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

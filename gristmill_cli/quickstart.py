@@ -22,7 +22,6 @@ from gristmill_cli.run_config import RunConfig
 
 PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
-TRAINER = Path(__file__).resolve().parents[1] / "training" / "train.py"
 
 _SECTIONS = ("normalize", "apply", "filter", "dedup", "mix", "tokenizer")  # of the pipeline; the trainer has others
 _SINGLE = ("text_column", "max_malformed", "memory")  # options of the pipeline without a section
@@ -135,8 +134,7 @@ def _check(trainer_options: Sequence[str]) -> None:
 
 def _train(options: Sequence[str]) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    # by path: with -m, a package `training` in the current folder would run instead of ours
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(TRAINER)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gristmill_cli.train"]
     process = subprocess.Popen([sys.executable, *launcher, *options], env={**os.environ, "OMP_NUM_THREADS": "1"})
     # The trainer saves a checkpoint at SIGINT: pass it on and wait. After Ctrl-C it arrives twice, and once counts.
     previous = signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number))

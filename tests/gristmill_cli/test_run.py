@@ -328,7 +328,7 @@ def make_folder(path: Path) -> Path:
 def test_the_line_on_how_to_train_is_one_that_a_shell_takes() -> None:
     line = _next_steps(Path("my runs/it's")).rpartition("to train: ")[2]
     words = shlex.split(line)
-    assert words[:4] == ["torchrun", "--nproc_per_node=2", "-m", "training.train"]
+    assert words[:4] == ["torchrun", "--nproc_per_node=2", "-m", "gristmill_cli.train"]
     assert words[4:] == [
         "--data.train", "my runs/it's/tokens/train", "--data.holdout", "my runs/it's/tokens/holdout",
         "--out_dir", "my runs/it's/model",
