@@ -143,8 +143,8 @@ def _next_steps(out: Path) -> str:
     copy = f"copy {tokens} to a disk, and there " if is_remote(out) else ""
     return spell_urls(
         f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
-        f"to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} --data.holdout {held_out} "
-        f"--out_dir {model}"
+        f"to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} "
+        f"--data.holdout {held_out} --out_dir {model}"
     )
 
 

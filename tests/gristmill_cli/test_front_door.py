@@ -18,7 +18,40 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
 
 
 def test_every_name_that_was_ever_documented_is_a_command() -> None:
-    names = ["quickstart", "harvest_corpus", "run", "estimate", "status", "normalize_text", "apply", "filter", "sign", "cluster", "remove", "generate_exact_pairs", "bands", "to_hash", "generate_duplicate_pairs", "generate_connected_components", "generate_duplicates_dict", "cluster_graph", "shuffle_holdout", "dedup_train", "train_tokenizer", "tokenize_corpus", "compile", "funnel", "train", "train_async", "evaluate", "plan", "plot", "parity", "export_hf", "import_hf"]
+    names = [
+        "quickstart",
+        "harvest_corpus",
+        "run",
+        "estimate",
+        "status",
+        "normalize_text",
+        "apply",
+        "filter",
+        "sign",
+        "cluster",
+        "remove",
+        "generate_exact_pairs",
+        "bands",
+        "to_hash",
+        "generate_duplicate_pairs",
+        "generate_connected_components",
+        "generate_duplicates_dict",
+        "cluster_graph",
+        "shuffle_holdout",
+        "dedup_train",
+        "train_tokenizer",
+        "tokenize_corpus",
+        "compile",
+        "funnel",
+        "train",
+        "train_async",
+        "evaluate",
+        "plan",
+        "plot",
+        "parity",
+        "export_hf",
+        "import_hf",
+    ]
     assert [name for name in names if name not in COMMANDS] == []
 
 
