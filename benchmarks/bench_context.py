@@ -25,8 +25,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from benchmarks.dedup_tables import markdown
 from benchmarks.live_bytes import LiveBytes
 from gristmill.command import run_with_exit_code
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.distributed.rank_pool import RankPool
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
@@ -36,6 +34,8 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 

@@ -9,7 +9,7 @@ step, less the memory of a process before training: resident on a CPU, allocated
 the end of a step. The loss is equal in all rows.
 
 With --formulas each row is a layout of a small model in processes on the CPU: the peak of each kind of live bytes,
-counted storage by storage, beside what training/formulas says.
+counted storage by storage, beside what gristmill_planner/memory says.
 """
 
 import gc
@@ -34,8 +34,7 @@ from benchmarks.dedup_tables import markdown
 from benchmarks.live_bytes import LiveBytes
 from benchmarks.memory_rows import Row, compare, kinds, table_rows, worst_ratio
 from gristmill.command import run_with_exit_code
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
@@ -44,6 +43,8 @@ from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World, build_world
 from training.parallel.parallelize import shard_model
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -26,11 +26,11 @@ from benchmarks.bench_training import write_tokens
 from gristmill.command import run_with_exit_code, wide_console
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
+from training.parallel.layout import ParallelConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan
 from training.trainer import Trainer

@@ -35,12 +35,10 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.dedup_tables import markdown
 from benchmarks.made_up_tokens import write_tokens
 from gristmill.command import run_with_exit_code
-from gristmill_parity.traffic import OPERATIONS
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.experimental.server import messages
 from training.experimental.server.async_config import AsyncConfig
@@ -49,6 +47,8 @@ from training.experimental.server.worker import work
 from training.loop import train_as_planned
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.traffic_counter import OPERATIONS
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan
 

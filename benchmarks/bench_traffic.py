@@ -16,17 +16,17 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import tyro
 
 import training.kernels.cpu.kernels as cpu
-import training.parallel.data_parallel as data_parallel
+import training.parallel.data.grad_reducer as data_parallel
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from gristmill_parity.cases import Case
 from gristmill_parity.small_models import SEQ_LEN, small_model
-from gristmill_parity.traffic import Traffic, Volume
-from gristmill_parity.traffic_theory import expected_traffic
 from gristmill_parity.worker import run_case
 from training.config import Precision
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
+from training.parallel.layout import ParallelConfig
+from training.parallel.traffic import expected_traffic
+from training.parallel.traffic_inputs import Traffic, Volume
 
 BUCKET_BYTES, CHUNK_BYTES = 60_000, 2_000
 LAYOUTS: dict[str, tuple[int, ParallelConfig]] = {

@@ -32,7 +32,7 @@ from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.token_shards import TokenShardWriter
 from training.config import TrainConfig
-from training.distributed.layout import STAGES_PER_RANK
+from training.parallel.layout import STAGES_PER_RANK
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VOCABULARY = 65  # characters of tinyshakespeare

@@ -23,8 +23,8 @@ from gristmill.errors import GristmillError
 from gristmill_parity.parity import plan_certificate, run_cases, summary
 from gristmill_planner.memory.memory import estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
 from training.reporting.throughput import peak_tflops
 from training.train import main as train_main
 
@@ -257,7 +257,7 @@ def _row(setting: Setting, name: str, options: Options, found: dict[str, Any]) -
 
 
 def estimated_peak(options: Options, device: Literal["cpu", "cuda"]) -> int:
-    """Bytes of a run of one process in bf16, by the formulas of training/formulas."""
+    """Bytes of a run of one process in bf16, by the formulas of gristmill_planner/memory."""
     sizes = {key.removeprefix("model."): value for key, value in options.items() if key.startswith("model.")}
     seq_len = options["data.seq_len"]
     model = ModelConfig(**sizes).resolve(sizes["vocab_size"], seq_len)

@@ -9,13 +9,11 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
-import training.parallel.data_parallel
+import training.parallel.data.grad_reducer
 from benchmarks.live_bytes import LiveBytes
 from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from training.config import Precision
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
@@ -25,8 +23,10 @@ from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline_stages import stage_layers
+from training.parallel.pipeline.pipeline_stages import stage_layers
 from training.sharding.axis import JointAxis
 
 _ONE = ParallelConfig()
@@ -79,7 +79,7 @@ def compare(row: Row, run: Run) -> dict[int, tuple[MemoryEstimate, dict[str, int
 def live_bytes(row: Row) -> dict[str, int]:
     """Train some steps as one of the ranks: the peaks of this rank by kind."""
     # the process goes on to other jobs
-    with patch.object(training.parallel.data_parallel, "BUCKET_BYTES", row.bucket_bytes):
+    with patch.object(training.parallel.data.grad_reducer, "BUCKET_BYTES", row.bucket_bytes):
         world = build_world(row.resolved, torch.device("cpu"))
         memory = MemoryConfig(recompute=row.recompute)
         with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:

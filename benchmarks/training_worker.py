@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity
 
 from gristmill.config import load_config
 from training.config import TrainConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.kernels.precision import COMPUTE_DTYPES
 from training.model.decoder import Decoder
 from training.reporting.throughput import memory_bytes

@@ -11,10 +11,10 @@ import torch
 from gristmill.errors import UsageError
 from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
 from training.config import Precision
-from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
 from training.kernels.keyed_random import key_from_name
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
+from training.parallel.layout import STAGES_PER_RANK, ParallelConfig, Schedule
 
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
 _MAX_STAGES = 16

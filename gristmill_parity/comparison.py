@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gristmill_parity.cases import Case
 from gristmill_parity.reference import GlobalResult, run_reference
-from gristmill_parity.traffic import Traffic, Volume
 from gristmill_parity.worker import RankResult, ShardValues, run_case
 from training.distributed.rank_pool import RankError, RankPool
+from training.parallel.traffic_inputs import Traffic, Volume
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 
 QUANTITIES = ("loss", "logits", "gradient", "weight")

@@ -28,8 +28,8 @@ from gristmill.storage.local import atomic_write_bytes
 from gristmill_parity.cases import Case, all_cases, covering_cases
 from gristmill_parity.comparison import QUANTITIES, CaseResult, Certifier, limits
 from gristmill_parity.feature_cases import feature_cases
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
+from training.parallel.layout import ParallelConfig
 
 
 def parity(

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,27 +12,23 @@ from torch import Tensor
 
 from gristmill_parity.cases import Case
 from gristmill_parity.small_models import SEQ_LEN, VOCAB_SIZE
-from gristmill_parity.traffic import Traffic, TrafficCounter
-from gristmill_parity.traffic_theory import expected_traffic
-from training.config import Precision
-from training.distributed.mesh import World, build_world
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.experimental.local_steps.step_sums import StepSums
-from training.formulas.traffic.inputs import Coordinates, TrafficInputs
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
-from training.memory.memory_config import MemoryConfig, OffloadTarget, Recompute
+from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.mesh import World, build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline_parallel import Pipeline
-from training.parallel.pipeline_stages import stage_layers
+from training.parallel.traffic import expected_traffic
+from training.parallel.traffic_counter import TrafficCounter, traffic_inputs
+from training.parallel.traffic_inputs import Traffic, TrafficInputs
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 
@@ -254,36 +249,3 @@ def _copy(x: Tensor | None) -> Tensor | None:
 
 def _cpu_copy(x: Tensor) -> Tensor:
     return x.detach().to("cpu", copy=True)
-
-
-def traffic_inputs(
-    model: ParallelModel, sequences: int, seq_len: int, precision: Precision, recompute: Recompute
-) -> TrafficInputs:
-    """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
-    axis, dtype, layout = model.world.axis, COMPUTE_DTYPES[precision], model.layout
-    wide = accumulation_dtype(dtype).itemsize
-    return TrafficInputs(
-        config=model.config,
-        layout=layout,
-        rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
-        sequences=sequences,
-        seq_len=seq_len,
-        itemsize=dtype.itemsize,
-        wide=wide,
-        reduced=2 if layout.reduce_bf16 else wide,
-        recompute=recompute,
-        stage_layers=stage_layers(model.config, layout.stages, seq_len),
-        passes=pipeline_passes(model.pipeline) if model.pipeline else {},
-    )
-
-
-def pipeline_passes(pipeline: Pipeline) -> dict[int, str]:
-    """The passes of each of this rank's stages, in order: F forward, B backward, or I and W if backward is split."""
-    count, schedule = pipeline.layout.micro_batches, pipeline.schedule
-    if pipeline.layout.virtual_stages > 1:
-        actions = str(schedule.pipeline_order[pipeline.axis.rank])
-        return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in pipeline.stages}
-    if pipeline.layout.schedule == "gpipe":
-        return dict.fromkeys(pipeline.stages, "F" * count + "B" * count)
-    warmup = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.stages}
-    return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in warmup.items()}

@@ -17,8 +17,6 @@ from gristmill.limits import free_memory, usable_cores
 from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Device
 from gristmill_planner.cost.layer_work import layer_work
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.distributed.rank_pool import RankPool
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
@@ -26,6 +24,8 @@ from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 
 Clock = Callable[[], float]

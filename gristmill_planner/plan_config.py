@@ -15,7 +15,7 @@ from gristmill_planner.published_runs import PublishedRun
 from training.config import Precision, TrainConfig
 from training.data.batches import BatchSplit
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline_stages import stage_layers
+from training.parallel.pipeline.pipeline_stages import stage_layers
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
 

@@ -176,7 +176,7 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
     if layout.tensor != "1d":
         return [
             f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
-            f"matrices, by training/formulas/traffic: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
+            f"matrices, by training/parallel/traffic.py: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
             "2021, table 1; Wang et al. 2021; Bian et al. 2021)"
         ]
     found = [
@@ -186,7 +186,7 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
     ]
     if layout.cp > 1:
         found.append(
-            f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/formulas/traffic; "
+            f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/parallel/traffic.py; "
             f"with all-reduces {1e3 * seconds:.3g} ms a layer that nothing hides"
         )
     return found

@@ -56,7 +56,7 @@ def _extrapolated(run: PlannedRun, rank: int, count: int, precision: Precision) 
 
 
 def _of_rank(run: PlannedRun, rank: int, count: int, precision: Precision) -> RunMemory:
-    """With `count` micro-batches, by training/formulas, which docs/training-memory.md compares with measured bytes."""
+    """With `count` micro-batches, by the formulas of memory; docs/training-memory.md has measured bytes."""
     ends = list(accumulate(run.layers))
     layers = [range(end - each, end) for end, each in zip(ends, run.layers, strict=True)]
     layout = replace(run.layout, micro_batches=count)

@@ -14,7 +14,7 @@ from gristmill_planner.layouts.least_memory import least_total
 from gristmill_planner.layouts.least_time import least_time
 from gristmill_planner.layouts.plan_request import PlanRequest
 from gristmill_planner.run_memory import RunMemory, run_memory
-from training.distributed.layout import ParallelConfig
+from training.parallel.layout import ParallelConfig
 
 _SMALLEST = 4
 _EXACT = 600  # memory estimates, which take longest, before the search gives up

@@ -9,14 +9,14 @@ from gristmill.errors import require
 from gristmill.storage.files import reject_remote
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.data.data_config import DataConfig
-from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
-from training.distributed.layout_checks.together import check_together
 from training.distributed.torch_version import require_torch
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
+from training.parallel.layout import SPLIT_BACKWARD, ParallelConfig
+from training.parallel.together import check_together
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 

@@ -31,11 +31,12 @@ from training.data.sequences import TokenSequences
 from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
 from training.distributed.command_line import exit_on_user_error, read_options
 from training.distributed.hang_detection import report_failures
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, init_distributed, main_only
+from training.distributed.process_group import init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.reporting.holdout_losses import HoldoutLosses

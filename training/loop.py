@@ -6,7 +6,7 @@ from collections.abc import Callable
 from training.checkpoint.run_folder import RunFolder, lock_run_folder
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
 from training.reporting.summary import Summary

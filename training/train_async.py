@@ -9,7 +9,7 @@ from pathlib import Path
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 from training.distributed.command_line import exit_on_user_error, read_options
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import AsyncTrainer
 from training.experimental.server.worker import work

@@ -20,7 +20,7 @@ from training.data.prefetch import PrefetchLoader
 from training.data.shard_verifier import ShardVerifier
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
-from training.distributed.mesh import build_world, main_only
+from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.build_replicas import build_replicas
 from training.experimental.local_steps.step_sums import StepSums
@@ -30,6 +30,7 @@ from training.optim.schedule import describe_late_decay, learning_rate
 from training.optim.stability import Stability
 from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 from training.profiling.profiler import Profiler
 from training.reporting.evaluate import unigram_loss

@@ -50,7 +50,7 @@ def collective_time(
 ) -> float:
     """Seconds of `calls` collectives or messages over `ranks` that are `stride` apart, of `size` bytes together.
 
-    `size` as gristmill_parity/traffic.py counts it. Rings of all ranks of a node share its cards, as in
+    `size` as training/parallel/traffic_counter.py counts it. Rings of all ranks of a node share its cards, as in
     `tensor_all_reduce`: one rank's message crosses to the next node for all of a ring that are in the node. What an
     all-to-all sends to other nodes goes through the card of each rank.
     """

@@ -1,6 +1,6 @@
 """Layer traffic: seconds of the communication within a layer and the head that no computation hides.
 
-What is sent is that of training/formulas/traffic, which the certificate compares with real steps. Ring attention sends
+What is sent is that of each kind's traffic.py, which the certificate compares with real steps. Ring attention sends
 keys and values while queries meet those before; SUMMA broadcasts the blocks of the next round during one. Both are
 hidden up to as long as that takes, where a device's collectives run beside its passes.
 """
@@ -12,10 +12,10 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Cluster
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.rank_work import rank_sequences, sides
-from training.distributed.layout import ParallelConfig
-from training.formulas.traffic.context import ContextSizes, context_traffic
-from training.formulas.traffic.cube import CubeTraffic
-from training.formulas.traffic.grid import GridSizes, GridTraffic, ModuleTraffic, Passes
+from training.parallel.context.traffic import ContextSizes, context_traffic
+from training.parallel.grid.cube_traffic import CubeTraffic
+from training.parallel.grid.traffic import GridSizes, GridTraffic, ModuleTraffic, Passes
+from training.parallel.layout import ParallelConfig
 
 _WIDE = 4  # bytes of a statistic, and of a gradient that ranks add to
 

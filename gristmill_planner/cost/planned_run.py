@@ -5,9 +5,9 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from gristmill_planner.cost.hardware import Cluster
-from training.distributed.layout import ParallelConfig, Schedule
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig, Schedule
 
 
 @dataclass(frozen=True)

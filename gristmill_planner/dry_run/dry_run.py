@@ -6,16 +6,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gristmill.errors import require
-from gristmill_parity.traffic import Traffic
-from gristmill_parity.traffic_theory import expected_traffic
-from gristmill_parity.worker import traffic_inputs
 from gristmill_planner.cost.planned_run import OptimizerStates, PlannedRun
 from gristmill_planner.dry_run.fake_world import FakeCollectives, StepOnMeta, fake_world
 from gristmill_planner.memory.memory import LOGIT_CHUNK_BYTES, master_bytes, weight_bytes
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from gristmill_planner.memory.optimizer_memory import moment_bytes
 from training.config import Precision
-from training.formulas.traffic.inputs import TrafficInputs
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
@@ -23,6 +19,9 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
+from training.parallel.traffic import expected_traffic
+from training.parallel.traffic_counter import traffic_inputs
+from training.parallel.traffic_inputs import Traffic, TrafficInputs
 
 _ANY_DECAY = 0.999  # an average takes as much memory with any
 

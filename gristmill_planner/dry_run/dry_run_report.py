@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from gristmill_parity.traffic import Traffic, Volume
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.dry_run.dry_run import DryRun
+from training.parallel.traffic_inputs import Traffic, Volume
 
 _NONE = Volume(0, 0)
 

@@ -15,10 +15,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gristmill_parity.traffic import TrafficCounter
 from gristmill_planner.dry_run.meta_operators import MetaOperators
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World, build_world
+from training.parallel.traffic_counter import TrafficCounter
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _aten = torch.ops.aten

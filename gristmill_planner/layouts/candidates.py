@@ -10,11 +10,11 @@ from typing import Literal
 from gristmill.errors import UsageError
 from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun, Software
 from gristmill_planner.layouts.plan_request import PlanRequest
-from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
-from training.distributed.layout_checks.together import check_together
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline_stages import stage_layers
+from training.parallel.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
+from training.parallel.pipeline.pipeline_stages import stage_layers
+from training.parallel.together import check_together
 
 _MOST_SEQUENCES = 32  # of a micro-batch
 _MOST_VIRTUAL = 4

@@ -11,9 +11,9 @@ from gristmill_planner.memory.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from gristmill_planner.run_memory import reserve, run_memory
 from training.config import Precision
-from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
 
 _PLAIN = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
 _DIVIDED = ("tp", "sequence_parallel", "tensor", "depth", "cp", "context")  # what decides a block's activations

@@ -1,8 +1,8 @@
 """Activation memory: what a rank keeps for backward passes at the most, by schedule and mode of recomputation."""
 
 from gristmill_planner.memory.block_memory import held_gradients, kept_bytes, recomputed_bytes
-from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.formulas.pipeline_passes import Level, pipeline_passes
+from gristmill_planner.memory.memory_inputs import MemoryInputs, PassBytes
+from training.parallel.pipeline.schedules import pipeline_passes
 
 _INT64, _FLOAT32 = 8, 4
 
@@ -14,7 +14,7 @@ def activation_bytes(inputs: MemoryInputs) -> int:
     return max(level.peak for each, level in pairs if each.kind == "F" or inputs.recompute != "none")
 
 
-def activation_levels(inputs: MemoryInputs) -> list[Level]:
+def activation_levels(inputs: MemoryInputs) -> list[PassBytes]:
     """Activations pass by pass, in the order of `pipeline_passes` (Narayanan et al. 2021, section 2.2).
 
     A split backward pass keeps all of a micro-batch's from the pass for inputs to the pass for weights, with the
@@ -22,7 +22,7 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
     """
     own = 2 * inputs.block.length if inputs.layout.cp > 1 else 0  # the rank's tokens and targets, copied
     always = _receive_buffers(inputs) + _INT64 * inputs.sequences * (inputs.seq_len + 1 + own)
-    kept, sent, levels = dict.fromkeys(inputs.parameters, 0), 0, list[Level]()
+    kept, sent, levels = dict.fromkeys(inputs.parameters, 0), 0, list[PassBytes]()
     whole_stage = {stage: _stage_bytes(inputs, stage) for stage in inputs.parameters}
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
         now, one = always + sum(kept.values()) + sent, whole_stage[stage]
@@ -31,7 +31,7 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
         added = one if kind == "F" else _computed_again(inputs, stage, kind) if again else 0
         whole = kind == "B" or (kind, stage) == ("W", 0)
         freed = _freed_before_blocks(inputs, stage) if whole else ()
-        levels.append(Level(now, now + added, tuple(now + added - each for each in freed)))
+        levels.append(PassBytes(now, now + added, tuple(now + added - each for each in freed)))
         if kind == "F":
             kept[stage] += one
         elif backward:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.formulas.parameter_shapes import ParameterShape
-from training.formulas.pipeline_passes import pipeline_passes
+from training.parallel.parameter_shapes import ParameterShape
+from training.parallel.pipeline.schedules import pipeline_passes
 
 _IN_FLIGHT = 2  # buckets that ZeRO-1 and 2 gather at a time
 

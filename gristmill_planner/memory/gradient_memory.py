@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
-from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.formulas.parameter_shapes import ParameterShape
-from training.formulas.pipeline_passes import Level, pipeline_passes
-from training.formulas.traffic.cube import summed_parameters
+from gristmill_planner.memory.memory_inputs import MemoryInputs, PassBytes
+from training.parallel.grid.cube_traffic import summed_parameters
+from training.parallel.parameter_shapes import ParameterShape
+from training.parallel.pipeline.schedules import pipeline_passes
 
 _IN_FLIGHT = 2  # buckets that are on their way while the next one is filled
 
@@ -27,20 +27,20 @@ def gradient_bytes(inputs: MemoryInputs) -> int:
     return max(peak, reduced_bytes(inputs) + max(_tied_sum(inputs), grid_sum_bytes(inputs)))
 
 
-def gradient_levels(inputs: MemoryInputs) -> list[Level]:
+def gradient_levels(inputs: MemoryInputs) -> list[PassBytes]:
     """Gradients pass by pass, in the order of `pipeline_passes`; a backward pass begins with its first bucket."""
     held, done = dict.fromkeys(inputs.parameters, 0), Counter[int]()
     last, of_loss = inputs.layout.stages - 1, loss_gradient(inputs)
     found: dict[tuple[int, int, bool, bool], tuple[int, int, int, list[int]]] = {}
-    waiting, levels = 0, list[Level]()  # waiting: output matrix's gradients that await their backward pass
+    waiting, levels = 0, list[PassBytes]()  # waiting: output matrix's gradients that await their backward pass
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
         now = sum(held.values()) + waiting
         own = of_loss if stage == last else 0
         if kind == "F":
             waiting += own
-            levels.append(Level(now, now + own))
+            levels.append(PassBytes(now, now + own))
         elif kind == "I":
-            levels.append(Level(now, now))
+            levels.append(PassBytes(now, now))
         else:
             rest, done[stage] = now - held[stage] - own, done[stage] + 1
             split, number = kind == "W" and stage > 0, done[stage]
@@ -50,7 +50,7 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
                 found[alike] = *_pass(inputs, stage, number, split), opened, blocks
             within, held[stage], opened, blocks = found[alike]
             waiting -= own
-            levels.append(Level(now + opened, rest + within, tuple(rest + each for each in blocks)))
+            levels.append(PassBytes(now + opened, rest + within, tuple(rest + each for each in blocks)))
     return levels
 
 

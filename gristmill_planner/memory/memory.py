@@ -19,8 +19,8 @@ from gristmill_planner.memory.gradient_memory import (
 from gristmill_planner.memory.loss_memory import loss_beside_gradient, loss_bytes
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from gristmill_planner.memory.optimizer_memory import moment_bytes, update_bytes
-from training.formulas.parameter_shapes import ParameterShape
-from training.formulas.pipeline_passes import pipeline_passes
+from training.parallel.parameter_shapes import ParameterShape
+from training.parallel.pipeline.schedules import pipeline_passes
 
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
 

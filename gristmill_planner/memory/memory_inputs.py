@@ -3,15 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gristmill_planner.memory.block_memory import BlockSizes
 from training.config import Precision
-from training.distributed.layout import ParallelConfig
-from training.formulas.parameter_shapes import ParameterShape, pack_buckets
-from training.formulas.rank_parameters import rank_parameters
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.parameter_shapes import ParameterShape, pack_buckets
+from training.parallel.rank_parameters import rank_parameters
+
+
+class PassBytes(NamedTuple):
+    """Bytes when a pass begins, the most of them within it, and when a whole backward pass reaches its blocks."""
+
+    before: int
+    peak: int
+    at_blocks: tuple[int, ...] = ()
+    """Last block first."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Optimizer memory: bytes of the states of AdamW, Muon, local steps and an average of the weights; of Muon's work."""
 
 from gristmill_planner.memory.memory_inputs import MemoryInputs
-from training.formulas.parameter_shapes import ParameterShape, stage_parameters
+from training.parallel.parameter_shapes import ParameterShape, stage_parameters
 
 _ALIGNMENT = 64  # elements: where each parameter's moments begin in AdamW's buffers
 

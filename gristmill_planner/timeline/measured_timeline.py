@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from gristmill.errors import InputError, UsageError
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, TimedPass, Timeline, pipeline_layout
-from training.distributed.layout import STAGES_PER_RANK, Schedule
+from training.parallel.layout import STAGES_PER_RANK, Schedule
 from training.profiling.step_trace import FOLDER
 
 _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
-from training.formulas.pipeline_passes import Pass, pipeline_passes
+from training.parallel.layout import STAGES_PER_RANK, ParallelConfig, Schedule
+from training.parallel.pipeline.schedules import Pass, pipeline_passes
 
 
 @dataclass(frozen=True)

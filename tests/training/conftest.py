@@ -161,7 +161,7 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
 def _warm_fork_server() -> None:
     """Restart the fork server with torch imported, once: processes of these tests then start in milliseconds."""
     forkserver._forkserver._stop()  # tests before these may have started it without torch
-    modules = ["training.loop", "gristmill_parity.worker", "training.parallel.pipeline_parallel"]
+    modules = ["training.loop", "gristmill_parity.worker", "training.parallel.pipeline.pipeline_parallel"]
     start_fork_server(["pytest", *modules, "training.kernels.cpu.kernels"])
 
 

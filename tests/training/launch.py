@@ -20,7 +20,7 @@ from gristmill.engine.executors.local import start_fork_server
 from gristmill.process_end import exit_with_parent
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.stall_watch import StallWatch
 from training.train import train
 from training.trainer import Trainer

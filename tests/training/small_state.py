@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from gristmill.io.token_manifest import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, init_distributed
+from training.distributed.process_group import init_distributed
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World, build_world
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.sharding.sharded_parameter import ShardedParameter
 

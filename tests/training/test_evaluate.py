@@ -18,13 +18,13 @@ from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.evaluate import EvaluateConfig, _load, evaluate_checkpoint, main
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
+from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.reporting.summary import Summary

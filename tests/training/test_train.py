@@ -20,9 +20,9 @@ from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
 from training.hugging_face.export_hf import model_config
 from training.optim.stability import StabilityConfig
+from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.summary import Summary
 from training.train import main, train

@@ -27,7 +27,7 @@ from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, encode_record, verify_checkpoint
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
-from training.distributed.mesh import World
+from training.parallel.mesh import World
 
 LATEST = "latest"
 

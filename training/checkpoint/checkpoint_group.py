@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from gristmill.errors import GristmillError
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, init_distributed
+from training.distributed.process_group import init_distributed
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World, build_world
 
 Result = TypeVar("Result")
 _TIMEOUT = timedelta(minutes=10)  # a disk may be slow; a rank that died is noticed at once

@@ -11,7 +11,7 @@ from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
-from training.distributed.mesh import main_only
+from training.distributed.process_group import main_only
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate

@@ -11,9 +11,9 @@ from training.data.data_config import DataConfig, OrderKind
 from training.data.mix import MixOrder
 from training.data.order import EpochOrder
 from training.data.sequences import Sequences
-from training.distributed.layout import ParallelConfig
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
+from training.parallel.layout import ParallelConfig
 
 
 @dataclass(frozen=True)

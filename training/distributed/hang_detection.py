@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gristmill.errors import GristmillError
 from training.distributed.collectives import wait
-from training.distributed.mesh import restart_prefix
+from training.distributed.process_group import restart_prefix
 from training.distributed.stall_watch import StallWatch
 from training.distributed.stop_signals import StopSignals
 from training.sharding.axis import Axis

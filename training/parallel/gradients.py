@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World
 from training.parallel.placement_table import DATA_PARALLEL
 from training.sharding.axis import Axes, Axis
 from training.sharding.sharded_parameter import ShardedParameter

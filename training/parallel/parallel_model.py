@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.distributed.collectives import all_gather
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World
 from training.kernels.cross_entropy import ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
@@ -19,16 +17,18 @@ from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.parallel.compression.bucket import CompressedBucket
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.data_parallel import GradReducer
-from training.parallel.fsdp import reshard
+from training.parallel.data.fsdp import reshard
+from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.gradients import RemainingSums
 from training.parallel.grid.sequences import all_sequences, own_batch, own_sequences
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World
 from training.sharding.axis import Axes, JointAxis
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
 
 if TYPE_CHECKING:
-    from training.parallel.pipeline_parallel import Pipeline
+    from training.parallel.pipeline.pipeline_parallel import Pipeline
 
 
 class ParallelModel:

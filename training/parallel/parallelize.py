@@ -11,34 +11,34 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World
 from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
 from training.parallel.compression.bucket import compressed_buckets
-from training.parallel.context.modules import apply_context
+from training.parallel.context.context_parallel import apply_context
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.data_parallel import GradBucket, GradReducer
-from training.parallel.fsdp import apply_fsdp
+from training.parallel.data.fsdp import apply_fsdp
+from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.gradients import RemainingSums, tied_axis
 from training.parallel.grid.cube_modules import apply_cube
 from training.parallel.grid.modules import apply_grid
 from training.parallel.grid.summa import Grid
 from training.parallel.initialize import init_shard
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World
 from training.parallel.parallel_model import ParallelModel
-from training.parallel.pipeline_stages import global_name, split_stages
+from training.parallel.pipeline.pipeline_stages import global_name, split_stages
 from training.parallel.placement_table import DATA_PARALLEL, placement_table
-from training.parallel.tensor_parallel import apply_tensor_parallel
+from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
 if TYPE_CHECKING:
-    from training.parallel.pipeline_parallel import Pipeline
+    from training.parallel.pipeline.pipeline_parallel import Pipeline
 
 
 def parallelize(
@@ -162,6 +162,6 @@ def _pipeline(
     parts: Sequence[Decoder], reducers: Sequence[GradReducer], layout: ParallelConfig, world: World, dtype: torch.dtype
 ) -> "Pipeline":
     # takes a second to import, needed for pipelines only
-    from training.parallel.pipeline_parallel import Pipeline
+    from training.parallel.pipeline.pipeline_parallel import Pipeline
 
     return Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)

@@ -5,8 +5,8 @@ norm; which sums of gradients follow the backward pass; and how many ranks must 
 without a row is an error: nothing is replicated for being forgotten.
 """
 
-from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
+from training.parallel.layout import ParallelConfig
 from training.sharding.placement import Placement
 
 # Of every parameter: ZeRO's rows along "shard". With ZeRO-0 that axis has one rank; ZeRO-1 and 2 gather the rows for

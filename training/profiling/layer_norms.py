@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from training.distributed.mesh import World
+from training.parallel.mesh import World
 from training.sharding.sharded_parameter import ShardedParameter
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from training.distributed.mesh import World
+from training.parallel.mesh import World
 
 _COLLECTIVES = ("gloo:", "nccldevkernel", "ncclkernel")  # beginnings of names in torch's profiler
 PHASES = ("data", "forward", "backward", "optimizer")

@@ -12,8 +12,8 @@ from torch import Tensor
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups
-from training.distributed.mesh import World
 from training.kernels.cross_entropy import IGNORE_INDEX
+from training.parallel.mesh import World
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.holdout_losses import HoldoutLosses, holdout_losses
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.local import sha256_file
-from training.distributed.mesh import main_only
+from training.distributed.process_group import main_only
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
 

@@ -8,7 +8,7 @@ import pytest
 from gristmill.errors import UsageError
 from training.checkpoint.run_folder import RunFolder
 from training.data.data_config import DataConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 

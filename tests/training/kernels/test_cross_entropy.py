@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.kernels.cpu.kernels
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.kernels.cross_entropy import IGNORE_INDEX, ZLoss, chunk_tokens, linear_cross_entropy, token_losses
 from training.sharding.shard_spec import ShardSpec
 

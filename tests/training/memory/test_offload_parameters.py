@@ -7,10 +7,11 @@ import torch
 
 from benchmarks.bench_memory import Run
 from gristmill.errors import InputError, UsageError
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, init_distributed
+from training.distributed.process_group import init_distributed
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 
 RunRanks = Callable[..., list[Any]]
 CONFIG = ModelConfig(preset="gpt2", layers=3, width=32, heads=4)

@@ -15,13 +15,13 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
 from training.evaluate import EvaluateConfig, evaluate_checkpoint
 from training.hugging_face.export_hf import export_hf
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.weight_average import AveragingOptimizer
+from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -13,17 +13,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import training.parallel.data_parallel
+import training.parallel.data.grad_reducer
 from gristmill.errors import UsageError
-from gristmill_parity.traffic import Traffic, TrafficCounter
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
+from training.parallel.traffic_counter import TrafficCounter
+from training.parallel.traffic_inputs import Traffic
 
 RunRanks = Callable[..., list[Any]]
 VOCABULARY, TOKENS = 32, 8
@@ -180,7 +181,7 @@ def held_between_micro_batches(layout: ParallelConfig, precision: str) -> float:
     Counted are results of operations of this step: gradients, and what was forgotten.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", 20_000)
+        patch.setattr(training.parallel.data.grad_reducer, "BUCKET_BYTES", 20_000)
         model = build(replace(layout, micro_batches=4), precision, layers=8, width=64)
     step(model, 8)
     some, amounts = batch(model, 8), list[int]()

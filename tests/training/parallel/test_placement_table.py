@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
 from training.parallel.placement_table import cube_table, grid_table, placement_table, tensor_parallel_table
 from training.sharding.placement import Placement
 

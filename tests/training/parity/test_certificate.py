@@ -13,30 +13,30 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 import training.memory.recompute
-import training.parallel.fsdp
+import training.parallel.data.fsdp
 import training.parallel.parallel_model
 import training.parallel.parallelize
-import training.parallel.pipeline_stages
+import training.parallel.pipeline.pipeline_stages
 import training.parallel.placement_table
-import training.parallel.tensor_parallel
+import training.parallel.tensor.tensor_parallel
 from gristmill_parity.cases import Case, covering_cases
 from gristmill_parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
 from gristmill_parity.parity import kinds_of_layouts
-from gristmill_parity.traffic import Volume
 from gristmill_parity.worker import RankResult, run_case
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.positions import PositionEmbedding
-from training.parallel.data_parallel import GradBucket, GradReducer
+from training.parallel.data.grad_reducer import GradBucket, GradReducer
+from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
-from training.parallel.pipeline_parallel import Pipeline
-from training.parallel.tensor_parallel import ShardedDropout
+from training.parallel.pipeline.pipeline_parallel import Pipeline
+from training.parallel.tensor.tensor_parallel import ShardedDropout
+from training.parallel.traffic_inputs import Volume
 from training.sharding.axis import Axis
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
@@ -93,7 +93,7 @@ def sequence_halves_swapped(patch: Patch) -> None:
 
 
 def every_position_from_zero(patch: Patch) -> None:
-    patch.setattr(training.parallel.tensor_parallel._ShardedPositions, "positions", PositionEmbedding.positions)
+    patch.setattr(training.parallel.tensor.tensor_parallel._ShardedPositions, "positions", PositionEmbedding.positions)
 
 
 def change_table(patch: Patch, changed: Callable[[Callable[[bool], Table], bool], Table]) -> None:
@@ -115,9 +115,9 @@ def every_head_drops_as_the_first(patch: Patch) -> None:
 
 
 def vocabulary_from_zero(patch: Patch) -> None:
-    right = training.parallel.tensor_parallel.linear_cross_entropy
+    right = training.parallel.tensor.tensor_parallel.linear_cross_entropy
     patch.setattr(
-        training.parallel.tensor_parallel,
+        training.parallel.tensor.tensor_parallel,
         "linear_cross_entropy",
         lambda x, weight, targets, _first, *rest: right(x, weight, targets, 0, *rest),
     )
@@ -197,8 +197,8 @@ def ends_not_summed(patch: Patch) -> None:
 
 
 def stages_swapped(patch: Patch) -> None:
-    right = training.parallel.pipeline_stages.stage_layers
-    patch.setattr(training.parallel.pipeline_stages, "stage_layers", lambda *given: right(*given)[::-1])
+    right = training.parallel.pipeline.pipeline_stages.stage_layers
+    patch.setattr(training.parallel.pipeline.pipeline_stages, "stage_layers", lambda *given: right(*given)[::-1])
 
 
 def last_micro_batch_dropped(patch: Patch) -> None:

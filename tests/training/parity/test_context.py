@@ -14,14 +14,14 @@ from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.block_attention import Seen, WeightDropout
 from training.model.dropout import Dropout
-from training.parallel.context.modules import _OwnDropout
+from training.parallel.context.context_parallel import _OwnDropout
 from training.parallel.context.ring import _Blocks, _Exchange
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.tensor_parallel import ShardedDropout
+from training.parallel.layout import ParallelConfig
+from training.parallel.tensor.tensor_parallel import ShardedDropout
 
 Patch = pytest.MonkeyPatch
 RING, ULYSSES = ParallelConfig(cp=2), ParallelConfig(cp=2, context="ulysses")

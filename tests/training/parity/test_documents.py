@@ -11,11 +11,11 @@ from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier, limits
 from gristmill_parity.feature_cases import feature_case
 from gristmill_parity.worker import RankResult, run_case
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.documents import Documents
-from training.parallel.pipeline_parallel import Pipeline
-from training.parallel.tensor_parallel import _ShardedPositions
+from training.parallel.layout import ParallelConfig
+from training.parallel.pipeline.pipeline_parallel import Pipeline
+from training.parallel.tensor.tensor_parallel import _ShardedPositions
 
 Patch = pytest.MonkeyPatch
 ONE = ParallelConfig()

@@ -18,10 +18,10 @@ from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.model.dropout import Dropout
 from training.parallel.grid.modules import GridDropout
+from training.parallel.layout import ParallelConfig
 from training.sharding.axis import Axis
 from training.sharding.placement import Placement
 

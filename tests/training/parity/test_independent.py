@@ -28,7 +28,6 @@ from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier, limits
 from gristmill_parity.feature_cases import feature_case, feature_cases
 from gristmill_parity.worker import RankResult, run_case
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
@@ -39,6 +38,7 @@ from training.optim.moments import MomentsOnDisk
 from training.optim.muon import Muon
 from training.optim.optimizer import AdamW
 from training.optim.whole_matrices import WholeMatrices
+from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 
 Patch = pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from gristmill_parity.cases import covering_cases
 from gristmill_parity.comparison import CaseResult
 from gristmill_parity.feature_cases import feature_cases
 from gristmill_parity.parity import as_json, as_markdown, parity, plan_certificate, report, run_cases, summary
-from gristmill_parity.traffic import Volume
+from training.parallel.traffic_inputs import Volume
 
 
 def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from training.formulas.parameter_shapes import stage_parameters
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"

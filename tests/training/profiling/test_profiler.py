@@ -14,9 +14,9 @@ import torch
 from gristmill.errors import UsageError
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.loop import train_as_planned
+from training.parallel.layout import ParallelConfig
 from training.profiling.layer_norms import layer_of
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.metrics_file import METRICS, read_metrics

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from training.distributed.layout import ParallelConfig
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.local_steps.meeting_replicas import MeetingReplicas, common_to_all
 from training.experimental.local_steps.replicas import LocalReplicas, Replicas
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
+from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 
 

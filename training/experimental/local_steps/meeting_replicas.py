@@ -10,7 +10,7 @@ from torch import Tensor
 from gristmill.errors import require
 from training.checkpoint.record import CheckpointRecord
 from training.data.batches import Batches
-from training.distributed.mesh import main_only
+from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
 from training.experimental.local_steps.meeting_config import MeetingConfig

@@ -1,10 +1,10 @@
 """Checks that local steps fit the other options of a run."""
 
 from gristmill.errors import require
-from training.distributed.layout import ParallelConfig
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig
+from training.parallel.layout import ParallelConfig
 
 
 def check_local_steps(

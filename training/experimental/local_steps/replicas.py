@@ -11,12 +11,12 @@ from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state
 from training.data.batches import Batches
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import OUTER
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.outer_optimizer import MOMENTUM, OuterOptimizer, mean_over
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import OUTER
 from training.parallel.parallel_model import ParallelModel
 
 _WEIGHTS = "weights"  # name of a replica's own weights among its states in checkpoints

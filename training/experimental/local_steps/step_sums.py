@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from training.distributed.mesh import World
 from training.experimental.local_steps.replicas import Replicas
+from training.parallel.mesh import World
 
 
 class StepSums(NamedTuple):

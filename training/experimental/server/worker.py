@@ -7,12 +7,12 @@ import torch
 
 from gristmill.errors import GristmillError, UsageError
 from training.data.batches import Batches, BatchSplit
-from training.distributed.mesh import build_world
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.messages import Link, connect
 from training.experimental.server.part_queue import Part
 from training.experimental.server.server import comparable, flat_weights
 from training.model.decoder import meta_decoder
+from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 from training.run_plan import RunPlan
 

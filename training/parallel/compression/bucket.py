@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.parallel.compression.int8 import Int8Sum
 from training.parallel.compression.powersgd import PowerSGD, initial_q, is_smaller
-from training.parallel.data_parallel import GradBucket
-from training.parallel.pipeline_stages import global_name
+from training.parallel.data.grad_reducer import GradBucket
+from training.parallel.layout import ParallelConfig
+from training.parallel.pipeline.pipeline_stages import global_name
 from training.parallel.placement_table import DATA_PARALLEL
 from training.sharding.axis import Axes, Axis
 from training.sharding.placement import Placement

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import gather_rows
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World
 from training.model.batch import Batch
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World
 from training.sharding.axis import Axis
 
 _ALONE = Axis("cp", 1, 0, None)

@@ -24,7 +24,7 @@ from training.parallel.grid.cube import Turn, gather_inputs, product_3d, scatter
 from training.parallel.grid.modules import GridLinear, on_grid
 from training.parallel.grid.summa import Grid
 from training.parallel.grid.tokens import exchange
-from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
+from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 

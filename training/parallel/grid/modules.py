@@ -22,7 +22,7 @@ from training.model.positions import Alibi
 from training.parallel.grid.norms import GridLayerNorm, GridRMSNorm
 from training.parallel.grid.summa import Grid, summa
 from training.parallel.grid.tokens import GridTokens
-from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
+from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from gristmill.errors import UsageError
 from gristmill_parity.plain.decoder import PlainDecoder, PlainSizes
-from gristmill_parity.traffic import TrafficCounter, Volume
 from training.checkpoint.checkpoint import load_model
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import parameter_key
 from training.config import TrainConfig
 from training.data.batches import Batches
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError
 from training.experimental.local_steps import replicas
 from training.memory.memory_config import MemoryConfig
@@ -28,6 +26,9 @@ from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
+from training.parallel.layout import ParallelConfig
+from training.parallel.traffic_counter import TrafficCounter
+from training.parallel.traffic_inputs import Volume
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan

@@ -18,10 +18,10 @@ from tests.training.experimental.local_steps.test_local_steps import H, assert_e
 from tests.training.launch import Fault, launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.local_steps.meeting_folder import Start
+from training.parallel.layout import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
 

@@ -25,11 +25,11 @@ from tests.training.experimental.local_steps.test_meeting import (
 from tests.training.launch import launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.local_steps.meeting_folder import Start
+from training.parallel.layout import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
 from training.trainer import Trainer

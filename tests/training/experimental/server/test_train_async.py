@@ -26,14 +26,14 @@ from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.messages import Link
 from training.experimental.server.part_queue import Part, PartQueue
 from training.experimental.server.server import GradientServer
 from training.experimental.server.worker import work
+from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 from training.train_async import train_async

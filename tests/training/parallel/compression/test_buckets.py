@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 import training.parallel.compression.int8
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.parallel.compression.bucket import CompressedBucket, Compression
 from training.parallel.compression.int8 import BLOCK, decode, encode
 from training.parallel.compression.powersgd import PowerSGD, initial_q
-from training.parallel.data_parallel import GradReducer
+from training.parallel.data.grad_reducer import GradReducer
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 
 RunRanks = Callable[..., list[Any]]
 Matrix = NDArray[np.float64]

@@ -14,9 +14,9 @@ from gristmill.errors import UsageError
 from tests.training.parallel.test_layouts import recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import init_distributed
+from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankError
+from training.parallel.layout import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
 from training.trainer import Trainer

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.bench_context import measured, small_model
-from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
+from training.parallel.layout import ParallelConfig
 
 ONE, RING = ParallelConfig(), ParallelConfig(cp=4)
 

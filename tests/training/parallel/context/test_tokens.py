@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.model.batch import Batch
 from training.parallel.context.tokens import TokenOrder
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
 from training.sharding.axis import Axis
 
 

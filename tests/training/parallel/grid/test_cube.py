@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill_parity.traffic import Traffic, TrafficCounter
-from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world
 from training.parallel.grid.cube import Turn, product_3d
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
+from training.parallel.traffic_counter import TrafficCounter
+from training.parallel.traffic_inputs import Traffic
 from training.sharding.shard_spec import shard_range
 
 RunRanks = Callable[..., list[Any]]

@@ -13,9 +13,9 @@ from gristmill_planner.cost.product_time import product_time, wave_share
 from gristmill_planner.cost.step_time import rank_parameters, step_time
 from gristmill_planner.published_runs import PublishedRun, divided_layers, published_runs
 from gristmill_planner.validation import narayanan_table_2
-from training.distributed.layout import ParallelConfig
-from training.formulas.parameter_shapes import stage_parameters
 from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
 
 RUNS = {each.name: each for each in published_runs()}

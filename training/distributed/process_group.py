@@ -1,0 +1,118 @@
+"""Process group: joins that of torchrun, gives each rank its device, and runs an action on rank 0 only."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gristmill.errors import GristmillError, UsageError
+from training.kernels.dispatch import kernels_for
+
+Result = TypeVar("Result")
+
+_START_TIMEOUT = timedelta(minutes=5)  # for all ranks to join
+_REPORT_SECONDS = 30.0  # for the report on a hang under NCCL
+
+
+def main_only(action: Callable[[], Result]) -> Result:
+    """Run `action` on rank 0 and broadcast its result; a GristmillError it raises is raised on every rank."""
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except GristmillError as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+@contextmanager
+def init_distributed(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[torch.device]:
+    """Join the process group of torchrun (or torch.distributed.launch), or make one of a single rank.
+
+    Yields this rank's device and destroys the group at the end; a group that the caller initialized is used and left
+    open. `timeout`: seconds that a collective waits for other ranks. Raises UsageError for a missing GPU.
+    """
+    kind = _device_kind(device)
+    rank_device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(rank_device)
+    else:
+        _share_cores()
+    kernels_for(rank_device).prepare_process()
+    ours = not dist.is_initialized()
+    if ours:
+        _init_process_group(kind, timeout)
+    try:
+        yield rank_device
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def restart_prefix() -> str:
+    """Prefix of this restart's keys in torchrun's store, such as "attempt0": restarts may share one store."""
+    return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+
+
+def _device_kind(asked: str) -> str:
+    available = torch.cuda.is_available()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if asked == "cuda" and not available:
+        raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --device cpu")
+    if asked != "cpu" and available and local_ranks > torch.cuda.device_count():
+        raise UsageError(
+            f"{local_ranks} processes and {torch.cuda.device_count()} GPUs on this machine; "
+            "try a lower --nproc_per_node, or --device cpu"
+        )
+    return "cuda" if available and asked != "cpu" else "cpu"
+
+
+def _share_cores() -> None:
+    """Divide this machine's cores among its ranks, unless OMP_NUM_THREADS is set."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+
+
+def _init_process_group(kind: str, timeout: float) -> None:
+    limit = group_timeout(kind, timeout)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+        return
+    store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    # torchrun may keep one store over restarts, which still holds the addresses of dead processes
+    store = dist.PrefixStore(restart_prefix(), store)
+    _wait_for_start(store, size)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except RuntimeError as error:
+        raise UsageError(
+            f"rank {rank} and the other {size - 1} could not connect within --timeout, {timeout:g} s: one has died, or "
+            f"the machine is busy; try a higher --timeout ({str(error).strip().splitlines()[0]:.150})"
+        ) from error
+
+
+def group_timeout(kind: str, timeout: float) -> timedelta:
+    """How long a collective waits. NCCL aborts the process then: StallWatch must have reported before."""
+    return timedelta(seconds=timeout + (_REPORT_SECONDS if kind == "cuda" else 0.0))
+
+
+def _wait_for_start(store: dist.Store, size: int) -> None:
+    """Wait until all ranks have started: the start may take longer than the collectives' timeout."""
+    if store.add("started", 1) == size:
+        store.set("all started", "")
+    try:
+        store.wait(["all started"], _START_TIMEOUT)
+    except dist.DistStoreError as error:
+        raise UsageError(
+            f"only {store.add('started', 0)} of {size} ranks have started within {_START_TIMEOUT}; "
+            "look for the others' errors in the launcher's output"
+        ) from error

@@ -1,1 +1,0 @@
-"""Traffic of single modules and layers, by the formulas of the papers that they are from."""

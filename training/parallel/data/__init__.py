@@ -1,0 +1,1 @@
+"""Data parallelism: replicas of the model read different sequences; ZeRO shards what they hold."""

@@ -1,0 +1,147 @@
+"""World: the ranks of a run, their device mesh, and this rank's place in it.
+
+Mesh dimensions, outermost first: "pp", "replicate", "shard", "tp". Neighbouring ranks differ in "tp", which
+communicates most (Narayanan et al. 2021, section 3). Data parallelism is "replicate" x "shard", as in FSDP's hybrid
+sharding: ZeRO shards over the ranks along "shard" (`parallel.zero_group` of them), and the ranks along "replicate"
+hold copies of the same shard.
+
+Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes "depth", "row" and "column". With
+context parallelism neighbours on "replicate" x "shard" have parts of the same sequences: they are an axis "cp" of their
+own, and for parameters replicas like others, over which gradients are summed and ZeRO shards.
+
+With local steps (DiLoCo) "replicate" of the mesh is the axis "outer": its ranks hold different weights, which are
+averaged at times; the axis "replicate" has one rank. The ranks of such a replica are neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from training.distributed.process_group import group_timeout
+from training.parallel.layout import ParallelConfig
+from training.sharding.axis import Axes, Axis, JointAxis
+
+AXES = ("pp", "replicate", "shard", "tp")
+GRID = ("depth", "row", "column")
+OUTER = "outer"  # of replicas that take local steps
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's view of the mesh: per-axis size, rank and group; its device; the collectives' timeout."""
+
+    mesh: DeviceMesh
+    axes: Axes
+    device: torch.device
+    timeout: timedelta
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return dist.get_world_size()
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, which prints and writes the files of the run."""
+        return self.rank == 0
+
+    def axis(self, name: str) -> Axis:
+        """The axis "pp", "replicate", "shard" or "tp", one of a grid, or "cp" with context parallelism."""
+        return self.axes[name]
+
+    @property
+    def finest_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh in order, with those of a grid of tensor-parallel ranks in place of "tp"."""
+        return (*AXES[:-1], *GRID) if "row" in self.axes else AXES
+
+    def joint_axis(self, *names: str) -> JointAxis:
+        """Several of the `finest_axes`, in their order, as one; collective if more than one has several ranks."""
+        axes = tuple(self.axes[name] for name in names)
+        longer = [axis for axis in axes if axis.size > 1]
+        if len(longer) < 2:
+            return JointAxis(axes, longer[0].group if longer else None)
+        every = self.finest_axes
+        dims = [every.index(name) for name in names]
+        of_mesh = dict(zip(AXES, self.mesh.mesh.shape, strict=True))
+        ranks = self.mesh.mesh.reshape([of_mesh.get(name) or self.axes[name].size for name in every])
+        lines = ranks.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)).flatten(0, -2).tolist()
+        group = dist.new_subgroups_by_enumeration(lines, timeout=self.timeout, group_desc=" x ".join(names))[0]
+        return JointAxis(axes, group)
+
+    @property
+    def dp_size(self) -> int:
+        """Number of data-parallel replicas: of groups of ranks that read different sequences."""
+        outer = self.axes[OUTER].size if OUTER in self.axes else 1
+        return outer * self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
+        shard, replicate = self.axes["shard"], self.axes["replicate"]
+        rank = (replicate.rank * shard.size + shard.rank) // self._cp_size
+        return rank * self.axes[OUTER].size + self.axes[OUTER].rank if OUTER in self.axes else rank
+
+    @property
+    def _cp_size(self) -> int:
+        return self.axes["cp"].size if "cp" in self.axes else 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum `x` over all ranks, in place; on `self.device` or the CPU."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def all_reduce_max(self, value: int) -> int:
+        """The maximum of `value` over all ranks; reduced on the CPU, so it does not wait for a GPU."""
+        x = torch.tensor(value)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return int(x)
+
+
+def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 60.0) -> World:
+    """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
+    shape = (layout.pp, layout.replicas // layout.shards, layout.shards, layout.tp)
+    ranks = torch.arange(dist.get_world_size()).view(shape)
+    if layout.local_steps:
+        ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+    limit = group_timeout(device.type, timeout)
+    groups = []
+    for dim, name in enumerate(AXES):  # not init_device_mesh, whose groups always time out after 30 minutes
+        lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
+    mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
+    axes = {name: _axis(mesh[name], name) for name in AXES}
+    if layout.local_steps:
+        axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
+    if layout.tensor != "1d":
+        axes |= _further_axes(GRID, ranks.reshape(-1, *layout.grid), limit)
+    if layout.cp > 1:
+        neighbours = ranks.reshape(layout.pp, -1, layout.cp, layout.tp).transpose(2, 3).reshape(-1, layout.cp)
+        axes |= _further_axes(("cp",), neighbours, limit)
+    return World(mesh, axes, device, limit)
+
+
+def _further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
+    """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective."""
+    own, axes = (ranks == dist.get_rank()).nonzero()[0].tolist(), {}
+    for dim, name in enumerate(names, 1):
+        group, size = None, ranks.shape[dim]
+        if size > 1:
+            lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+            group = dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0]
+        axes[name] = Axis(name, size, own[dim], group)
+    return axes
+
+
+def _axis(line: DeviceMesh, name: str) -> Axis:
+    return Axis(name, line.size(), line.get_local_rank(), line.get_group() if line.size() > 1 else None)

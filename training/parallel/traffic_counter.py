@@ -1,0 +1,86 @@
+"""Traffic counter: the collectives and bytes of a real training step, counted where torch calls a process group."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
+from training.memory.memory_config import Recompute
+from training.parallel.mesh import AXES, World
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.pipeline.pipeline_stages import stage_layers
+from training.parallel.traffic_inputs import Coordinates, Traffic, TrafficInputs, Volume
+
+# c10d operation: name in the report
+OPERATIONS = {
+    "allreduce_": "all-reduce",
+    "_allgather_base_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "alltoall_base_": "all-to-all",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "send": "send",
+    "recv_": "receive",
+}
+
+
+class TrafficCounter(TorchDispatchMode):
+    """Context manager that counts this thread's communication, including backward passes and torch's own calls."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._axes = {world.mesh.get_group(axis).group_name: axis for axis in AXES}
+        self._axes |= {axis.group.group_name: axis.name for axis in world.axes.values() if axis.group is not None}
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.count(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def count(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count a call of one of torch's operators on process groups."""
+        self._count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
+
+    @property
+    def traffic(self) -> Traffic:
+        return {key: Volume(calls, self._bytes[key]) for key, calls in self._calls.items()}
+
+    def _count(self, name: str, arguments: list[Any]) -> None:
+        group = next(dist.ProcessGroup.unbox(a).group_name for a in arguments if _is_group(a))
+        key = self._axes.get(group, "tied"), OPERATIONS.get(name, name)
+        self._calls[key] += 1
+        self._bytes[key] += max((a.nbytes for a in arguments if isinstance(a, Tensor)), default=0)
+
+
+def _is_group(argument: Any) -> bool:
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
+
+
+def traffic_inputs(
+    model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
+) -> TrafficInputs:
+    """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
+    axis, dtype, layout = model.world.axis, COMPUTE_DTYPES[precision], model.layout
+    wide = accumulation_dtype(dtype).itemsize
+    return TrafficInputs(
+        config=model.config,
+        layout=layout,
+        rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
+        sequences=sequences,
+        seq_len=seq_len,
+        itemsize=dtype.itemsize,
+        wide=wide,
+        reduced=2 if layout.reduce_bf16 else wide,
+        recompute=recompute,
+        stage_layers=stage_layers(model.config, layout.stages, seq_len),
+        passes=model.pipeline.passes() if model.pipeline else {},
+    )
