@@ -28,7 +28,7 @@ from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
 from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.formats.json_fields import decode_value
+from gristmill.io.text_records import decode_value
 from gristmill.text import matching_form
 
 _MAX_CHECKED_PAIRS = 200  # pairs whose similarity is checked against Python sets

@@ -31,10 +31,10 @@ from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
+from gristmill.io.corpus_names import normal_name
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
-from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import FileInfo, file_info, is_file, list_names, locked_file

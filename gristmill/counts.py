@@ -186,7 +186,7 @@ class Counts(msgspec.Struct):
                 f"{stage}: {malformed.documents:,} of {read.documents:,} records are malformed "
                 f"({malformed.documents / read.documents:.2%}, and {malformed.bytes / max(read.bytes, 1):.2%} of the "
                 f"bytes), more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
-                "They are in the *.malformed files next to the output. Mend the input, or raise --max_malformed."
+                "They are in the *.malformed files next to the output. Fix the input, or raise --max_malformed."
             )
         size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))
         share = size / (size + self.stored) if size + self.stored else 1.0

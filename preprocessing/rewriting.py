@@ -11,9 +11,9 @@ from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
 from gristmill.engine.task import Task
 from gristmill.errors import UsageError
+from gristmill.io.corpus_names import normal_name
 from gristmill.io.documents import CorpusFile, stem
 from gristmill.io.files import rejects_path
-from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice
 from gristmill.storage.local import concatenate
 from gristmill.urls import is_remote

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
-from gristmill.io.formats.json_fields import decode_value
-from gristmill.io.formats.nesting import is_too_deep
 from gristmill.io.keys import PackedKeys
+from gristmill.io.text_records import decode_value
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
@@ -176,10 +175,10 @@ def _decoded(value: Any) -> Any:
     """Decode raw JSON (from a .jsonl) and strings that hold a JSON object (from some tables)."""
     if isinstance(value, msgspec.Raw):
         value = decode_value(value)
-    if isinstance(value, str) and value.startswith("{") and not is_too_deep(value.encode(errors="replace")):
+    if isinstance(value, str) and value.startswith("{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 

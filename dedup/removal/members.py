@@ -14,8 +14,8 @@ from dedup.removal.keep_policy import INDEXED, Keep, open_keep_order
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
+from gristmill.io.documents import Ranges, ReadInParts
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
-from gristmill.io.formats.cuts import Ranges, ReadInParts
 from gristmill.io.readers import Slice
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 

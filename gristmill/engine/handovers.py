@@ -17,8 +17,8 @@ from gristmill.engine.inputs.recorded import ledger_folders
 from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.tags import FileTags, KnownLedger, Written, writer_of
 from gristmill.errors import InputError, UsageError
+from gristmill.io.corpus_names import CORPUS_SUFFIXES
 from gristmill.io.files import STATE_DIR
-from gristmill.io.formats.suffixes import CORPUS_SUFFIXES
 from gristmill.storage.files import file_info, hash_file, is_folder
 from gristmill.storage.names import join, name_of
 from gristmill.urls import folders_above

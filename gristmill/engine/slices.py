@@ -14,8 +14,7 @@ from gristmill.engine.tags import writer_of
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
-from gristmill.io.documents import CorpusFile
-from gristmill.io.formats.cuts import ONE_SLICE, Cut
+from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped

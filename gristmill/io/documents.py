@@ -1,4 +1,4 @@
-"""Document, DocKey and CorpusFile: the records of a corpus, their keys, and the files they are in.
+"""Document, DocKey, CorpusFile and Slice: records of a corpus, their keys, the files they are in, and parts of these.
 
 A corpus is a folder, `ROOT/<source>/**/*.jsonl | .json | .ndjson [.gz|.zst|.bz2|.xz] | .parquet | .arrow`, and
 .txt, .csv and .tsv if asked for; the source is the first folder. A document is a record with a string `text`, or
@@ -8,6 +8,7 @@ writers.py writes them.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -17,16 +18,22 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.errors import InputError, UsageError, require, wrap_read_errors
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.corpus_names import CORPUS_SUFFIXES as CORPUS_SUFFIXES
+from gristmill.io.corpus_names import INDEX_PREFIX as INDEX_PREFIX
+from gristmill.io.corpus_names import JSONL_SUFFIXES as JSONL_SUFFIXES
+from gristmill.io.corpus_names import (
+    READABLE,
+    TEXT_FORMATS,
+    corpus_name,
+    parse_name,
+    reject_unknown_source,
+    unknown_suffix,
+)
 from gristmill.io.files import STATE_DIR, reject_unfinished
-from gristmill.io.formats.corpus_names import INDEX_PREFIX as INDEX_PREFIX
-from gristmill.io.formats.corpus_names import corpus_name, reject_clashes, reject_unknown_source
-from gristmill.io.formats.json_fields import decode_value
-from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
-from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
-from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
+from gristmill.io.text_records import decode_value
 from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
-from gristmill.storage.walking import DANGLING, Found, list_anew, walk_all
+from gristmill.storage.walking import Found, list_anew, walk_all
 from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
@@ -54,7 +61,7 @@ class DocKey(NamedTuple):
         file, _, row = text.rpartition("@")
         is_file = file.isprintable() and not file.startswith("/") and file
         if not is_file or not row.isascii() or not row.isdecimal() or len(row) > _MAX_ROW_DIGITS:
-            raise UsageError(f"{text[:200]!r} is not a document's key: wanted <file>@<row>")
+            raise UsageError(f"{text[:200]!r} is not a document's key: expected <file>@<row>")
         return cls(file, int(row))
 
     def __str__(self) -> str:
@@ -138,6 +145,85 @@ class CorpusFile:
         return source_of(self.name)
 
 
+Ranges = tuple[tuple[int, int | None], ...]
+"""Ranges of bytes of a file, each from a byte up to another, or to the end."""
+WHOLE: Ranges = ((0, None),)
+
+
+class Cut(NamedTuple):
+    """Where a slice starts: a byte of a .jsonl, a row group of a .parquet; its first row; the bytes it reads."""
+
+    start: int
+    row: int
+    ranges: Ranges = WHOLE
+
+
+ONE_SLICE = [Cut(0, 0)]
+
+
+class ReadInParts(ABC):
+    """A dataclass in a task's arguments that names a file of which no more than some bytes are read."""
+
+    @property
+    @abstractmethod
+    def ranges(self) -> Ranges:
+        """The bytes that are read, of every path in it."""
+
+
+@dataclass(frozen=True)
+class Slice(ReadInParts):
+    """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
+
+    `first_row` is the row in the file of its first record; `size` is its approximate size in bytes; `end` None is the
+    end of the file. `ranges` are the bytes that are read. `damage` is why a file is left out, in brief and in full.
+    """
+
+    path: Path
+    name: str
+    first_row: int = 0
+    start: int = 0
+    end: int | None = None
+    size: int = 0
+    text_column: str = "text"
+    ranges: Ranges = WHOLE
+    damage: tuple[str, str] | None = None
+
+    @property
+    def source(self) -> str:
+        return source_of(self.name)
+
+    @property
+    def label(self) -> str:
+        """Name of the slice, unique in its corpus: `<file>+<start>`."""
+        return f"{self.name}+{self.start}"
+
+
+def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
+    """The slices of a file that start at `cuts`."""
+    ends = [cut.start for cut in cuts[1:]] + [None]
+    share, rest = divmod(file.size, len(cuts))
+    sizes = [share] * (len(cuts) - 1) + [share + rest]
+    return [
+        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges)
+        for cut, end, size in zip(cuts, ends, sizes, strict=True)
+    ]
+
+
+def merge_ranges(ranges: Ranges) -> Ranges:
+    """The same bytes in ascending ranges that do not touch; empty ones are left out.
+
+    >>> merge_ranges(((5, 9), (0, 3), (3, 4), (8, None), (2, 2)))
+    ((0, 4), (5, None))
+    """
+    merged: list[tuple[int, int | None]] = []
+    for start, end in sorted((pair for pair in ranges if pair[0] != pair[1]), key=lambda pair: pair[0]):
+        if merged and (merged[-1][1] is None or start <= merged[-1][1]):
+            first, last = merged.pop()
+            start, end = first, None if last is None or end is None else max(last, end)
+        merged.append((start, end))
+    return tuple(merged)
+
+
 @dataclass(frozen=True)
 class UnreadFile:
     """A file in a corpus folder that is not read: its name relative to the corpus root, its size in bytes, and why."""
@@ -190,18 +276,16 @@ def scan_corpus(
     Raises UsageError if `root` is not a folder, holds no file of a known format or one whose name cannot be used (see
     corpus_names.py), InputError if a file cannot be read, or a stage has not finished writing the folder.
     """
-    require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
+    require(bool(text_column), "--text_column: expected the name of a column or field, such as text")
     require(
         text_column != KEY_FIELD,
         f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
     )
     for name in (read_also,) if isinstance(read_also, str) else read_also:
-        require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
+        require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
     for path, size, found in (find and find(root)) or _find_files(root):
-        if found == DANGLING:
-            _reject_missing(path)
         reason = found or _unread_reason(path.name, read_also)
         if reason:
             name = prefix + str(path)[cut:]
@@ -210,27 +294,22 @@ def scan_corpus(
             name = corpus_name(prefix + str(path)[cut:])
             files.append(CorpusFile(path, name, size, text_column))
     if not files:
-        raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")
+        raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
     files.sort(key=lambda file: file.name)
-    reject_clashes(root, (file.name.removeprefix(prefix) for file in files))
     return Corpus(files, sorted(unread, key=lambda file: file.name))
 
 
 def _find_files(root: Path) -> list[Found]:
     """The files below a corpus root; of one in a bucket from a single listing.
 
-    InputError if it is not finished, UsageError if there is none, or its folders are too deep.
+    InputError if it is not finished, UsageError if there is none.
     """
     listed = list_anew(root) if is_remote(root) else []
     if not listed and not is_folder(root):
-        wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
-        raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
-    try:
-        reject_unfinished(root, listed)
-        return list(walk_all(root, STATE_DIR, listed))
-    except RecursionError as error:
-        fault = "has folders hundreds of levels deep in one another: move what is in them up"
-        raise UsageError(f"{root} {fault}") from error
+        found = "it is a file" if is_file(root) else "there is none"
+        raise UsageError(f"{root}: expected a folder, and {found} of that name. Check the path")
+    reject_unfinished(root, listed)
+    return list(walk_all(root, STATE_DIR, listed))
 
 
 def list_source(
@@ -249,7 +328,7 @@ def scan_source(
     a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
     """
     if not source or source != Path(source).name or source == "..":
-        raise UsageError(f"data set {source!r}: wanted the name of a folder in the corpus, or all")
+        raise UsageError(f"data set {source!r}: expected the name of a folder in the corpus, or all")
     if source == "all" == folder.absolute().name:
         raise UsageError(
             f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
@@ -266,14 +345,6 @@ def source_folder(folder: Path, source: str) -> Path:
     """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
     is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
     return folder / source if is_root else folder
-
-
-def _reject_missing(path: Path) -> None:
-    """Raise InputError if a dangling link has the name of a corpus file: its documents would be missed in silence."""
-    parts = parse_name(path.name)
-    if parts and parts.format not in TEXT_FORMATS:
-        with wrap_read_errors(path):
-            path.stat()
 
 
 def _unread_reason(name: str, read_also: Collection[str]) -> str:

@@ -1,8 +1,7 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -13,49 +12,27 @@ import pyarrow as pa
 from gristmill.budget import Hold
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
-from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
-from gristmill.io.formats.arrow_values import records, repeated_fields
-from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges, ReadInParts
-from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
-from gristmill.io.formats.malformed import BadRecord, Malformed, line_of
-from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
-from gristmill.io.formats.text_files import CsvError, read_csv
+from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
+from gristmill.io.arrow_values import records
+from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
+from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, DocKey, Document, Slice, list_corpus, slices_at
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark
+from gristmill.io.text_records import (
+    BadRecord,
+    CsvError,
+    Malformed,
+    decode_string,
+    line_of,
+    parse_fields,
+    read_csv,
+    reject_one_value,
+)
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
 _LONG_TEXT = 1 << 20  # characters
-
-
-@dataclass(frozen=True)
-class Slice(ReadInParts):
-    """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
-
-    `first_row` is the row in the file of its first record; `size` is its approximate size in bytes; `end` None is the
-    end of the file. `ranges` are the bytes that are read. `damage` is why a file is left out, in brief and in full.
-    """
-
-    path: Path
-    name: str
-    first_row: int = 0
-    start: int = 0
-    end: int | None = None
-    size: int = 0
-    text_column: str = "text"
-    ranges: Ranges = WHOLE
-    damage: tuple[str, str] | None = None
-
-    @property
-    def source(self) -> str:
-        return source_of(self.name)
-
-    @property
-    def label(self) -> str:
-        """Name of the slice, unique in its corpus: `<file>+<start>`."""
-        return f"{self.name}+{self.start}"
 
 
 def plan_slices(file: CorpusFile) -> list[Slice]:
@@ -78,17 +55,6 @@ def find_cuts(file: CorpusFile, slice_bytes: int) -> list[Cut]:
     starts = line_starts(file.path, slice_bytes)
     ends = [start for start, _ in starts[1:]] + [None]
     return [Cut(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
-
-
-def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
-    """The slices of a file that start at `cuts`."""
-    ends = [cut.start for cut in cuts[1:]] + [None]
-    share, rest = divmod(file.size, len(cuts))
-    sizes = [share] * (len(cuts) - 1) + [share + rest]
-    return [
-        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges)
-        for cut, end, size in zip(cuts, ends, sizes, strict=True)
-    ]
 
 
 def _format(name: str) -> str:
@@ -116,7 +82,7 @@ def read_corpus(
     asked for: txt, csv and tsv. Raises InputError if a file is truncated, corrupt or unreadable, or has no column
     `text_column`, and for a malformed record unless `on_malformed` is skip; UsageError for a path that is no corpus.
     """
-    require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: wanted 'raise' or 'skip'")
+    require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: expected 'raise' or 'skip'")
     for file in _files_of(Path(path), text_column, read_also):
         (part,) = slices_at(file, ONE_SLICE)
         for row, record in _records(part):
@@ -131,7 +97,7 @@ def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[
     if not is_file(path):
         return list_corpus(path, text_column=text_column, read_also=read_also)
     if not _format(path.name):
-        raise UsageError(f"{path}: wanted a folder, or a file of a known format: {READABLE}; *.txt, *.csv or *.tsv")
+        raise UsageError(f"{path}: expected a folder, or a file of a known format: {READABLE}; *.txt, *.csv or *.tsv")
     return [CorpusFile(path, path.name, path.stat().st_size, text_column)]
 
 
@@ -262,8 +228,8 @@ def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         kind = _format(part.name)
         raise DamagedFile(
             part.path, f"unreadable {kind}",
-            f"not readable as .{kind} after record {number:,} ({error}): wanted UTF-8, lines that end in \\n or "
-            "\\r\\n, and quotes doubled within quoted values. Mend it, or remove it to continue without it.",
+            f"not readable as .{kind} after record {number:,} ({error}): expected UTF-8, lines that end in \\n or "
+            "\\r\\n, and quotes doubled within quoted values. Fix it, or remove it to continue without it.",
         ) from error  # fmt: skip
 
 
@@ -281,17 +247,18 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
         with wrap_read_errors(part.path):
             is_parquet = _format(part.name) == "parquet"
             found = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
-            _require_column((schema := next(found)).names, part, repeated_fields(pa.struct(schema)))
+            _require_column(next(found).names, part)
             for batch in found:
                 for record in records(batch, part.text_column):
                     yield row, record
                     row += 1
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: a damaged page; the last: a name
+    except (pa.ArrowException, OSError, ValueError) as error:  # OSError: a damaged page; the last: a name that is not
+        # UTF-8, or that two fields of a struct have
         raise damaged_table(part.path, f" after row {row:,}", error) from error
 
 
-def _require_column(columns: list[str], part: Slice, repeated: Iterable[str] = ()) -> None:
-    if twice := [*(name for name, number in Counter(columns).items() if number > 1), *repeated]:
+def _require_column(columns: list[str], part: Slice) -> None:
+    if twice := [name for name, number in Counter(columns).items() if number > 1]:
         raise InputError(f"{part.path} has several columns {twice[0]!r}: rename all but one, or all but the text's")
     if part.text_column not in columns:
         raise InputError(

@@ -12,8 +12,8 @@ import msgspec
 import zstandard
 
 from gristmill.errors import wrap_write_errors
+from gristmill.io.corpus_names import LINE_FORMATS, compression_of, parse_name
 from gristmill.io.files import rejects_path
-from gristmill.io.formats.suffixes import LINE_FORMATS, compression_of, parse_name
 from gristmill.storage.local import atomic_write
 
 ZSTD_LEVEL = 3
@@ -31,7 +31,7 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     """Yield a sink for the lines of a file; publish the file when the block ends without an error.
 
     The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
-    one thread, a fixed level. No other compression or format is written: see suffixes.normal_name.
+    one thread, a fixed level. No other compression or format is written: see corpus_names.normal_name.
     """
     compression, parts = compression_of(path.name), parse_name(path.name)
     assert compression in ("", "gz", "zst") and (parts is None or parts.format in LINE_FORMATS), path

@@ -16,12 +16,10 @@ from gristmill.counts import Counts, Damage
 from gristmill.engine.slices import group_slices
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io import readers
-from gristmill.io.documents import CorpusFile, list_corpus
-from gristmill.io.formats.arrow_tables import damaged_table
-from gristmill.io.formats.compressed import CorruptStream, decompress
-from gristmill.io.formats.cuts import ONE_SLICE, Cut
-from gristmill.io.formats.suffixes import LINE_FORMATS, CorpusName, normal_name, parse_name
-from gristmill.io.lines import MAX_LINE_BYTES, damaged_stream
+from gristmill.io.arrow_tables import damaged_table
+from gristmill.io.corpus_names import LINE_FORMATS, CorpusName, normal_name, parse_name
+from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, list_corpus
+from gristmill.io.lines import MAX_LINE_BYTES, CorruptStream, damaged_stream, decompress
 from gristmill.io.readers import Slice, is_cut, read_documents, slices_at
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from gristmill.errors import wrap_read_errors
+from gristmill.io.arrow_tables import damaged_table
+from gristmill.io.corpus_names import LINE_FORMATS, parse_name
 from gristmill.io.documents import CorpusFile
-from gristmill.io.formats.arrow_tables import damaged_table
-from gristmill.io.formats.suffixes import LINE_FORMATS, parse_name
 from gristmill.storage.objects import download
 from gristmill.urls import is_remote
 

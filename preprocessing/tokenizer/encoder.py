@@ -17,7 +17,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from gristmill.budget import held
-from gristmill.io.formats.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
+from gristmill.io.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
 from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache

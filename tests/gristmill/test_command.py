@@ -20,7 +20,7 @@ LIMITED = """
 import resource
 from pathlib import Path
 from gristmill.command import run_with_exit_code
-from gristmill.io.formats.arrow_tables import row_group_cuts
+from gristmill.io.arrow_tables import row_group_cuts
 from gristmill.io.readers import read_corpus
 
 documents, table = read_corpus(Path("corpus")), Path("corpus/a.parquet")

@@ -134,15 +134,14 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
 @pytest.mark.parametrize(
     ("folder", "wanted"),
     [
-        ("none", "wanted a folder, and there is none"),
-        ("in/book/a.jsonl", "wanted a folder, and it is a file"),
-        ("empty", "holds no corpus file: wanted *.jsonl"),
+        ("none", "expected a folder, and there is none"),
+        ("in/book/a.jsonl", "expected a folder, and it is a file"),
+        ("empty", "holds no corpus file: expected *.jsonl"),
         ("clash", "a.arrow and a.parquet would be written to one file, "),
         (
             "folder",
             "x.json would be written to {out}/s/x.jsonl, which is to be the folder of s/x.jsonl/deep/y.jsonl: rename",
         ),
-        ("loose", "cannot read"),
     ],
 )
 def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str, wanted: str) -> None:
@@ -152,8 +151,6 @@ def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str
     put(tmp_path / "clash" / "a.arrow", GOOD)
     put(tmp_path / "folder" / "s" / "x.json", GOOD)
     put(tmp_path / "folder" / "s" / "x.jsonl" / "deep" / "y.jsonl", GOOD)
-    (tmp_path / "loose").mkdir()
-    (tmp_path / "loose" / "a.jsonl").symlink_to("nowhere")
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
     assert code in (1, 2) and wanted.replace("{out}", str(tmp_path / "out")) in text
     assert not (tmp_path / "out").exists()

@@ -18,8 +18,8 @@ from tyro.conf import Positional
 
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
-from gristmill.io.formats.vocabulary import read_vocabulary
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint

@@ -9,7 +9,7 @@ replacement characters. Unigram models there find control pieces in text, and ma
 from typing import Any
 
 from gristmill.errors import UsageError
-from gristmill.io.formats.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary
+from gristmill.io.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary
 
 
 def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:

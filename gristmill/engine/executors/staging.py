@@ -22,8 +22,8 @@ from gristmill.engine.inputs.fetching import fetch, remote_ranges
 from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.engine.task import Result, Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
+from gristmill.io.documents import Ranges
 from gristmill.io.files import rejects_path
-from gristmill.io.formats.cuts import Ranges
 from gristmill.storage.files import FileInfo, file_info, upload_files
 from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.names import absolute

@@ -7,7 +7,7 @@ from typing import Any
 from gristmill.engine.tags import writer_of
 from gristmill.engine.task import FileSet, parts_of
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.formats.cuts import WHOLE, Ranges, ReadInParts, merge
+from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges
 from gristmill.storage.info import FileInfo
 from gristmill.storage.local import sha256_file
 from gristmill.storage.objects import download
@@ -83,7 +83,7 @@ def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges
     for path, ranges in _ranges(value, WHOLE):
         if path not in outputs and is_remote(path):
             found[path] = found.get(path, ()) + ranges
-    yield from ((path, merge(ranges)) for path, ranges in found.items())
+    yield from ((path, merge_ranges(ranges)) for path, ranges in found.items())
 
 
 def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:

@@ -1,10 +1,8 @@
 """Documents: their keys, the same documents from every format, and other fields unchanged."""
 
 import gzip
-import inspect
 import json
 import os
-import sys
 from pathlib import Path
 
 import datasets
@@ -219,7 +217,7 @@ def test_a_source_named_like_an_index_is_refused(tmp_path: Path) -> None:
 def test_a_source_that_is_no_name_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "a.jsonl").touch()
-    with pytest.raises(UsageError, match="wanted the name of a folder in the corpus, or all"):
+    with pytest.raises(UsageError, match="expected the name of a folder in the corpus, or all"):
         list_source(tmp_path / "book", source)
 
 
@@ -237,19 +235,8 @@ def test_names_that_leave_no_room_for_a_suffix_are_refused(tmp_path: Path) -> No
     (tmp_path / f"{'x' * 194}.jsonl").touch()
     assert len(list_corpus(tmp_path)) == 1
     (tmp_path / ("\u00fc" * 98 + ".jsonl")).touch()
-    with pytest.raises(UsageError, match=r"is too long: wanted at most 200 bytes.* rename it"):
+    with pytest.raises(UsageError, match=r"is too long: expected at most 200 bytes.* rename it"):
         list_corpus(tmp_path)
-
-
-def test_folders_deeper_than_the_stack_are_refused(tmp_path: Path) -> None:
-    (tmp_path / Path(*["d"] * 200)).mkdir(parents=True)
-    limit = sys.getrecursionlimit()
-    try:
-        sys.setrecursionlimit(len(inspect.stack()) + 200)  # as 1,000 folders and the usual limit, which take seconds
-        with pytest.raises(UsageError, match="folders hundreds of levels deep"):
-            list_corpus(tmp_path)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -266,12 +253,6 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (root / "book" / "a.jsonl").touch()
     names = [file.name for file in list_corpus(root)]
     assert names == ["book/a.jsonl", "c4/over/a.jsonl", "linked/a.jsonl"]
-
-
-def test_a_dangling_link_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"cannot read .*a\.jsonl"):
-        list_corpus(tmp_path)
 
 
 def test_every_file_of_a_folder_is_read_or_has_a_reason_why_not(tmp_path: Path) -> None:

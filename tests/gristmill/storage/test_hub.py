@@ -113,7 +113,7 @@ def test_a_file_is_found_without_a_listing(hub: Hub) -> None:
         assert file_info(Path(root, "b")) is None and file_info(Path(root)) is None
         assert read_file(Path(root, "a")) == b"x"
     assert not any("/tree/" in path for _, path in hub.requests)
-    with pytest.raises(UsageError, match="wanted a folder, and it is a file"):
+    with pytest.raises(UsageError, match="expected a folder, and it is a file"):
         scan_corpus(Path(f"{ROOT}@{sha}", "a"))
 
 
@@ -161,7 +161,7 @@ def test_requests_that_are_too_many_are_made_later(hub: Hub) -> None:
     [
         ("org/other/data", UsageError, r"cannot read hf://datasets/org/other: there is no hf://datasets/org/other, or"),
         ("org/name@v9/data", UsageError, r"the dataset has no revision v9: give a branch"),
-        ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: wanted a folder, and there is none"),
+        ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: expected a folder, and there is none"),
         ("org/na--me/data", UsageError, r"no dataset can have this name"),
         ("org", UsageError, r"hf://datasets/org: wanted hf://datasets/ORG/NAME/folder"),
     ],

@@ -163,7 +163,7 @@ def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
 
 MISTAKES = {
     "": "wanted the folder of a corpus, or --documents and --bytes",
-    "nowhere": "nowhere: wanted a folder, and there is none",
+    "nowhere": "nowhere: expected a folder, and there is none",
     "{corpus} --documents 9": "give --bytes alone",
     "{corpus} --workers 0": "--workers 0: wanted 1 or more",
     "{corpus} --max_malformed nan": "--max_malformed nan: wanted a fraction",

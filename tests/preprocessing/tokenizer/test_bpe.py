@@ -8,7 +8,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.io.formats.vocabulary import ModelType, PieceType
+from gristmill.io.vocabulary import ModelType, PieceType
 from preprocessing.tokenizer.bpe import MAX_SCAN_BYTES
 from preprocessing.tokenizer.encoder import Encoder
 

@@ -11,7 +11,7 @@ import sentencepiece
 import transformers
 
 from gristmill.errors import UsageError
-from gristmill.io.formats.vocabulary import read_vocabulary
+from gristmill.io.vocabulary import read_vocabulary
 from tests.training.conftest import sentences
 from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 

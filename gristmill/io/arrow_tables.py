@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from gristmill.budget import held
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
-from gristmill.io.formats.cuts import Cut, merge
+from gristmill.io.documents import Cut, merge_ranges
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
 _BATCH_ROWS = 1024
@@ -171,7 +171,7 @@ def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
         return [Cut(*start) for start in starts]
     footer = size - metadata.serialized_size - _AFTER_FOOTER
     ranges = pairwise([0, *places, footer])
-    return [Cut(*start, merge((own, (footer, None)))) for start, own in zip(starts, ranges, strict=True)]
+    return [Cut(*start, merge_ranges((own, (footer, None)))) for start, own in zip(starts, ranges, strict=True)]
 
 
 def _first_byte(group: pa.parquet.RowGroupMetaData) -> int:

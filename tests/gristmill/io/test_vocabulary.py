@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from gristmill.io.formats.vocabulary import ModelType, PieceType, Vocabulary, read_vocabulary
+from gristmill.io.vocabulary import ModelType, PieceType, Vocabulary, read_vocabulary
 
 LINES = ["the mill grinds grain into flour while water turns its wheel", "水車は水の力で回り、穀物を粉にする"] * 9
 SETTINGS: list[tuple[dict[str, Any], Vocabulary]] = [

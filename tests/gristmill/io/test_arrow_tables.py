@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from gristmill.errors import InputError
-from gristmill.io.formats.arrow_tables import ipc_batches, parquet_batches
+from gristmill.io.arrow_tables import ipc_batches, parquet_batches
 from gristmill.io.readers import read_corpus
 
 TEXTS = pa.record_batch({"text": [f"text {i}" for i in range(200)], "x": [[i] for i in range(200)]})

@@ -1,7 +1,11 @@
-"""Names of corpus files: the format and the compression that a suffix stands for, in upper or lower case."""
+"""Names of corpus files: which can be parts of keys; the format and the compression that a suffix stands for."""
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
+
+from gristmill.errors import UsageError
 
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
@@ -13,6 +17,10 @@ _SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
 JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
 CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS)
 READABLE = "*.jsonl, *.ndjson or *.json (one record a line), also .gz, .zst, .bz2 or .xz; *.parquet; *.arrow"
+INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
+_MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
+_NAMED = 8  # folders that an error lists
+_PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
 class CorpusName(NamedTuple):
@@ -68,3 +76,34 @@ def normal_name(name: str, zst: bool = False) -> str:
     if not zst and parts.format in LINE_FORMATS and parts.compression in ("", "gz"):
         return f"{parts.stem}.jsonl.gz" if parts.compression else f"{parts.stem}.jsonl"
     return f"{parts.stem}.jsonl.zst"
+
+
+def corpus_name(name: str) -> str:
+    """The name of a corpus file, relative to its root, unchanged. Raises UsageError if it cannot be part of a key."""
+    if not name.isprintable() or _PAIR_SEPARATOR.search(name) or name.startswith(INDEX_PREFIX):
+        raise UsageError(
+            f"the file name {name!r} cannot be part of a key: expected printable characters without '@<number> :: ', "
+            f"and not {INDEX_PREFIX!r} at the beginning, which documents of an index have; rename it"
+        )
+    if len(name.rpartition("/")[2].encode()) > _MAX_FILE_BYTES:
+        raise UsageError(
+            f"file name {name!r} is too long: expected at most {_MAX_FILE_BYTES} bytes, as outputs add some; rename it"
+        )
+    return name
+
+
+def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None:
+    """Raise UsageError if a folder of another name than `source` holds all files in folders, as a corpus root does.
+
+    With a file of its own it is taken as the source's; `names` are those of its files, `<source>/…`.
+    """
+    if source in ("all", root.absolute().name):
+        return
+    paths = [name.split("/") for name in names]
+    if all(len(path) > 2 for path in paths):
+        folders = sorted({path[1] for path in paths})
+        more = f" and {len(folders) - _NAMED:,} more" if len(folders) > _NAMED else ""
+        raise UsageError(
+            f"data set {source!r}: {root} has another name, and no folder of this one: it holds "
+            f"{', '.join(folders[:_NAMED])}{more}. Give the name of one of these, or all"
+        )

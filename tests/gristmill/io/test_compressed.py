@@ -13,8 +13,7 @@ import pytest
 import zstandard
 
 from gristmill.errors import InputError
-from gristmill.io.formats.compressed import CHUNK, CorruptStream, decompress
-from gristmill.io.lines import read_lines
+from gristmill.io.lines import CHUNK, CorruptStream, decompress, read_lines
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

@@ -1,27 +1,55 @@
-"""Fields of a line of JSON, each kept as raw JSON, so that it is written back byte for byte.
+"""Records of text files: the fields of a line of JSON, and the rows of .csv and .tsv files.
 
-A record is what Python's json module takes for one: with NaN and Infinity, integers of any length and lone
-surrogates in fields other than the text. Of fields with the same name the last one counts, as in that module.
+A line's fields are kept as raw JSON, so that they are written back byte for byte. A record is what Python's json module
+takes for one: with NaN and Infinity, integers of any length and lone surrogates in fields other than the text. Of
+fields with the same name the last one counts, as in that module. A .csv has a header with the names of the columns,
+then a record a row, quoted as Excel does.
 """
 
 import codecs
+import csv
 import json
 import re
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gristmill.errors import InputError
-from gristmill.io.formats.malformed import Malformed
-from gristmill.io.formats.nesting import MAX_NESTING, is_too_deep
 
+csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, is too small for documents
+CsvError = csv.Error
+_KEPT = 1024  # characters of a malformed row
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
-_BRACKETS = b"[{"
 _PIECE = 1 << 20  # bytes of a line that are checked together
-_SEVERAL = "several JSON values on a line", "wanted one object a line, and \\n after each"
+_SEVERAL = "several JSON values on a line", "expected one object a line, and \\n after each"
 _SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class Malformed(Exception):
+    """A record is not a document. `reason` is one of a few, to count by; `detail` is about this record."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{detail and ', ' + detail}")
+        self.reason = reason
+
+
+class BadRecord(NamedTuple):
+    """A record that cannot be read: why, the beginning of its bytes, their number, and its line."""
+
+    reason: str
+    raw: bytes
+    size: int
+    line: int | None = None
+
+
+def line_of(record: object, row: int) -> int:
+    """The line of a record in its file, counted from 1; of a table, its row."""
+    return (record.line if isinstance(record, BadRecord) else None) or row + 1
 
 
 def parse_fields(line: bytes) -> dict[str, Any]:
@@ -33,31 +61,11 @@ def parse_fields(line: bytes) -> dict[str, Any]:
     if not _is_utf8(line):
         raise Malformed("invalid UTF-8")
     try:
-        fields = _FIELDS.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:  # msgspec is strict
-        _reject_deep(line, MAX_NESTING)
-        if isinstance(error, RecursionError):
-            raise
+        return _FIELDS.decode(line)
+    except msgspec.DecodeError:  # msgspec is strict
         return _split_fields(line.decode())
-    _reject_deep_values(line, fields)
-    return fields
-
-
-def _reject_deep_values(line: bytes, fields: dict[str, Any]) -> None:
-    """Raise Malformed if a record is nested too deeply; strings, as texts are, and short values are not looked at."""
-    rest = len(line)
-    for value in fields.values():
-        view = memoryview(value)
-        rest -= len(view)
-        if len(view) > MAX_NESTING and view[0] in _BRACKETS:
-            _reject_deep(bytes(view), MAX_NESTING - 1)
-    if rest > MAX_NESTING:  # of two fields of a name only the last is in `fields`
-        _reject_deep(line, MAX_NESTING)
-
-
-def _reject_deep(content: bytes, levels: int) -> None:
-    if is_too_deep(content, levels):
-        raise Malformed("nested too deeply", f"more than {MAX_NESTING} levels")
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -120,13 +128,19 @@ def _split_fields(text: str) -> dict[str, Any]:
             return fields
     except UnicodeEncodeError:
         raise Malformed("lone surrogate") from None
+    except RecursionError:
+        raise _too_deep() from None
     except ValueError:
         raise Malformed("broken JSON") from None
     raise Malformed(*_SEVERAL) if text.startswith("{", end) else Malformed("broken JSON")
 
 
+def _too_deep() -> Malformed:
+    return Malformed("nested too deeply", "arrays and objects lie hundreds of levels deep in one another")
+
+
 def _no_object(start: str) -> Malformed:
-    return Malformed("a JSON array", "wanted one object a line") if start == "[" else Malformed("not an object")
+    return Malformed("a JSON array", "expected one object a line") if start == "[" else Malformed("not an object")
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -138,7 +152,7 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
         name, at = _SPANS.raw_decode(text, at)
         at = _space(text, at)
         if text[start : start + 1] != '"' or text[at : at + 1] != ":":
-            raise ValueError("wanted a name and a colon")
+            raise ValueError("expected a name and a colon")
         name.encode()  # raises UnicodeEncodeError
         at = _space(text, at + 1)
         _, end = _SPANS.raw_decode(text, at)
@@ -148,7 +162,7 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
             break
         at = _space(text, at + 1)
     if text[at : at + 1] != "}":
-        raise ValueError("wanted a brace")
+        raise ValueError("expected a brace")
     return fields, at + 1
 
 
@@ -165,6 +179,58 @@ def reject_one_value(path: Path, first_line: bytes) -> None:
     start = b"[" if first_line.startswith(b"[") else first_line
     if start in found:
         raise InputError(
-            f"{path} holds {found[start]}: wanted one record a line. If these are documents, convert it: "
+            f"{path} holds {found[start]}: expected one record a line. If these are documents, convert it: "
             f"jq -c '.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
         )
+
+
+def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
+    """(columns, records) of the lines of a file; a BadRecord for a row with invalid UTF-8 or too few or many values.
+
+    A blank line has no record, and is no header. Raises CsvError for a header that is not UTF-8 and,
+    while the records are read, for quotes that do not match.
+
+    >>> columns, records = read_csv([b"text,id", b'"a, ""b""', b'c",1'], ",")
+    >>> columns, list(records)
+    (['text', 'id'], [{'text': 'a, "b"\\nc', 'id': '1'}])
+    """
+    rest = iter(lines)
+    first = next(rest, b"").removeprefix(BOM_UTF8)  # before a quote it would be a part of the name
+    decoded = (line.decode(errors="surrogateescape") + "\n" for line in chain([first], rest))
+    rows = csv.reader(decoded, delimiter=delimiter, strict=True)
+    columns = next(filter(None, rows), [])
+    if not _is_unicode("".join(columns)):
+        raise CsvError("its header is not UTF-8")
+    return columns, _records(columns, rows, delimiter)
+
+
+def _records(columns: list[str], rows: Any, delimiter: str) -> Iterator[dict[str, str] | BadRecord]:
+    """The records of a csv.reader after the header, each with the line in which it begins."""
+    line = rows.line_num + 1
+    try:
+        for row in rows:
+            if row:
+                yield _record(columns, row, delimiter, line)
+            line = rows.line_num + 1
+    except CsvError as error:
+        raise CsvError(f"{error}, in the record that begins in line {line:,}") from error
+
+
+def _record(columns: list[str], row: list[str], delimiter: str, line: int) -> dict[str, str] | BadRecord:
+    text = delimiter.join(row)
+    size = len(text.encode(errors="surrogateescape"))
+    if len(row) != len(columns):
+        reason = f"{'fewer' if len(row) < len(columns) else 'more'} values than columns"
+    elif _is_unicode(text):
+        return dict(zip(columns, row, strict=True))
+    else:
+        reason = "invalid UTF-8"
+    return BadRecord(reason, text[:_KEPT].encode(errors="surrogateescape"), size, line)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,21 +3,23 @@
 Arrow's own conversion stops at what Python's datetime cannot hold: nanoseconds, years before 1 and after 9999.
 Here points in time are ISO 8601 strings (those with a time zone in UTC, with a Z), durations too (P1DT2.500000S).
 A map is a list of [key, value]; an extension type is its storage. Other values are as Arrow's to_pylist gives them.
-NaN is null, as tables hold it where a value is missing; Infinity is raw JSON, as Python's own writer spells it.
+NaN is null, as tables hold it where a value is missing. Infinity and -Infinity are raw JSON, spelled as Python's own
+writer does: encoders of JSON, which has no word for them, would write null.
 """
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
+from operator import is_
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.io.formats.infinite_numbers import has_infinity, keep_infinity
-from gristmill.io.formats.malformed import BadRecord
+from gristmill.io.text_records import BadRecord
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -34,23 +36,6 @@ def records(batch: pa.RecordBatch, text_column: str) -> Iterator[dict[str, Any] 
             except UnicodeDecodeError:
                 raw = _raw_text(row.column(text_column))
                 yield BadRecord("invalid UTF-8", raw, len(raw))
-
-
-def repeated_fields(kind: pa.DataType, above: str = "") -> Iterator[str]:
-    """The dotted names that a struct of this type has several times, at any depth.
-
-    >>> list(repeated_fields(pa.struct([("meta", pa.list_(pa.struct([("n", pa.int8()), ("n", pa.int8())])))])))
-    ['meta.n']
-    """
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    fields, is_struct = [kind.field(at) for at in range(kind.num_fields)], pa.types.is_struct(kind)
-    if is_struct:
-        yield from (f"{above}{name}" for name, times in Counter(field.name for field in fields).items() if times > 1)
-    for field in fields:
-        yield from repeated_fields(field.type, f"{above}{field.name}." if is_struct else above)
 
 
 def _raw_text(value: pa.Array) -> bytes:
@@ -72,6 +57,63 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def has_infinity(array: pa.Array) -> bool:
+    """Whether a number in an array may be infinite, at any depth; what is behind nulls counts, too."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return len(array) > 0 and bool(np.isinf(array.to_numpy(zero_copy_only=False)).any())
+    return _holds_floats(kind) and any(map(has_infinity, _children(array)))
+
+
+@cache
+def _holds_floats(kind: pa.DataType) -> bool:
+    """Whether values of a type hold floating-point numbers, at any depth."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_floats(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _holds_floats(kind.value_type)
+    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    """The arrays that hold the values of a nested, dictionary, run-end encoded or extension array."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return [array.storage]
+    if pa.types.is_dictionary(kind):
+        return [array.dictionary]
+    if pa.types.is_run_end_encoded(kind):
+        return [array.values]
+    if pa.types.is_map(kind):
+        return [array.keys, array.items]
+    if pa.types.is_struct(kind) or pa.types.is_union(kind):
+        return [array.field(i) for i in range(kind.num_fields)]
+    return [array.flatten()]  # of a list
+
+
+def keep_infinity(value: Any) -> Any:
+    """A value that JSON can hold; as raw JSON if a number in it is infinite, at any depth.
+
+    >>> bytes(keep_infinity([1.5, {"x": float("-inf")}])), keep_infinity([1.5])
+    (b'[1.5,{"x":-Infinity}]', [1.5])
+    """
+    kept = _spell(value)
+    return value if kept is value else msgspec.Raw(msgspec.json.encode(kept, enc_hook=str))
+
+
+def _spell(value: Any) -> Any:
+    """The value itself, or a copy in which infinite numbers are raw JSON."""
+    if isinstance(value, float):
+        return msgspec.Raw(b"Infinity" if value > 0 else b"-Infinity") if math.isinf(value) else value
+    if isinstance(value, list):
+        items = [*map(_spell, value)]
+        return value if all(map(is_, items, value)) else items
+    if isinstance(value, dict):
+        items = [*map(_spell, value.values())]
+        return value if all(map(is_, items, value.values())) else dict(zip(value, items, strict=True))
+    return value
+
+
 def to_python(array: pa.Array) -> list[Any]:
     """The values of an array as Python values that JSON can hold. Raises UnicodeDecodeError for invalid UTF-8.
 
@@ -86,8 +128,7 @@ def to_python(array: pa.Array) -> list[Any]:
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether Arrow's to_pylist, which is faster, gives all values of a type as JSON can hold them."""
     if pa.types.is_struct(kind):
-        names = [kind.field(i).name for i in range(kind.num_fields)]
-        return len({*names}) == len(names) and all(_is_plain(kind.field(i).type) for i in range(len(names)))
+        return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
     return _is_plain(kind.value_type) if _is_list(kind) else _conversion(kind) is None
 
 
@@ -147,6 +188,8 @@ def _extent(spans: list[tuple[int, int] | None]) -> tuple[int, int]:
 
 def _from_struct(array: pa.StructArray) -> list[Any]:
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
+    if len({*names}) < len(names):  # as Arrow's own conversion does
+        raise ValueError(f"a struct has several fields of one name: {', '.join(names)}")
     columns = [to_python(array.field(i)) for i in range(len(names))]
     rows = zip(*columns, strict=True) if columns else ((),) * len(array)
     return [
