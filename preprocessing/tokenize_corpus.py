@@ -4,6 +4,7 @@ import shutil
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 import numpy as np
+import sentencepiece
 
 from gristmill.batches import batched
 from gristmill.command import command
@@ -39,9 +41,8 @@ from gristmill.io.token_manifest import (
 from gristmill.io.token_shards import TokenShardWriter, write_sources
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, remove_files
-from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate
+from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
-from preprocessing.tokenizer.loading import TokenizerFacts, load_encoder, read_tokenizer
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:
@@ -52,6 +53,19 @@ DATA_PATH = "data_path.txt"
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
 _LONG_TEXT = 1 << 16  # characters: a longer text is encoded in parts, which hold the memory that they need
+
+
+class TokenizerFacts(msgspec.Struct):
+    """What the stage needs to know of a model; `fallback` is the reason that SentencePiece itself encodes, if any.
+
+    Without byte pieces, a character that is in no piece becomes the unknown id.
+    """
+
+    sha256: str
+    vocab_size: int
+    end_of_document: int
+    fallback: str
+    has_bytes: bool = True
 
 
 class ShardReport(msgspec.Struct):
@@ -121,7 +135,7 @@ def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
 def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
     """Run the step that loads the tokenizer; print a note if it is slow to encode with, or may lose characters."""
     from gristmill.kernels import note_compilation  # here, as they import numba
-    from preprocessing.tokenizer.word_cache import encode_texts
+    from preprocessing.tokenizer.bpe import encode_texts
 
     note_compilation(encode_texts, seconds=5, quiet=run.options.quiet)
     read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, {"tokenizer": tokenizer})])
@@ -135,6 +149,37 @@ def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
             file=sys.stderr,
         )
     return facts
+
+
+def read_tokenizer(tokenizer: Path) -> Result:
+    """Task: load a SentencePiece model; the value is its TokenizerFacts. UsageError if it cannot be used."""
+    model, encoder = load_encoder(tokenizer)
+    has_bytes = any(map(model.IsByte, range(model.vocab_size())))
+    facts = TokenizerFacts(sha256_file(tokenizer), model.vocab_size(), model.eos_id(), encoder.fallback, has_bytes)
+    return Result(Counts({}, []), facts)
+
+
+def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
+    """Load a SentencePiece model and its encoder, once per process, so that all slices share the word cache.
+
+    Raises UsageError if `path` is no SentencePiece model, or one without an end-of-sentence piece.
+    """
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
+    """Load a model and its encoder; cached until the modification time of the file changes."""
+    from preprocessing.tokenizer.encoder import Encoder  # here, as it imports numba
+
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.Load(str(path))
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"{path} is not a SentencePiece model; train_tokenizer writes one") from error
+    if model.eos_id() < 0:
+        raise UsageError(f"{path} has no end-of-sentence piece to end documents with: train it with one (eos_id)")
+    return model, Encoder(model)
 
 
 def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path) -> Iterator[Task]:

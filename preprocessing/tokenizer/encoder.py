@@ -1,6 +1,6 @@
 """Encoder: token ids of texts, the same as SentencePiece's, at many times its speed.
 
-BPE models are encoded by the compiled functions in word_cache.py, each word once. SentencePiece itself does the
+BPE models are encoded by the compiled functions in bpe.py, each word once. SentencePiece itself does the
 rest: it normalises texts, encodes those with a user-defined symbol, and all texts of models for which it is not
 proven that words can be encoded separately. Unigram models are among these: SentencePiece finds the best path
 with 32-bit sums over the whole text, and their rounding decides between pieces of nearly equal score, so that a
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from gristmill.budget import held
 from gristmill.io.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from gristmill.text import utf8_size
-from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
-from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache
+from preprocessing.tokenizer.bpe import MARGIN, Merges, bigram_tables, encode_texts, merge_table, new_word_cache
 
 CACHE_BYTES = 16 << 20
 _LONG = 1 << 16  # characters of a text that are encoded together
@@ -106,7 +105,7 @@ class Encoder:
             start = end
 
     def _cut_after(self, text: str, at: int) -> int:
-        """The first place from `at` on where the ids of both sides are the same apart as together (word_cache.py).
+        """The first place from `at` on where the ids of both sides are the same apart as together (bpe.py).
 
         Without byte pieces a character beside it is a piece: an unknown one would be merged with unknown ones on the
         other side.

@@ -18,8 +18,7 @@ from gristmill.io.token_manifest import Manifest
 from gristmill.io.token_shards import open_shards, read_sources
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
-from preprocessing.tokenizer.sentence_sample import sentences
-from preprocessing.train_tokenizer import SAMPLED, train_tokenizer
+from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.verify_shards import verify_shards
 

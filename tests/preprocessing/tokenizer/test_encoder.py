@@ -11,8 +11,8 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preprocessing.tokenizer.bpe import encode_texts
 from preprocessing.tokenizer.encoder import Encoder
-from preprocessing.tokenizer.word_cache import encode_texts
 
 LOSSLESS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 SYMBOLS = ["<sep>", "the mill", "\n\n", "▁▁▁", "水車"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocessing.mixing.line_buffer import LineBuffer
-from preprocessing.tokenizer.sentence_sample import Sampled, SentenceSample
+from preprocessing.train_tokenizer import Sampled, SentenceSample
 
 DOCUMENTS = st.lists(st.tuples(st.integers(0, 3) | st.integers(0, 2**64 - 1), st.sampled_from("ab"), st.text("aö\n")))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from preprocessing.tokenizer.bpe import WordCache, new_word_cache
 from preprocessing.tokenizer.encoder import Encoder
-from preprocessing.tokenizer.word_cache import WordCache, new_word_cache
 from tests.preprocessing.tokenizer.test_bpe import model_of
 
 GUARD = 1 << 8  # rows
