@@ -1,12 +1,13 @@
 """Rows of bench_memory's table of formulas: live bytes of a layout by kind, measured in processes and estimated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import training.parallel.data.grad_reducer
@@ -14,7 +15,7 @@ from benchmarks.live_bytes import LiveBytes
 from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
 from gristmill_planner.memory.memory_inputs import MemoryInputs
 from training.config import Precision
-from training.experimental.local_steps.replicas import LocalReplicas, Replicas
+from training.experimental.local_steps.replicas import LocalReplicas
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder
@@ -22,12 +23,13 @@ from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
+from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline.pipeline_stages import stage_layers
-from training.sharding.axis import JointAxis
 
 _ONE = ParallelConfig()
 _STEPS = 3  # measured: gloo's threads now and then hold for a moment what they have sent
@@ -85,26 +87,23 @@ def live_bytes(row: Row) -> dict[str, int]:
         with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:
             model = parallelize(meta_decoder(row.model), row.resolved, world, 1, row.precision, memory)
             options = OptimConfig(name=row.optimizer, ema_decay=0.9 if row.ema else 0.0)
-            holders = model.matrix_holders() if row.optimizer == "muon" else JointAxis()
-            optimizer = build_optimizer(model.params, options, memory, world.rank, holders=holders)
-            replicas = Replicas(model, optimizer)
-            if row.resolved.local_steps:
-                replicas = LocalReplicas(row.resolved, options, model, optimizer)
-            _watch(replicas, live)
-            _step(row, replicas, live)  # torch's pipelines run each stage once more in the first step
+            optimizer = build_optimizer(model.params, options, memory, world.rank, holders=model.matrix_holders)
+            states = [*optimizer.moments().values()]
+            if steps := row.resolved.local_steps:
+                outer = LocalReplicas(steps, options, model, optimizer).outer
+                states += [outer.shared, outer.momenta]
+            _watch(model, states, live)
+            _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
             found = []
             for _ in range(_STEPS):
                 live.restart()
-                _step(row, replicas, live)
+                _step(row, model, optimizer, live)
                 found.append(live.peaks())
         return {kind: min(peaks.get(kind, 0) for peaks in found) for kind in found[0]}
 
 
-def _watch(replicas: Replicas, live: LiveBytes) -> None:
+def _watch(model: ParallelModel, states: Sequence[Mapping[str, Tensor]], live: LiveBytes) -> None:
     """Tell what is known by name, and when activations and logits are complete."""
-    model, states = replicas.model, [*replicas.optimizer.moments().values()]
-    if isinstance(replicas, LocalReplicas):
-        states += [replicas.outer.shared, replicas.outer.momenta]
     for part in model.parts:
         for p in part.parameters():
             if not isinstance(p, DTensor):
@@ -135,9 +134,8 @@ def _then_mark(live: LiveBytes, forward: Callable[..., Any], *arguments: Any) ->
         live.mark()
 
 
-def _step(row: Row, replicas: Replicas, live: LiveBytes) -> None:
+def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
     """A step without an outer one, whose buffers the formulas do not count."""
-    model, optimizer = replicas.model, replicas.optimizer
     tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
     model.forward_backward(batch, 1e-3)

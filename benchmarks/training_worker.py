@@ -51,9 +51,9 @@ def main(task: str) -> None:
             "parameters": trainer.parameters,
             "flops_per_token": trainer.flops_per_token,
             "tokens_per_step": trainer.tokens_per_step,
-            "stages": trainer.layout.stages,
-            "pp": trainer.layout.pp,
-            "micro_batches": trainer.layout.micro_batches,
+            "stages": trainer.plan.layout.stages,
+            "pp": trainer.plan.layout.pp,
+            "micro_batches": trainer.plan.layout.micro_batches,
         }
         if asked.get("profile"):
             found["profile"] = profile(lambda: step(asked["steps"] + 1), device)

@@ -13,8 +13,7 @@ from torch import Tensor
 from gristmill_parity.cases import Case
 from gristmill_parity.small_models import SEQ_LEN, VOCAB_SIZE
 from training.distributed.stop_signals import StopSignals
-from training.experimental.local_steps.replicas import LocalReplicas, Replicas
-from training.experimental.local_steps.step_sums import StepSums
+from training.experimental.local_steps.replicas import LocalReplicas
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import Batch
@@ -29,8 +28,8 @@ from training.parallel.parallelize import parallelize
 from training.parallel.traffic import expected_traffic
 from training.parallel.traffic_counter import TrafficCounter, traffic_inputs
 from training.parallel.traffic_inputs import Traffic, TrafficInputs
-from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
+from training.step_sums import StepSums
 
 SEED = 1
 LOGIT_POSITIONS = (0, 1, 7, 16, 23)
@@ -101,19 +100,15 @@ class _Run:
         if case.z_loss:
             model.add_z_loss(case.z_loss)
         self.optimizer: Optimizer | None = None
-        self.replicas: Replicas | None = None
+        self.replicas: LocalReplicas | None = None
         if case.optimizer != "sgd":
-            updated = model.files.after_update if model.files is not None else None
-            holders = model.matrix_holders() if case.optimizer == "muon" else JointAxis()
             options = replace(ADAMW, name=case.optimizer)
             self.optimizer = build_optimizer(
-                model.params, options, memory, self.world.rank, _BUCKET_NUMEL, updated, holders
+                model.params, options, memory, self.world.rank, _BUCKET_NUMEL, model.after_update, model.matrix_holders
             )
-            local = case.layout.local_steps > 0
-            self.replicas = (
-                LocalReplicas(case.layout, options, model, self.optimizer) if local else Replicas(model, self.optimizer)
-            )
-            self.replicas.after_load(None, StopSignals())
+            if case.layout.local_steps:
+                self.replicas = LocalReplicas(case.layout.local_steps, options, model, self.optimizer)
+                self.replicas.after_load(0, None, StopSignals())
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""
@@ -148,7 +143,7 @@ class _Run:
         batch, targets = global_batch(self.case, step)
         local = local_batch(batch, self.world).to(self.world.device)
         scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
-        own = batch.targets[self.replicas.rank :: self.replicas.count] if self.replicas else batch.targets
+        own = batch.targets[self.world.outer.rank :: self.world.outer.size]
         count = int((own != IGNORE_INDEX).sum())
         loss = float(self.model.forward_backward(local, scale / count)) / targets
         scale_gradients(self.model.params, 1 / scale)
@@ -157,20 +152,21 @@ class _Run:
     def update(self, step: int) -> None:
         """Update the shards as the trainer does after step `step` (from 0), and drop the gradients."""
         self.model.keep_errors()
-        if self.optimizer is None or self.replicas is None:
+        if self.optimizer is None:
             _sgd_step(self.model)
             return
         square = squared_grad_norm(self.model.params, self.world.device)
-        sums = StepSums.of(self.world, self.replicas, 1, 1.0, torch.zeros_like(square), square, 0, None)
+        sums = StepSums.of(self.world, 1, 1.0, torch.zeros_like(square), square)
         scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (sums.own_norm + 1e-6)))
         self.optimizer.step(ADAMW.lr)
         self.model.start_publishing()
         self.optimizer.zero_grad()
-        self.replicas.after_step(step + 1)
+        if self.replicas is not None:
+            self.replicas.after_step(step + 1)
 
     def outer_gradients(self) -> ShardValues:
         """The replicas' mean outer gradient of the first round, which the momentum is then."""
-        assert isinstance(self.replicas, LocalReplicas)
+        assert self.replicas is not None
         momenta = self.replicas.outer.momenta
         return [(p.name, p.spec, _copy(momenta.get(p.name))) for p in self.model.params]
 

@@ -41,8 +41,7 @@ def train_as_planned(
         due = False
         while (step := trainer.steps_done + 1) <= config.optim.steps:
             on_step()
-            with trainer.profiler.step(step):
-                stopping = trainer.step(step, stop.received)
+            stopping = trainer.step(step, stop.received)
             step = trainer.steps_done  # a replica that was away goes on where the others are
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)

@@ -9,7 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_manifest import Manifest, TokenizerRecord
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
@@ -18,6 +18,7 @@ from training.experimental.local_steps.options import check_local_steps
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import World
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,28 @@ class RunPlan:
         split = BatchSplit.of(data, layout, config.replicas.count)
         return cls(config, train, holdout, holdouts, model, layout, memory, split, identity)
 
-    def batches(self, dp_rank: int) -> Batches:
-        """The batches of a data-parallel rank: of n replicas that are runs of their own, this one's parts of them."""
-        config, data = self.config, self.config.data
+    def batches(self, world: World) -> Batches:
+        """The batches of this rank: of n replicas that are runs of their own, this one's parts of them."""
+        config, data, runs = self.config, self.config.data, self.config.replicas.count
         sequences, mix = self.train.sequences(config.seed, config.out_dir if data.is_packed else None)
-        part = dp_rank * config.replicas.count + config.replicas.number
-        return Batches(sequences, self.split, part, config.seed, data.order, mix, data.mask_documents)
+        part, replicas = world.dp_rank * runs + config.replicas.number, world.outer.size * runs
+        order = data.order, mix, data.mask_documents
+        return Batches(sequences, self.split, part, config.seed, *order, runs=runs, replicas=replicas)
 
     @property
     def named_holdouts(self) -> dict[str, TokenSequences]:
         """All holdouts, by name: that of data.holdout by ""."""
         return {"": self.holdout, **self.holdouts}
+
+    @property
+    def local_steps(self) -> int:
+        """Steps that replicas take before they average their weights; 0: none are replicas of that kind."""
+        return self.config.replicas.local_steps if self.config.replicas.folder else self.layout.local_steps
+
+    @property
+    def tokenizer(self) -> TokenizerRecord:
+        """The tokenizer of all data."""
+        return self.train.first.manifest.tokenizer
 
     @property
     def tokens_per_step(self) -> int:
@@ -111,7 +123,7 @@ def _idle_options(config: TrainConfig, model: ModelConfig) -> list[str]:
         ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("parallel.schedule", config.parallel.pp == 1, "parallel.pp 1"),
-        ("memory.folder", "disk" not in (memory.optimizer, memory.parameters), "nothing offloaded to disk"),
+        ("memory.folder", not memory.on_disk, "nothing offloaded to disk"),
         ("stability.max_skipped_steps", config.stability.policy == "stop", "stability.policy stop"),
         ("profile.ranks", not config.profile.steps, "no profile.steps"),
     ]

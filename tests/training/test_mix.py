@@ -158,8 +158,8 @@ def test_replicas_that_are_runs_count_their_parts_of_the_batches(folders: Folder
     sequences, order = mix.sequences(seed=7)
 
     def seen(replicas: int, number: int) -> Counter[str]:
-        batches = Batches(sequences, BatchSplit(2 * replicas, 1, 4 // replicas), number, 7, mix=order)
-        found = SeenTokens(batches, mix, True, replicas).after(5)
+        batches = Batches(sequences, BatchSplit(2 * replicas, 1, 4 // replicas), number, 7, mix=order, runs=replicas)
+        found = SeenTokens(batches, mix, True).after(5)
         tokens = {name: part["tokens"] for kind in ("sets", "sources") for name, part in found[kind].items()}
         return Counter(tokens | {f"epochs {name}": part["epochs"] for name, part in found["sets"].items()})
 

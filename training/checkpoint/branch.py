@@ -56,9 +56,17 @@ class BranchSource:
             )
         return cls(path, record, _optim_of(stored, run), {key: stored.get(key) for key in _READ}, stored[COUNTED_FROM])
 
-    def check(self, optim: OptimConfig) -> None:
-        """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
-        step = self.record.step
+    def check(self, optim: OptimConfig, local_steps: int = 0) -> None:
+        """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay.
+
+        `local_steps` of the replicas of the branch; 0: it has none.
+        """
+        step, theirs = self.record.step, self.record.layout.get("local_steps", 0)
+        require(
+            bool(local_steps or not theirs),
+            f"branch_from is a checkpoint of replicas that take {theirs} local steps, each with moments of its own; "
+            f"give --parallel.local_steps {theirs}, or start from its shared weights with --init_from",
+        )
         differing = [f"optim.name {self.optim.name} there and {optim.name} here"] * (self.optim.name != optim.name)
         if optim.ema_decay and not self.optim.ema_decay:
             differing.append(f"optim.ema_decay {self.optim.ema_decay} there and {optim.ema_decay} here")

@@ -68,8 +68,15 @@ class Batches:
         order: OrderKind = "keyed",
         mix: MixOrder | None = None,
         mask_documents: bool = False,
+        runs: int = 1,
+        replicas: int = 1,
     ) -> None:
-        """`mix`: the order of several sets. Raises UsageError where one set has fewer sequences than a global batch."""
+        """`mix`: the order of several sets. Raises UsageError where one set has fewer sequences than a global batch.
+
+        `runs` read the parts of each global batch, this one those of rank `dp_rank` mod runs on; `replicas` in all of
+        them have gradients of their own: 1, unless they take local steps.
+        """
+        self.runs, self.replicas = runs, replicas
         self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
         self.mask_documents = mask_documents
         self.order = EpochOrder(order, len(data), seed) if mix is None else mix
@@ -100,16 +107,18 @@ class Batches:
         return torch.cat(found).numpy()
 
     def target_count(self, step: int) -> int:
-        """Targets of the global batch of a step (from 0) that are not IGNORE_INDEX."""
-        if not self.data.is_padded:
-            return self.split.batch_size * self.data.length
-        return self.data.target_count(self.global_indices(step, 1))
+        """Targets of a step (from 0) over which gradients are averaged: of the global batch, or of a replica's part."""
+        return self._count(step, self.replicas)
 
-    def own_target_count(self, step: int, replicas: int) -> int:
-        """As `target_count`, of the sequences of one of `replicas` that take local steps: of this rank's."""
+    def read_target_count(self, step: int) -> int:
+        """As `target_count`, of all that the ranks of this run read."""
+        return self._count(step, self.runs)
+
+    def _count(self, step: int, parts: int) -> int:
+        """Targets of a step in this rank's one of `parts`."""
         if not self.data.is_padded:
-            return self.split.batch_size * self.data.length // replicas
-        return self.data.target_count(self.global_indices(step, 1, self.dp_rank % replicas, replicas))
+            return self.split.batch_size * self.data.length // parts
+        return self.data.target_count(self.global_indices(step, 1, self.dp_rank % parts, parts))
 
     def batch(self, step: int) -> Batch:
         """Read the batch of a step (from 0), on the CPU."""

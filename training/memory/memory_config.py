@@ -27,6 +27,11 @@ class MemoryConfig:
     """Folder for the files of "disk", with a subfolder per rank; None: out_dir/offload. They are scratch files: each
     run starts new ones and removes them at its end; resuming uses the checkpoint only."""
 
+    @property
+    def on_disk(self) -> bool:
+        """True if the optimizer's state or the parameters are on disk."""
+        return "disk" in (self.optimizer, self.parameters)
+
     def resolve(self, out_dir: Path) -> "MemoryConfig":
         """Return a copy with `folder` filled in."""
         return replace(self, folder=self.folder or out_dir / "offload")

@@ -1,6 +1,6 @@
 """Builds the optimizer that the options name, with its states in the storage that they name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,13 +22,13 @@ def build_optimizer(
     rank: int = 0,
     bucket_numel: int = BUCKET_NUMEL,
     after_update: AfterUpdate | None = None,
-    holders: JointAxis = JointAxis(),
+    holders: Callable[[], JointAxis] = JointAxis,
 ) -> Optimizer:
     """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`, and a weight average.
 
     On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
-    at a time. `after_update` is called for each updated part of a parameter, in order. `holders`: the ranks that hold
-    pieces of this one's matrices, which Muon gathers. Raises OutputError if the disk is full.
+    at a time. `after_update` is called for each updated part of a parameter, in order. `holders` gives the ranks that
+    hold pieces of this one's matrices, which Muon gathers. Raises OutputError if the disk is full.
     """
     optimizer = _build(params, config, memory or MemoryConfig(), rank, bucket_numel, after_update, holders)
     return AveragingOptimizer(optimizer, config.ema_decay) if config.ema_decay else optimizer
@@ -41,7 +41,7 @@ def _build(
     rank: int,
     bucket_numel: int,
     after_update: AfterUpdate | None,
-    holders: JointAxis,
+    holders: Callable[[], JointAxis],
 ) -> Optimizer:
     if config.name == "sgd":
         return SGD(params, after_update)
@@ -52,7 +52,7 @@ def _build(
     for param in params:
         (matrices if part_of(param.name, param.spec.global_shape) == "hidden" else rest).append(param)
     adamw = _build_adamw(rest, config, memory, rank, bucket_numel, after_update)
-    return OptimizerByPart([Muon(matrices, config, holders), adamw])
+    return OptimizerByPart([Muon(matrices, config, holders()), adamw])
 
 
 def _build_adamw(

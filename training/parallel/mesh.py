@@ -60,6 +60,11 @@ class World:
         return self.axes[name]
 
     @property
+    def outer(self) -> Axis:
+        """The ranks with weights and gradients of their own, which take local steps; this one alone without them."""
+        return self.axes.get(OUTER) or Axis(OUTER, 1, 0, None)
+
+    @property
     def finest_axes(self) -> tuple[str, ...]:
         """The axes of the mesh in order, with those of a grid of tensor-parallel ranks in place of "tp"."""
         return (*AXES[:-1], *GRID) if "row" in self.axes else AXES
@@ -81,15 +86,14 @@ class World:
     @property
     def dp_size(self) -> int:
         """Number of data-parallel replicas: of groups of ranks that read different sequences."""
-        outer = self.axes[OUTER].size if OUTER in self.axes else 1
-        return outer * self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
+        return self.outer.size * self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
 
     @property
     def dp_rank(self) -> int:
         """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
         shard, replicate = self.axes["shard"], self.axes["replicate"]
         rank = (replicate.rank * shard.size + shard.rank) // self._cp_size
-        return rank * self.axes[OUTER].size + self.axes[OUTER].rank if OUTER in self.axes else rank
+        return rank * self.outer.size + self.outer.rank
 
     @property
     def _cp_size(self) -> int:

@@ -15,6 +15,7 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
+from training.optim.optimizer import AfterUpdate
 from training.parallel.compression.bucket import CompressedBucket
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import reshard
@@ -77,14 +78,19 @@ class ParallelModel:
         return self._count_once(loss)
 
     def add_z_loss(self, coefficient: float) -> None:
-        """Train with a z-loss of this coefficient from now on."""
+        """Train with a z-loss of this coefficient from now on; 0: with none."""
         self.z_loss = ZLoss(coefficient)
         for part in self.parts:
             if isinstance(part.head, Head):
-                part.head.z_loss = self.z_loss
+                part.head.z_loss = self.z_loss if coefficient else None
 
-    def take_z_loss(self) -> Tensor:
-        """This rank's term of the z-loss, 0-d: summed over the targets of all training passes since the last call."""
+    def take_z_loss(self) -> Tensor | None:
+        """This rank's term of the z-loss, 0-d: summed over the targets of all training passes since the last call.
+
+        None without a z-loss.
+        """
+        if not self.z_loss.coefficient:
+            return None
         total = self.z_loss.take()
         return torch.zeros((), device=self.world.device) if total is None else self._count_once(total)
 
@@ -169,6 +175,11 @@ class ParallelModel:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
         if self.files is not None:
             self.files.after_load()
+
+    @property
+    def after_update(self) -> AfterUpdate | None:
+        """What the optimizer is to call for each updated part of a parameter; None without parameters on disk."""
+        return None if self.files is None else self.files.after_update
 
     def matrix_holders(self) -> JointAxis:
         """The axes along which matrices are sharded: the ranks that hold whole ones together; collective."""

@@ -31,6 +31,11 @@ class ProfileConfig:
     """Steps between records of the norms of each layer's gradients, weights and updates; 0: none."""
 
     @property
+    def is_on(self) -> bool:
+        """True if anything is to be traced or measured."""
+        return bool(self.steps or self.times or self.norms)
+
+    @property
     def span(self) -> tuple[int, int] | None:
         """First and last step to trace."""
         found = _SPAN.fullmatch(self.steps)

@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from gristmill.errors import require
 from training.parallel.parallel_model import ParallelModel
+from training.plugin import LogRecord, Plugin
 from training.profiling.layer_norms import LayerNorms
 from training.profiling.profile_config import ProfileConfig
 from training.profiling.step_times import StepTimes
 from training.profiling.step_trace import StepTrace
 
 
-class Profiler:
+class Profiler(Plugin):
     """Traces, times and norms of a run's steps. Every rank calls every method."""
 
     def __init__(self, config: ProfileConfig, model: ParallelModel, names: Sequence[str], out_dir: Path) -> None:
@@ -28,7 +28,7 @@ class Profiler:
         self._trace = StepTrace(config, world.rank, world.device, out_dir)
         self._times = StepTimes(config.times, model.parts, world)
         self._norms = LayerNorms(names, model.params, world) if config.norms else None
-        self._records: list[tuple[str, int, dict[str, Any]]] = []
+        self._records: list[LogRecord] = []
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Profiler:
         if measured and self._norms is not None:
             self._records.append(("norms", self._step, self._norms.norms))
 
-    def take(self) -> list[tuple[str, int, dict[str, Any]]]:
+    def log_records(self) -> list[LogRecord]:
         """Records (kind, step, values) since the last call."""
         found, self._records = self._records, []
         return found

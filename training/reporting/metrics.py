@@ -10,6 +10,7 @@ from gristmill.errors import wrap_write_errors
 from training.reporting.holdout_losses import HoldoutLosses
 from training.reporting.metrics_file import METRICS, finite
 from training.reporting.reporting_config import MetricsConfig
+from training.reporting.seen_tokens import SeenTokens
 from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases, require_installed
 from training.reporting.throughput import Throughput
 
@@ -119,8 +120,10 @@ class Reporter:
         if text:
             self.say(f"    {text!r}")
 
-    def log_seen(self, step: int, seen: dict[str, Any]) -> None:
-        """Record and print the tokens seen of each data set and source (see `SeenTokens.after`)."""
+    def log_seen(self, step: int, tokens: SeenTokens) -> None:
+        """Record and print the tokens seen of each data set and source until `step`, if they are counted."""
+        if not self.active or not (seen := tokens.after(step)):
+            return
         self.record("data", step, **seen)
         since = f" since step {seen['after_step']}" if "after_step" in seen else ""
         for name, part in [*seen.get("sets", {}).items(), *seen.get("sources", {}).items()]:

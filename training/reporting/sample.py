@@ -19,11 +19,16 @@ _COLDEST = 1e-6  # temperature below which float32 would divide to infinity
 class Sampler:
     """Samples text with a fixed seed: the same model always gives the same text."""
 
-    def __init__(self, folder: Path, manifest: Manifest, config: EvalConfig, seed: int) -> None:
-        """Load the tokenizer of the token shards in `folder`, whose manifest is `manifest`.
+    def __init__(
+        self, folder: Path, manifest: Manifest, config: EvalConfig, seed: int, mask_documents: bool = False
+    ) -> None:
+        """Load the tokenizer of the token shards in `folder`, whose manifest is `manifest`, if it is to sample.
 
         Raises UsageError where it is missing or has another SHA-256.
         """
+        self.config, self.seed, self.mask_documents = config, seed, mask_documents
+        if not config.sample_tokens:
+            return
         path = folder / manifest.tokenizer.path
         if not path.is_file() or sha256_file(path) != manifest.tokenizer.sha256:
             raise UsageError(
@@ -38,18 +43,20 @@ class Sampler:
                 "--eval.sample_tokens 0"
             ) from error
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
-        self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
+        self.end = manifest.tokenizer.end_of_document
 
-    def sample(self, model: ParallelModel, mask_documents: bool = False) -> str:
+    def sample(self, model: ParallelModel) -> str:
         """Return the prompt and its continuation, up to the end of a document or `sample_tokens` tokens.
 
-        Every rank calls it; rank 0 draws each token for all.
+        Every rank calls it; rank 0 draws each token for all. Empty if there is nothing to sample.
         """
+        if not self.config.sample_tokens:
+            return ""
         generator = torch.Generator().manual_seed(self.seed)
         ids = list(self.start)
         for _ in range(self.config.sample_tokens):
             seen = torch.tensor([ids[-model.config.context :]])
-            logits = model.next_logits(seen, self._positions(seen) if mask_documents else None)
+            logits = model.next_logits(seen, self._positions(seen) if self.mask_documents else None)
             chosen = main_only(lambda: self._draw_token(logits.float().cpu(), generator))  # noqa: B023
             ids.append(chosen)
             if chosen == self.end:

@@ -16,15 +16,15 @@ _ROWS = 1 << 12  # sequences counted at once
 class SeenTokens:
     """Counts the targets of the steps of a run; exact, and a function of the seed and the step.
 
-    Of one of `replicas` that are runs of their own: the targets of its parts of the batches.
+    Of one of several runs that share the batches: the targets of its parts of them.
 
     Of data sets in windows it costs nothing. Of packed ones it reads the plan of every sequence, and of sources where
     its documents start, once.
     """
 
-    def __init__(self, batches: Batches, mix: TokenMix, by_source: bool, replicas: int = 1) -> None:
+    def __init__(self, batches: Batches, mix: TokenMix, by_source: bool) -> None:
         """Raises UsageError for `by_source` where a data set does not know the sources of its documents."""
-        self.batches, self.mix, self.sets, self.replicas = batches, mix, batches.data.sets, replicas
+        self.batches, self.mix, self.sets, self.runs = batches, mix, batches.data.sets, batches.runs
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
             raise UsageError(
@@ -68,7 +68,7 @@ class SeenTokens:
 
     def _sequences(self, mix: MixOrder, step: int) -> list[int]:
         """Sequences of each set."""
-        if self.replicas > 1:
+        if self.runs > 1:
             found: list[int] = self._count_until(step)[-len(self.sets) :].tolist()
             return found
         size = self.batches.split.batch_size
@@ -94,11 +94,11 @@ class SeenTokens:
         """Targets of each set, of each source, and sequences of each set, from `since` until `step`: (n,)."""
         if step < self._counted or self._counted < self.since:
             self._counted, self._found = self.since, np.zeros_like(self._found)
-        replica = self.batches.dp_rank % self.replicas
+        run = self.batches.dp_rank % self.runs
         steps = max(1, _ROWS // self.batches.split.batch_size)
         for first in range(self._counted, step, steps):
             count = min(steps, step - first)
-            self._found += self._count(self.batches.global_indices(first, count, replica, self.replicas))
+            self._found += self._count(self.batches.global_indices(first, count, run, self.runs))
         self._counted = step
         return self._found
 

@@ -74,9 +74,8 @@ def measured(config: TrainConfig) -> dict[str, dict[str, float]]:
     plan = RunPlan.of(replace(config, profile=ProfileConfig(norms=1, times=1)))
     with init_distributed("cpu") as device, Trainer(plan, device) as trainer:
         trainer.load()
-        with trainer.profiler.step(1):
-            trainer.step(1)
-        found = {kind: values for kind, _, values in trainer.profiler.take()}
+        trainer.step(1)
+        found = {kind: values for kind, _, values in trainer.plugins.log_records()}
         return {**found["norms"], "times": found["times"], "whole": {"grad": trainer.unreported[0].grad_norm}}
 
 
@@ -108,9 +107,8 @@ def test_updates_are_the_differences_of_weights(config: TrainConfig) -> None:
         with Trainer(plan, device) as trainer:
             trainer.load()
             before = {p.name: p.local.detach().clone() for p in trainer.model.params}
-            with trainer.profiler.step(1):
-                trainer.step(1)
-            ((_, _, norms),) = trainer.profiler.take()
+            trainer.step(1)
+            ((_, _, norms),) = trainer.plugins.log_records()
             for layer, norm in norms["update"].items():
                 of = [p for p in trainer.model.params if layer_of(p.name) == layer]
                 change = torch.cat([(p.local.detach() - before[p.name]).flatten() for p in of])

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from gristmill.errors import require
 from training.checkpoint.record import CheckpointRecord
-from training.data.batches import Batches
 from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.local_steps.meeting_folder import Start
-from training.experimental.local_steps.outer_optimizer import OuterOptimizer
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
@@ -38,10 +36,8 @@ class MeetingReplicas(LocalReplicas):
         common: dict[str, Any],
     ) -> None:
         """`common`: what all replicas must have in common."""
-        self.model, self.optimizer, self.config = model, optimizer, config
-        self.local_steps, self.count, self.rank = config.local_steps, 1, 0
-        self.outer = OuterOptimizer(optimizer.unique, options.outer_lr, options.outer_momentum)
-        world = model.world
+        super().__init__(config.local_steps, options, model, optimizer)
+        self.config, world = config, model.world
         self.meeting = Meeting(config, ReplicaRanks(world.rank, world.size, main_only, world.all_reduce))
         self.common, self.steps, self.round, self.run = common, options.steps, 0, ""
         self.lengths = {"optim.steps": options.steps, "optim.decay_steps": options.last_decay_step}
@@ -49,13 +45,6 @@ class MeetingReplicas(LocalReplicas):
 
     def close(self) -> None:
         self.meeting.close()
-
-    def own_targets(self, batches: Batches, step: int) -> int:
-        return batches.own_target_count(step, self.config.count)
-
-    def summed_targets(self, batches: Batches, step: int) -> int:
-        """This run sums the losses of this replica alone."""
-        return self.own_targets(batches, step)
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
@@ -103,7 +92,7 @@ class MeetingReplicas(LocalReplicas):
 
     def _leave(self, number: int) -> int:
         """Leave a round that is not decided yet, with a checkpoint; without one before the end of the run."""
-        self.has_left = True
+        self.wants_stop = True
         if number * self.local_steps >= self.steps:
             self._exit()  # resumed, the run would have no step to take; it meets again after those since its last one
         return number * self.local_steps
@@ -115,10 +104,10 @@ class MeetingReplicas(LocalReplicas):
         return [*self.outer.shared.values(), *self.outer.momenta.values()]
 
     @torch.no_grad()
-    def after_load(self, stored: CheckpointRecord | None, stop: StopSignals) -> int:
-        super().after_load(stored, stop)
-        self.meeting.stop = stop
-        step, layout = (stored.step, stored.layout) if stored else (0, {})
+    def after_load(self, step: int, stored: CheckpointRecord | None, stop: StopSignals) -> int:
+        super().after_load(step, stored, stop)
+        self.stop = self.meeting.stop = stop
+        layout = stored.layout if stored else {}
         layout = layout if layout.get("local_steps") == self.local_steps else {}
         self.round = int(layout.get("round", step // self.local_steps))
         start = Start(layout.get("meeting", ""), self.round, self.meeting.fingerprint(self._shared()))
@@ -147,7 +136,7 @@ class MeetingReplicas(LocalReplicas):
         """Come to the round that this replica left before it was decided; else say that it will come to the next."""
         if self.round < step // self.local_steps:
             step = self._meet(step // self.local_steps)
-            if self.has_left:
+            if self.wants_stop:
                 self._exit()  # the checkpoint is as it was
         elif step < self.steps:
             self.meeting.announce(step // self.local_steps + 1)

@@ -5,15 +5,18 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
+from training.distributed.stop_signals import StopSignals
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.part_queue import PartQueue
 from training.experimental.server.server import GradientServer, NoWorkersError, StoppedError
 from training.model.batch import Batch
+from training.plugin import Plugin
 from training.reporting.throughput import peak_flops
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec
@@ -37,6 +40,7 @@ class AsyncTrainer(Trainer):
             self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait, config.workers
         )
         self.saved = 0  # step of the last checkpoint
+        self.plugins.plugins.append(_DoneAhead(self))
         self.model.forward_backward = self._gradients_of_workers  # type: ignore[method-assign, assignment]
 
     def start(self) -> None:
@@ -78,20 +82,29 @@ class AsyncTrainer(Trainer):
         loss = self.server.collect(lambda: self.stop_signals.received != 0)
         return torch.tensor(loss / scale, dtype=torch.float64, device=self.world.device)
 
-    def _state(self) -> State:
-        return super()._state() | _ahead_state(self.server.ahead)
-
-    def _continue(self, record: CheckpointRecord, path: Path) -> None:
-        super()._continue(record, path)
-        read_shards(_ahead_state(self.server.ahead), path, self.checkpoints.group.process_group)
-        self.queue.resume(record.step, self.server.ahead)
-        self.server.updates = self.saved = record.step
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.server.close()
         super().__exit__(kind, error, at)
 
 
-def _ahead_state(ahead: Tensor) -> State:
-    """`ahead`, as a checkpoint has it."""
-    return {"async.done_ahead": [(ahead, ShardSpec.whole(tuple(ahead.shape)))]}
+class _DoneAhead(Plugin):
+    """Saves and loads which parts of later batches are done."""
+
+    def __init__(self, trainer: AsyncTrainer) -> None:
+        self.trainer = trainer
+
+    def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
+        return state if stored else state | self._ahead()
+
+    def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
+        read_shards(self._ahead(), checkpoint, group)
+
+    def after_load(self, step: int, stored: CheckpointRecord | None, stop: StopSignals) -> int:  # noqa: ARG002
+        if stored:
+            self.trainer.queue.resume(step, self.trainer.server.ahead)
+            self.trainer.server.updates = self.trainer.saved = step
+        return step
+
+    def _ahead(self) -> State:
+        ahead = self.trainer.server.ahead
+        return {"async.done_ahead": [(ahead, ShardSpec.whole(tuple(ahead.shape)))]}

@@ -153,7 +153,9 @@ def train_with_fault(config: TrainConfig, fault: str) -> None:
         if fault == "momentum lost":
             train(replace(config, optim=replace(config.optim, steps=H)))
             after_load = replicas.LocalReplicas.after_load
-            patch.setattr(replicas.LocalReplicas, "after_load", lambda self, _, stop: after_load(self, None, stop) + H)
+            patch.setattr(
+                replicas.LocalReplicas, "after_load", lambda self, step, _, stop: after_load(self, step, None, stop)
+            )
         train(config)
 
 

@@ -177,7 +177,7 @@ def test_a_new_run_joins_meetings_that_are_not_done(exact: TrainConfig, run_rank
 def note_of(config: TrainConfig) -> str:
     with Trainer(RunPlan.of(config), torch.device("cpu")) as trainer:
         trainer.load()
-        return trainer.replicas.note
+        return trainer.plugins.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""State of gradient compression in checkpoints: what each replica left out, and PowerSGD's warm starts.
+"""Error feedback of gradient compression: remembers what each replica left out, also in checkpoints.
 
 `compression.error.NAME`  (replicas, …): the memory of each replica, in the shape of the parameter
 `compression.q.NAME`      (parts, m, r): the Q of each of the tensor-parallel pieces of the parameter
@@ -9,41 +9,53 @@ anew.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards, stored_shapes
 from training.parallel.parallel_model import ParallelModel
+from training.plugin import Plugin
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def compression_state(model: ParallelModel) -> State:
-    """This rank's memories and warm starts, as a checkpoint has them; empty without compression."""
-    state: State = {}
-    replicate = model.world.axis("replicate")
-    for bucket in model.compressed:
-        for name, error in bucket.errors.items():
-            state[_error_key(name)] = [
-                (error[None], _of_replica(_param(model, name).spec, replicate.rank, replicate.size))
-            ]
-    return state | {key: [(q[None], spec)] for key, q, spec in _warm_starts(model)}
+class ErrorFeedback(Plugin):
+    """Keeps what compression left out of the gradients that an update uses, and PowerSGD's warm starts."""
 
+    def __init__(self, model: ParallelModel) -> None:
+        self.model = model
 
-def load_compression_state(model: ParallelModel, folder: Path, group: dist.ProcessGroup) -> None:
-    """Take over what the checkpoint in `folder` has of it, saved with any number of replicas; collective."""
-    if not model.compressed:
-        return
-    stored = stored_shapes(folder)
-    _load_errors(model, stored, folder, group)
-    found = [(key, q, spec) for key, q, spec in _warm_starts(model) if stored.get(key) == spec.global_shape]
-    read_shards({key: [(q[None], spec)] for key, q, spec in found}, folder, group)
+    @contextmanager
+    def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
+        """Remember what was left out of the gradients of this update; of no other ones."""
+        yield
+        self.model.keep_errors()
+
+    def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
+        """This rank's memories and warm starts, too; they are read apart."""
+        if stored is not None:
+            return state
+        replicate, state = self.model.world.axis("replicate"), {**state}
+        for bucket in self.model.compressed:
+            for name, error in bucket.errors.items():
+                spec = _of_replica(_param(self.model, name).spec, replicate.rank, replicate.size)
+                state[_error_key(name)] = [(error[None], spec)]
+        return state | {key: [(q[None], spec)] for key, q, spec in _warm_starts(self.model)}
+
+    def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
+        """Take over what the checkpoint has of it, saved with any number of replicas."""
+        stored = stored_shapes(checkpoint)
+        _load_errors(self.model, stored, checkpoint, group)
+        starts = [(key, q, spec) for key, q, spec in _warm_starts(self.model) if stored.get(key) == spec.global_shape]
+        read_shards({key: [(q[None], spec)] for key, q, spec in starts}, checkpoint, group)
 
 
 def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist.ProcessGroup) -> None:

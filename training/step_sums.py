@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from training.experimental.local_steps.replicas import Replicas
 from training.parallel.mesh import World
 
 
@@ -14,8 +13,8 @@ class StepSums(NamedTuple):
     """Of one step, equal on all ranks but for `own_norm`.
 
     `loss` and `z_loss`: means over the global batch, nats/token; `z_loss` is None if there is none. `grad_norm`: the
-    gradient's 2-norm; of several replicas the root of their mean square. `own_norm`: that of this rank's replica.
-    `stop`: a rank was asked to stop.
+    gradient's 2-norm; of ranks with gradients of their own (`World.outer`) the root of their mean square. `own_norm`:
+    that of this rank's gradient. `stop`: a rank was asked to stop.
     """
 
     loss: float
@@ -26,22 +25,23 @@ class StepSums(NamedTuple):
 
     @classmethod
     def of(
-        cls, world: World, replicas: Replicas, targets: int, loss_scale: float, loss: Tensor, squares: Tensor,
-        stop_signal: int, z_loss: Tensor | None,
+        cls, world: World, targets: int, loss_scale: float, loss: Tensor, squares: Tensor, stop_signal: int = 0,
+        z_loss: Tensor | None = None,
     ) -> "StepSums":  # fmt: skip
         """Sum this rank's terms of the loss, the squared gradient norm and the z-loss, 0-d; collective.
 
         `targets` of the global batch; gradients are `loss_scale` times those of the loss.
         """
-        of_replicas = squares.new_zeros(replicas.count)
-        of_replicas[replicas.rank] = squares
+        outer = world.outer
+        by_replica = squares.new_zeros(outer.size)
+        by_replica[outer.rank] = squares
         local = [loss.double(), torch.full_like(squares, stop_signal), *([] if z_loss is None else [z_loss.double()])]
-        total, stop, *rest = world.all_reduce(torch.cat([torch.stack(local), of_replicas])).tolist()
-        squared = rest[-replicas.count :]
+        total, stop, *rest = world.all_reduce(torch.cat([torch.stack(local), by_replica])).tolist()
+        squared = rest[-outer.size :]
         return cls(
             loss=total / targets,
             grad_norm=math.sqrt(sum(squared) / len(squared)) / loss_scale,
-            own_norm=math.sqrt(squared[replicas.rank]) / loss_scale,
+            own_norm=math.sqrt(squared[outer.rank]) / loss_scale,
             stop=stop > 0,
             z_loss=None if z_loss is None else rest[0] / targets,
         )
