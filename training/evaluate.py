@@ -24,8 +24,7 @@ from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.run_folder import RUN, read_run
-from training.checkpoint.shard_storage import model_state, read_shards
-from training.checkpoint.stored_weights import weight_keys
+from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.config import Precision
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
@@ -39,8 +38,7 @@ from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.holdout_losses import HoldoutLosses
-from training.reporting.holdouts import Holdouts
+from training.reporting.holdouts import HoldoutLosses, Holdouts
 from training.reporting.metrics_file import finite
 from training.reporting.reporting_config import EvalConfig
 

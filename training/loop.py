@@ -9,7 +9,7 @@ from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
-from training.reporting.summary import Summary
+from training.reporting.metrics_file import Summary
 from training.run_plan import RunPlan
 from training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from training.config import TrainConfig
 from training.distributed.command_line import exit_on_user_error, read_options
 
 if TYPE_CHECKING:
-    from training.reporting.summary import Summary
+    from training.reporting.metrics_file import Summary
 
 
 def train(config: TrainConfig) -> "Summary":

@@ -13,7 +13,7 @@ from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
-from training.data.prefetch import PrefetchLoader
+from training.data.batches import PrefetchLoader
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.process_group import main_only
@@ -21,18 +21,16 @@ from training.distributed.stop_signals import StopSignals
 from training.features import build_plugins
 from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
-from training.optim.schedule import describe_late_decay, learning_rate
+from training.optim.optim_config import describe_late_decay, learning_rate
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import unigram_loss
-from training.reporting.holdouts import Holdouts
+from training.reporting.holdouts import Holdouts, unigram_loss
 from training.reporting.metrics import Reporter, StepMetrics
-from training.reporting.metrics_file import METRICS
+from training.reporting.metrics_file import METRICS, Summary, write_summary
 from training.reporting.sample import Sampler
 from training.reporting.seen_tokens import SeenTokens
-from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
 from training.step_sums import StepSums

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from gristmill.errors import InputError, UsageError
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, TimedPass, Timeline, pipeline_layout
 from training.parallel.layout import STAGES_PER_RANK, Schedule
-from training.profiling.step_trace import FOLDER
+from training.profiling.profiler import FOLDER
 
 _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")
 _FILE = re.compile(r"steps-(\d+)-(\d+)\.rank-(\d+)\.json\.gz")

@@ -25,9 +25,8 @@ from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.parallel.layout import ParallelConfig
-from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, Summary, read_metrics
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
-from training.reporting.summary import Summary
 from training.train import train
 
 Data = dict[str, Path]

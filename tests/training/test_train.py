@@ -23,8 +23,7 @@ from training.config import TrainConfig
 from training.hugging_face.export_hf import model_config
 from training.optim.stability import StabilityConfig
 from training.parallel.layout import ParallelConfig
-from training.reporting.metrics_file import METRICS, read_metrics
-from training.reporting.summary import Summary
+from training.reporting.metrics_file import METRICS, Summary, read_metrics
 from training.train import main, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,16 +7,14 @@ from typing import Any
 
 import msgspec
 
-from gristmill.config import check_ranges
 from gristmill.errors import InputError, UsageError, require
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import CheckpointRecord, describe_fault
+from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
-from training.optim.optim_config import OptimConfig
-from training.optim.schedule import decay_start, learning_rate
+from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
 # options that decide which tokens a step reads
@@ -136,12 +134,9 @@ def _optim_of(stored: dict[str, Any], run: Path) -> OptimConfig:
     if values["schedule"] == "constant":
         lengths["decay_steps"] = 0
     try:
-        optim = msgspec.convert({**values, **lengths}, OptimConfig)
-        check_ranges(optim, "optim.")
-    except (msgspec.ValidationError, UsageError) as error:
-        fault = describe_fault(error, "optim") if isinstance(error, msgspec.ValidationError) else str(error)
+        return msgspec.convert({**values, **lengths}, OptimConfig)
+    except msgspec.ValidationError as error:
         raise InputError(
-            f"{run} is damaged: {fault.partition('; try ')[0]}; restore it, or start from the parameters of a "
-            "checkpoint alone with --init_from"
+            f"{run} is damaged: {error}; restore it, or start from the parameters of a checkpoint alone with "
+            "--init_from"
         ) from error
-    return optim

@@ -1,27 +1,23 @@
 """Checkpoint record: record.json, which describes a checkpoint and verifies that it is intact."""
 
 import hashlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from gristmill.config import INT64, check_ranges
+from gristmill.config import INT64
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.shard_storage import METADATA
-from training.model.model_config import ALWAYS_RECORDED, ModelConfig
+from training.model.model_config import ModelConfig
 
 RECORD = "record.json"
 VERSION = 2
 _NOT_COMPARED = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
-_FOLDER = re.compile(r"step-(\d{8,})")  # name of a checkpoint that nobody has renamed
-_MISSING = re.compile(r"Object missing required field `(.+)`")
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 
 
@@ -71,60 +67,18 @@ def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRec
 
 
 def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
-    """The record of the checkpoint `path`, or None and its first fault, with the field that has it."""
+    """The record of the checkpoint `path`, or None and why it cannot be used."""
     try:
-        found = msgspec.json.decode((path / RECORD).read_bytes())
-        if isinstance(found, dict) and found.get("version") != VERSION:
-            return None, f"it has version {found.get('version')!r}, wanted {VERSION}"
-        record = msgspec.convert(found, CheckpointRecord)
-        record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
-        fault = next(_faults(record, path.name), "")
-        if not fault and record.checksum not in ("", checksum_of(found)):
-            fault = "its fields are not those that its checksum is of"
-    except msgspec.ValidationError as error:
-        fault = describe_fault(error)
-    except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
-        fault = str(error)
-    return (None, f"{RECORD}: {fault}") if fault else (record, "")
-
-
-def _faults(record: CheckpointRecord, folder: str) -> Iterator[str]:
-    """What cannot be in the record of the checkpoint that is named `folder`, with what was wanted."""
-    if (named := _FOLDER.fullmatch(folder)) and int(named[1]) != record.step:
-        yield f"step is {record.step}, and the folder's name {folder}"
-    if record.updates > record.step:
-        yield f"updates is {record.updates}, and step {record.step}; wanted no more"
-    for name, value in record.stability.items():
-        if value < 0 or (name == "scale" and not value):
-            yield f"stability.{name} is {value}; wanted {'more than 0' if name == 'scale' else '0 or more'}"
-    if METADATA not in record.files:
-        yield f"it names no {METADATA}"
-    yield from _model_faults(record.model, record.tokenizer)
-
-
-def _model_faults(model: Mapping[str, Any], tokenizer: TokenizerRecord) -> Iterator[str]:
-    """What cannot be in a record's model: fields that are missing, of another type, or of no decoder."""
-    yield from (f"model.{name} is missing" for name in sorted(ALWAYS_RECORDED - model.keys()))
-    try:
-        sizes = msgspec.convert(model, ModelConfig)
-        check_ranges(sizes, "model.")
-        for name in ("layers", "width", "heads"):
-            if not getattr(sizes, name):
-                yield f"model.{name} is 0; wanted 1 or more"
-        ModelConfig.from_record(model).check(tokenizer.vocab_size, 1)
-    except msgspec.ValidationError as error:
-        yield describe_fault(error, "model")
-    except UsageError as error:
-        yield str(error).partition("; try ")[0]  # there is no option to try
-
-
-def describe_fault(error: msgspec.ValidationError, section: str = "") -> str:
-    """A fault in words, with the field's name: `$.width` in `section` model is model.width."""
-    what, _, path = str(error).partition(" - at `$")
-    field = (section + path.rstrip("`")).lstrip(".")
-    if missing := _MISSING.fullmatch(what):
-        return f"{field}.{missing[1]} is missing".lstrip(".")
-    return f"{field}: {what[0].lower()}{what[1:]}".replace("`", "").lstrip(": ")
+        fields = msgspec.json.decode((path / RECORD).read_bytes())
+        if fields["version"] != VERSION:
+            return None, f"{RECORD} has version {fields['version']!r}, and this release reads version {VERSION}"
+        record = msgspec.convert(fields, CheckpointRecord)
+        if record.checksum not in ("", checksum_of(fields)):
+            return None, f"{RECORD} is damaged: its fields are not those that its checksum is of"
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
+        return None, f"{RECORD} is damaged: {error}"
+    record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
+    return record, ""
 
 
 def _matches(path: Path, digest: str) -> bool:

@@ -13,8 +13,7 @@ from gristmill.errors import InputError, OutputError, UsageError, require, wrap_
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.process_group import main_only
 from training.model.model_config import ModelConfig
-from training.optim.optim_config import OptimConfig
-from training.optim.schedule import decay_start, learning_rate
+from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from gristmill.errors import GristmillError, InputError, OutputError
+from gristmill.errors import GristmillError, InputError, OutputError, UsageError
 from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State
+from training.optim.weight_average import AVERAGE
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -181,3 +182,18 @@ def _as_one_error(folder: Path, verb: str) -> Iterator[None]:
             f"cannot write the checkpoint {folder} ({str(reason).strip()}; {free:,} MiB "
             "are free there): make room, or choose another folder, and run the same command again"
         ) from error
+
+
+def weight_keys(checkpoint: Path, ema: bool) -> Callable[[str], str]:
+    """Return what gives a parameter's key by its name: that of its weights or, with `ema`, of their average.
+
+    Raises UsageError for a checkpoint without an average.
+    """
+    if not ema:
+        return parameter_key
+    if not any(key.endswith(f".{AVERAGE}") for key in stored_dtypes(checkpoint)):
+        raise UsageError(
+            f"{checkpoint} holds no average of the weights, which --ema asks for: its run was without "
+            "optim.ema_decay; try without --ema"
+        )
+    return lambda name: optimizer_key(name, AVERAGE)

@@ -24,8 +24,7 @@ from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
-from training.checkpoint.shard_storage import read_shards, stored_dtypes
-from training.checkpoint.stored_weights import weight_keys
+from training.checkpoint.shard_storage import read_shards, stored_dtypes, weight_keys
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors
 from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import wrap_write_errors
-from training.reporting.holdout_losses import HoldoutLosses
+from training.reporting.holdouts import HoldoutLosses
 from training.reporting.metrics_file import METRICS, finite
 from training.reporting.reporting_config import MetricsConfig
 from training.reporting.seen_tokens import SeenTokens

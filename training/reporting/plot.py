@@ -14,14 +14,16 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
-from training.reporting.panels import draw_panels, read_panels
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Curve = list[tuple[int, float]]  # (steps done, loss in nats/token)
+
+Curve = list[tuple[int, float]]  # (steps done, value), such as a loss in nats/token
+_COLUMNS = 3  # of panels
+_GIB = 2.0**30
 _COLOURS = {"train": "#9db4cc", "holdout": "#c1512d", "unigram": "#4c7a4c"}
-_CURVES = (("step", "loss"), ("eval", "loss"), ("run", "unigram_loss"))  # kinds of records, and their values
 _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 
 
@@ -57,7 +59,8 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     """
     path = run_dir / METRICS
     records, damaged = read_metrics_and_damage(path)
-    train, holdout, runs = (_points(records, *which) for which in _CURVES)
+    train, holdout = _curve(records, "step", "loss"), _curve(records, "eval", "loss")
+    runs = _curve(records, "run", "unigram_loss")
     if damaged:
         print(f"note: {damaged:,} lines of {path} are damaged and left out", file=sys.stderr)
     if not train:
@@ -67,24 +70,29 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     return {name: curve for name, curve in curves.items() if curve}
 
 
-def _points(records: list[dict[str, Any]], kind: str, key: str) -> Curve:
+def _curve(records: list[dict[str, Any]], kind: str, key: str) -> Curve:
     """The finite values of `key` in the records of a kind, by step."""
-    found = [(record["step"], finite(record.get(key))) for record in records if record["kind"] == kind]
-    return [(step, value) for step, value in found if value is not None]
+    values = [(record["step"], finite(record.get(key))) for record in records if record["kind"] == kind]
+    return [(step, value) for step, value in values if value is not None]
+
+
+def _style(axes: Axes, ticks: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_figure(curves: dict[str, Curve], title: str) -> Figure:
     """Draw the curves as a matplotlib figure, without pyplot: no window and no global state."""
     from matplotlib.figure import Figure  # takes half a second to import, needed only here
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats/token)")
     axes.set_title(title, parse_math=False)  # a folder's name may hold $
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    _style(axes, 8)
     styles = {
         "train": {"linewidth": 0.9},
         "holdout": {"linewidth": 1.8, "marker": "o", "markersize": 4.5},
@@ -127,3 +135,60 @@ def terminal_plot(curves: dict[str, Curve], width: int = 72, height: int = 18) -
     legend = "   ".join(f"{_MARKERS[name]} {name} {curve[-1][1]:.3f}" for name, curve in curves.items())
     foot = f"{first:<{width // 2}.0f}{first + span:>{width // 2}.0f}"
     return "\n".join([*lines, " " * 8 + "└" + "─" * width, " " * 9 + foot, " " * 9 + legend])
+
+
+def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+    """The curves of each panel that has any, by the panel's title and the curve's name.
+
+    Values that are not finite are left out. Sources are those of data.holdout, and "NAME: SOURCE" of other holdouts.
+    """
+    memory = [(step, value / _GIB) for step, value in _curve(records, "step", "memory_bytes")]
+    panels = {
+        "loss (nats/token)": {"train": _curve(records, "step", "loss"), "holdout": _curve(records, "eval", "loss")},
+        "holdout loss by source (nats/token)": _sources(records),
+        "learning rate": {"": _curve(records, "step", "lr")},
+        "gradient norm": {"": _curve(records, "step", "grad_norm")},
+        "tokens/s": {"": _curve(records, "step", "tokens_per_second")},
+        "peak memory of a rank (GiB)": {"": memory},
+    }
+    drawn = {title: {name: curve for name, curve in curves.items() if curve} for title, curves in panels.items()}
+    return {title: curves for title, curves in drawn.items() if curves}
+
+
+def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:
+    """The loss of each source of each holdout, and of each other holdout."""
+    curves: dict[str, Curve] = {}
+    for record in (record for record in records if record["kind"] == "eval"):
+        for name, losses in {"": record, **_table(record, "holdouts")}.items():
+            parts = {name: losses} if name else {}
+            parts |= {f"{name}: {source}" if name else source: of for source, of in _table(losses, "sources").items()}
+            for part, values in parts.items():
+                loss = finite(values.get("loss")) if isinstance(values, dict) else None
+                if loss is not None:
+                    curves.setdefault(part, []).append((record["step"], loss))
+    return curves
+
+
+def _table(values: Any, key: str) -> dict[str, Any]:
+    found = values.get(key) if isinstance(values, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def draw_panels(panels: dict[str, dict[str, Curve]], title: str) -> Figure:
+    """Draw the panels as a matplotlib figure, without pyplot: no window and no global state."""
+    from matplotlib.figure import Figure  # takes half a second to import, needed only here
+
+    rows = -(-len(panels) // _COLUMNS)
+    figure = Figure(figsize=(4.6 * _COLUMNS, 3.2 * rows), layout="constrained")
+    figure.suptitle(title, parse_math=False)  # a folder's name may hold $
+    for number, (name, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, _COLUMNS, number, xlabel="step")
+        axes.set_title(name, fontsize="medium")
+        _style(axes, 6)
+        for label, curve in curves.items():
+            few = "o" if len(curve) < 50 else None
+            axes.plot(*zip(*curve, strict=True), label=label, linewidth=1.2, marker=few, markersize=3)
+        if any(curves):
+            for text in axes.legend(frameon=False, fontsize="small").get_texts():
+                text.set_parse_math(False)
+    return figure

@@ -51,11 +51,9 @@ def change(checkpoint: Path, **fields: Any) -> None:
         lambda checkpoint: next(checkpoint.glob("*.distcp")).unlink(),
         lambda checkpoint: (checkpoint / ".metadata").write_bytes(b""),
         lambda checkpoint: (checkpoint / "record.json").write_text('{"step": 3'),
-        lambda checkpoint: (checkpoint / "record.json").write_bytes(b"\xff\xfe"),
-        lambda checkpoint: (checkpoint / "record.json").write_text("[" * 100_000),
         lambda checkpoint: (checkpoint / "record.json").unlink(),
     ],
-    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "deep", "no record"],
+    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no record"],
 )
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     save(tmp_path, "rows", [2, 3])
@@ -68,39 +66,18 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: 
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"step": -1}, "step: expected int >= 0"),
-        ({"step": "3"}, "step: expected int, got str"),
-        ({"step": 4}, "step is 4, and the folder's name step-00000003"),
-        ({"step": ...}, "step is missing"),
-        ({"updates": 4}, "updates is 4, and step 3; wanted no more"),
-        ({"version": "2"}, "it has version '2', wanted 2"),
-        ({"stability": {"variance": -1.0}}, "stability.variance is -1.0; wanted 0 or more"),
-        ({"stability": {"scale": 0.0}}, "stability.scale is 0.0; wanted more than 0"),
-        ({"stability": {"mean": "x"}}, "stability[...]: expected float, got str"),
-        ({"tokenizer": {"sha256": ...}}, "tokenizer.sha256 is missing"),
-        ({"model": {"width": 32.5}}, "model.width: expected int, got float"),
-        ({"model": {"rope_base": "10000"}}, "model.rope_base: expected float, got str"),
-        ({"model": {"norm": "other"}}, "model.norm: invalid enum value 'other'"),
-        ({"model": {"layers": 0}}, "model.layers is 0; wanted 1 or more"),
-        ({"model": {"heads": -2}}, "model.heads is -2; wanted 0 or more"),
-        ({"model": {"kv_heads": 3}}, "model.heads 2 is not divisible by model.kv_heads 3"),
-        ({"model": {"vocab_size": 9}}, "model.vocab_size 9 is below the tokenizer's 30"),
-        ({"model": {"tied": ...}}, "model.tied is missing"),
-        ({"model": {"colour": 1}}, "unexpected keyword argument 'colour'"),
-        ({"model": []}, "model: expected object, got array"),
-        ({"files": {}, "unigram_loss": True}, "unigram_loss: expected float, got bool"),
-        ({"files": {".metadata": ...}}, "names no .metadata"),
-        ({"unigram_loss": 1.25}, "its fields are not those that its checksum is of"),
-        ({"model": {"rope_base": 10001.0}}, "its fields are not those that its checksum is of"),
+        ({"version": "2"}, "has version '2'"),
+        ({"tokenizer": {"sha256": ...}}, "is damaged"),
+        ({"model": {"rope_base": 10001.0}}, "is damaged"),
     ],
     ids=str,
 )
-def test_a_field_of_the_record_that_cannot_be_is_named(tmp_path: Path, fields: dict[str, Any], fault: str) -> None:
+def test_a_changed_record_is_refused(tmp_path: Path, fields: dict[str, Any], fault: str) -> None:
     save(tmp_path, "rows", [2, 3])
     change(tmp_path / "step-00000003", **fields)
     found, _, said = load(tmp_path, "columns")
     assert found is not None and found.step == 2 and len(said) == 1 and "\n" not in said[0]
-    assert said[0].startswith("checkpoint step-00000003 cannot be used (") and fault in said[0]
+    assert said[0].startswith("checkpoint step-00000003 cannot be used (record.json ") and fault in said[0]
 
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"step-\0", b"step-00000009"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.checkpoint.shard_boxes import Box, any_overlap, box_array, intersect, numel, sweep_pairs
+from training.checkpoint.shard_plans import Box, any_overlap, box_array, intersect, numel, sweep_pairs
 from training.sharding.shard_spec import ShardSpec
 
 

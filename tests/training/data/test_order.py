@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.order import EpochOrder, permute
+from training.data.mix import EpochOrder, permute
 
 seeds = st.integers(-(2**63), 2**63 - 1)
 

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from tests.training.data.conftest import OpenSequences
-from training.data.batches import Batches, BatchSplit
-from training.data.prefetch import PrefetchLoader
+from training.data.batches import Batches, BatchSplit, PrefetchLoader
 
 
 def test_prefetched_batches_are_the_same_in_any_order(open_sequences: OpenSequences) -> None:
@@ -20,6 +19,6 @@ def test_prefetched_batches_are_the_same_in_any_order(open_sequences: OpenSequen
 def test_a_read_is_limited_in_tokens(
     open_sequences: OpenSequences, monkeypatch: pytest.MonkeyPatch, limit: int, steps: int
 ) -> None:
-    monkeypatch.setattr("training.data.prefetch._MAX_READ_TOKENS", limit)
+    monkeypatch.setattr("training.data.batches._MAX_READ_TOKENS", limit)
     batches = Batches(open_sequences(101, 5), BatchSplit(1, 2, 4), 0, seed=3)
     assert PrefetchLoader(batches, torch.device("cpu")).steps_per_read == steps

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import UsageError
-from training.optim.optim_config import OptimConfig
-from training.optim.schedule import decay_start, describe_late_decay, learning_rate
+from training.optim.optim_config import OptimConfig, decay_start, describe_late_decay, learning_rate
 
 
 def rates(**options: Any) -> list[float]:

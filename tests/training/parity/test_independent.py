@@ -35,9 +35,8 @@ from training.model.dropout import Dropout
 from training.model.layers import RMSNorm
 from training.model.positions import PositionEmbedding
 from training.optim.moments import MomentsOnDisk
-from training.optim.muon import Muon
+from training.optim.muon import Muon, WholeMatrices
 from training.optim.optimizer import AdamW
-from training.optim.whole_matrices import WholeMatrices
 from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 

@@ -17,8 +17,8 @@ from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.loop import train_as_planned
 from training.parallel.layout import ParallelConfig
-from training.profiling.layer_norms import layer_of
 from training.profiling.profile_config import ProfileConfig
+from training.profiling.profiler import layer_of
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
 from training.train import train

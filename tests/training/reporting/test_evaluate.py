@@ -18,9 +18,7 @@ from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import evaluate, unigram_loss
-from training.reporting.holdout_losses import HoldoutLosses, bits_per_byte
-from training.reporting.holdouts import Holdouts
+from training.reporting.holdouts import HoldoutLosses, Holdouts, bits_per_byte, evaluate, unigram_loss
 from training.reporting.reporting_config import EvalConfig
 
 Shards = Callable[..., Path]
@@ -67,8 +65,8 @@ def test_the_unigram_model_of_many_tokens_is_that_of_evenly_spread_spans(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, holdout = (TokenSequences(folder, 4) for folder in folders)
-    monkeypatch.setattr("training.reporting.evaluate._SPAN", 10)
-    monkeypatch.setattr("training.reporting.evaluate._SPANS", 5)
+    monkeypatch.setattr("training.reporting.holdouts._SPAN", 10)
+    monkeypatch.setattr("training.reporting.holdouts._SPANS", 5)
     seen = [t for start in (0, 40, 80, 120, 160) for t in train.read(start, start + 10).tolist()]
     targets = holdout.read(1, 21).tolist()
     by_hand = -sum(math.log((seen.count(t) + 1) / (len(seen) + 10)) for t in targets) / 20

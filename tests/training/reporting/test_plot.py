@@ -9,8 +9,15 @@ import pytest
 
 from gristmill.errors import InputError, UsageError
 from training.reporting.metrics_file import METRICS
-from training.reporting.panels import draw_panels, read_panels
-from training.reporting.plot import draw_figure, plot, read_curves, render_images, terminal_plot
+from training.reporting.plot import (
+    draw_figure,
+    draw_panels,
+    plot,
+    read_curves,
+    read_panels,
+    render_images,
+    terminal_plot,
+)
 
 
 @pytest.fixture

@@ -2,8 +2,15 @@
 
 from typing import Any
 
-from training.hugging_face.family import QKV, Family, TensorRow, read_activation, write_activation
-from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope
+from training.hugging_face.family import (
+    QKV,
+    ROPE_DEFAULTS,
+    Family,
+    TensorRow,
+    read_activation,
+    read_rope,
+    write_activation,
+)
 from training.model.model_config import ModelConfig
 
 

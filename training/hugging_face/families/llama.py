@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from training.hugging_face.family import Family, TensorRow
-from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, Family, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 TENSORS = (

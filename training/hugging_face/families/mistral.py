@@ -3,8 +3,7 @@
 from typing import Any
 
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import Family
-from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, Family, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {

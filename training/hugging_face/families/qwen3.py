@@ -4,8 +4,7 @@ from typing import Any
 
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.families.qwen2 import QWEN_DEFAULTS, read_window, write_window
-from training.hugging_face.family import Family, TensorRow
-from training.hugging_face.rope_fields import read_rope, write_rope
+from training.hugging_face.family import Family, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 QK_NORMS = tuple(
