@@ -9,7 +9,7 @@ step, less the memory of a process before training: resident on a CPU, allocated
 the end of a step. The loss is equal in all rows.
 
 With --formulas each row is a layout of a small model in processes on the CPU: the peak of each kind of live bytes,
-counted storage by storage, beside what gristmill_planner/memory says.
+counted storage by storage, beside the formulas of gristmill_planner/memory.py.
 """
 
 import gc

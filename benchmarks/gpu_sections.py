@@ -21,8 +21,7 @@ from benchmarks.training_worker import main as train_and_time
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.errors import GristmillError
 from gristmill_parity.parity import plan_certificate, run_cases, summary
-from gristmill_planner.memory.memory import estimate_memory
-from gristmill_planner.memory.memory_inputs import MemoryInputs
+from gristmill_planner.memory import MemoryInputs, estimate_memory
 from training.model.model_config import ModelConfig
 from training.parallel.layout import ParallelConfig
 from training.reporting.throughput import peak_tflops

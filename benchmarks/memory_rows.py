@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import training.parallel.data.grad_reducer
 from benchmarks.live_bytes import LiveBytes
-from gristmill_planner.memory.memory import MemoryEstimate, estimate_memory
-from gristmill_planner.memory.memory_inputs import MemoryInputs
+from gristmill_planner.memory import MemoryEstimate, MemoryInputs, estimate_memory
 from training.config import Precision
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.memory.memory_config import MemoryConfig, Recompute
@@ -32,7 +31,7 @@ from training.parallel.parallelize import parallelize
 from training.parallel.pipeline.pipeline_stages import stage_layers
 
 _ONE = ParallelConfig()
-_STEPS = 3  # measured: gloo's threads now and then hold for a moment what they have sent
+_STEPS = 2  # measured: gloo's threads now and then hold for a moment what they have sent
 Run = Callable[..., list[Any]]
 
 

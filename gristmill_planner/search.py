@@ -2,22 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush, nsmallest
-from itertools import count, takewhile
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from gristmill.errors import UsageError
 from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import PassTime, StepTime, rank_times, step_time
 from gristmill_planner.layouts.candidates import Family, families
-from gristmill_planner.layouts.least_memory import least_total
 from gristmill_planner.layouts.least_time import least_time
 from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.run_memory import RunMemory, run_memory
+from gristmill_planner.memory import RunMemory, run_memory
 from training.parallel.layout import ParallelConfig
-
-_SMALLEST = 4
-_EXACT = 600  # memory estimates, which take longest, before the search gives up
 
 
 @dataclass(frozen=True)
@@ -47,31 +43,20 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
     if not every:
         raise UsageError(_no_layout(request))
     considered = sum(len(family.schedules) * len(family.stages) for family in every)
-    available = request.cluster.device.memory
-    found: list[Choice] = []
-    tried: list[Choice] = []
+    choices: list[Choice] = []
     shapes: set[tuple[object, ...]] = set()
     for time, run in _by_time(request, every, constants):
         shape = _shape(run.layout)
-        if shape in shapes:
-            continue
-        choice = Choice(run, time, run_memory(run, request.precision, available))
-        tried.append(choice)
-        if choice.memory.total <= available:
-            found.append(choice)
+        if shape not in shapes:
             shapes.add(shape)
-        if len(found) == wanted or len(tried) == _EXACT + wanted:
+            choices.append(Choice(run, time, run_memory(run, request.precision)))
+        if len(choices) == wanted:
             break
-    if found:
-        return SearchResult(found, considered, None)
-    small = _smallest(request, every, constants)
-    fitting = sorted((each for each in small if each.memory.total <= available), key=lambda each: each.time.total)
-    closest = min([*tried, *small], key=lambda choice: choice.memory.total)
-    return SearchResult(fitting[:wanted], considered, None if fitting else closest)
+    return SearchResult(choices, considered, None if choices else _closest(request, every, constants))
 
 
 def _by_time(request: PlanRequest, every: list[Family], constants: Constants) -> Iterator[tuple[StepTime, PlannedRun]]:
-    """All runs that may fit, from the fastest: a family's are timed when its bound is the least of what is left."""
+    """All runs that fit, from the fastest: a family's are timed when its bound is the least of what is left."""
     known: dict[tuple[object, ...], tuple[PassTime, PassTime]] = {}
     queue: list[tuple[float, int, StepTime | None, Family | PlannedRun]] = []
     of_family = []
@@ -89,18 +74,18 @@ def _by_time(request: PlanRequest, every: list[Family], constants: Constants) ->
             assert time is not None
             yield time, each
             continue
-        for run in _may_fit(request, each):
+        for run in _fitting(request, each):
             found = step_time(run, constants, of_family[at])
             heappush(queue, (found.total, next(number), found, run))
 
 
-def _may_fit(request: PlanRequest, family: Family) -> Iterator[PlannedRun]:
-    """Those whose memory's bound fits; what shards less takes no less memory, and comes first where it is as fast."""
+def _fitting(request: PlanRequest, family: Family) -> Iterator[PlannedRun]:
+    """Those that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
     available = request.cluster.device.memory
     for schedule in family.schedules:
-        runs = family.runs(request, *schedule)
-        fitting = takewhile(lambda run: least_total(run, request.precision) <= available, runs)
-        yield from reversed(list(fitting))
+        for run in reversed(list(family.runs(request, *schedule))):
+            if run_memory(run, request.precision, available).total <= available:
+                yield run
 
 
 def _divided(layout: ParallelConfig) -> tuple[object, ...]:
@@ -112,11 +97,11 @@ def _shape(layout: ParallelConfig) -> tuple[object, ...]:
     return *_divided(layout), layout.dp, layout.pp, layout.schedule
 
 
-def _smallest(request: PlanRequest, every: list[Family], constants: Constants) -> list[Choice]:
-    """The layouts with the lowest bounds of memory: if the fastest do not fit, one of these may."""
+def _closest(request: PlanRequest, every: list[Family], constants: Constants) -> Choice:
+    """The layout that takes least memory, of those that shard most."""
     runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
-    low = nsmallest(_SMALLEST, runs, key=lambda run: least_total(run, request.precision))
-    return [Choice(run, step_time(run, constants), run_memory(run, request.precision)) for run in low]
+    run = min(runs, key=lambda run: run_memory(run, request.precision).total)
+    return Choice(run, step_time(run, constants), run_memory(run, request.precision))
 
 
 def _no_layout(request: PlanRequest) -> str:

@@ -1,8 +1,7 @@
 """Megatron's memory: bytes on a GPU of a run of Megatron-LM or Megatron-DeepSpeed, for published runs.
 
-The trainer's own memory is in gristmill_planner/memory; this is for programs that keep attention's weights,
-the gradients of all parameters and a float32 copy of them. Two constants are fitted to
-BigScience's sweep (docs/planner.md).
+The trainer's own memory is in memory.py; this is for programs that keep attention's weights, the gradients of
+all parameters and a float32 copy of them. Two constants are fitted to BigScience's sweep (docs/planner.md).
 """
 
 from dataclasses import dataclass

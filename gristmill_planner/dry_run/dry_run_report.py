@@ -1,4 +1,4 @@
-"""Dry-run report: what a rank holds and sends as it was built, beside the formulas, as a table or as a record."""
+"""Dry-run report: what a rank holds and sends as it was built, as tables or as a record."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +16,17 @@ def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
     """In words and tables."""
     layout = run.layout
     place = ", ".join(f"{name} {index} of {size}" for name, (index, size) in found.place.items() if size > 1)
-    said = "The formulas agree to the byte." if found.agrees else "The formulas differ where both numbers are shown."
+    agrees = "agree to the byte" if found.agrees else "differ where both numbers are shown"
     return [
         f"rank {found.rank} of {run.cluster.devices} ({place or 'alone'}) in {layout.describe()}, recompute "
         f"{run.recompute}, with {layout.micro_batches} micro-batches of {run.micro_batch} x {run.seq_len} tokens",
         f"{_held(run, found)}: {found.parameters:,} parameters",
         "",
-        _bytes_table(found.built, found.expected),
+        _bytes_table(found.built),
         "",
         _traffic_table(found.sent, found.expected_sent),
         "",
-        said,
+        f"The formulas of traffic {agrees}.",
     ]
 
 
@@ -37,10 +37,10 @@ def _held(run: PlannedRun, found: DryRun) -> str:
     return " and ".join(words)
 
 
-def _bytes_table(built: Mapping[str, int], expected: Mapping[str, int]) -> Table:
+def _bytes_table(built: Mapping[str, int]) -> Table:
     table = Table("memory", "bytes", "GiB", box=None, pad_edge=False)
     for kind, size in built.items():
-        table.add_row(kind, _beside(size, expected[kind]), f"{size / 2**30:.2f}")
+        table.add_row(kind, f"{size:,}", f"{size / 2**30:.2f}")
     return table
 
 
@@ -66,7 +66,7 @@ def dry_run_record(found: DryRun) -> dict[str, Any]:
         "place": {name: index for name, (index, _) in found.place.items()},
         "layers": {str(stage): [each.start, each.stop] for stage, each in found.layers.items()},
         "parameters": found.parameters,
-        "bytes": {"built": found.built, "formulas": found.expected},
+        "bytes": found.built,
         "collectives": {"counted": _record(found.sent), "formulas": _record(found.expected_sent)},
         "agrees": found.agrees,
     }

@@ -233,7 +233,7 @@ def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(plan(str(config), gpus=8, configured=True, dry_run=True, rank=5))
     assert "rank 5 of 8 (pp 1 of 2, shard 0 of 2, tp 1 of 2) in dp 2 x ZeRO-1 x tp 2 x pp 2 (1f1b)" in text
     assert re.search(r"layers \d+ to 11 and the output: [\d,]+ parameters", text)
-    assert re.search(r"\npp: send +4 ", text) and "The formulas agree to the byte." in text
+    assert re.search(r"\npp: send +4 ", text) and "The formulas of traffic agree to the byte." in text
     assert plan(str(config), gpus=4, dry_run=True, json=True) is None  # of the first choice
     record = msgspec.json.decode(capsys.readouterr().out)
     assert record["agrees"] and record["bytes"]["built"]["weights"] > 0
@@ -247,7 +247,9 @@ def test_shrink(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "dp 4 x ZeRO-2 x tp 2 instead of dp 192 x ZeRO-2 x tp 8" in text
     path = tmp_path / "shrunk.toml"
     path.write_text(text)
-    assert "The formulas agree to the byte." in printed(plan(str(path), gpus=8, configured=True, dry_run=True, rank=7))
+    assert "The formulas of traffic agree to the byte." in printed(
+        plan(str(path), gpus=8, configured=True, dry_run=True, rank=7)
+    )
     with pytest.raises(UsageError, match=r"--shrink is for published runs, and .*run.toml is a file; try bloom-176b"):
         plan(str(config), shrink=True)
 

@@ -1,13 +1,16 @@
 """The planner's search: its layouts are those that the trainer accepts, they fit, and the best is the fastest."""
 
 import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from statistics import median
-from time import process_time
+from typing import Any
 
 import pytest
 
+import gristmill_planner.search as search_module
 from gristmill.errors import UsageError
 from gristmill_planner.cost.fitted_constants import fitted_constants
 from gristmill_planner.cost.hardware import Cluster, find_device
@@ -15,11 +18,10 @@ from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import step_time
 from gristmill_planner.divide_layers import divide_by_cost, divided_by_time
 from gristmill_planner.layouts.candidates import candidates
-from gristmill_planner.layouts.least_memory import least_total
 from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.memory import RESERVE, run_memory
 from gristmill_planner.nothing_fits import nothing_fits
 from gristmill_planner.published_runs import PublishedRun, published_runs
-from gristmill_planner.run_memory import RESERVE, run_memory
 from gristmill_planner.search import search
 from training.model.model_config import ModelConfig
 from training.parallel.layout import ParallelConfig
@@ -65,13 +67,25 @@ def test_long_sequences_are_divided_where_the_trainer_can() -> None:
     assert not any(run.layout.cp > 1 for run in candidates(other))
 
 
-def test_thousands_of_gpus_are_planned_in_seconds() -> None:
-    """Of one core's time, of which 10 s are allowed; twice as long beside other work."""
-    run = next(each.run for each in published_runs() if each.name == "Megatron 1008B")
-    start = process_time()
+def test_of_thousands_of_gpus_a_part_of_the_layouts_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what decides how long a plan takes: some 0.1 ms each."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(search_module, name)
+
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return function(*args)
+
+        return call
+
+    for name in ("step_time", "run_memory"):
+        monkeypatch.setattr(search_module, name, counted(name))
+    run = next(each.run for each in published_runs() if each.name == "Megatron 145.6B")
     result = search(PlanRequest(run.model, run.batch, run.seq_len, run.cluster), fitted_constants(), 5)
-    assert process_time() - start < 8
-    assert (run.cluster.devices, result.considered) == (3072, 48_724)
+    assert (run.cluster.devices, result.considered) == (1536, 50_031)
+    assert calls["run_memory"] < 20_000 and calls["step_time"] < 3_000
     assert len(result.choices) == 5
 
 
@@ -103,19 +117,14 @@ def test_the_best_is_the_fastest_that_fits() -> None:
         assert times[0] == pytest.approx(min(step_time(run, fitted_constants()).total for run in fitting))
 
 
-def test_bounds_are_below_the_memory() -> None:
-    for run in list(candidates(REQUEST))[::20] + list(candidates(LONG))[::80]:
-        assert least_total(run, "bf16") <= run_memory(run).total
-
-
-def test_memory_of_many_micro_batches_follows_from_fewer() -> None:
+def test_memory_of_many_micro_batches_grows_by_their_buffers() -> None:
     for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2), ("zero-bubble", 2)):
         layout = ParallelConfig(dp=1, zero_group=1, pp=4, schedule=schedule, virtual_stages=virtual, micro_batches=24)  # type: ignore[arg-type]
         run = PlannedRun(MODEL, layout, 48, 512, Cluster(find_device("a100-40gb"), 4))
-        few = replace(run, layout=replace(layout, micro_batches=16), batch=32)  # 16 are counted one by one, 24 are not
+        few = replace(run, layout=replace(layout, micro_batches=16), batch=32)
         more, less = run_memory(run), run_memory(few)
-        extra = {name: more.kinds[name] - less.kinds[name] for name in more.kinds}
-        assert more.total - less.total == pytest.approx(extra["activations"], rel=1e-6)
+        received = 2 * 512 * 512 * 2 * (1 if virtual == 1 else 3)  # a micro-batch's hidden states, by neighbours
+        assert more.total - less.total == 8 * received + 16 * 8 * 513
         assert less.kinds["other"] == RESERVE
 
 

@@ -1,1 +1,0 @@
-"""Formulas of the memory of a training process, from the sizes of a model and its layout."""
