@@ -1,4 +1,4 @@
-"""Memory of a planned run: paper-level formulas of the bytes on each rank, by kind, and of the fullest rank in all.
+"""Memory of training: paper-level formulas of the bytes on a rank, by kind, for any layout.
 
 They are for people, and for the search, which leaves out what does not fit: states (weights, masters, moments) are
 within 2 % of live bytes, peaks within 15 % (docs/training-memory.md); exact bytes are those of a dry run of the real
@@ -7,15 +7,11 @@ compute dtype, N the tokens of a micro-batch on a rank.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
-from math import inf
 from operator import le, mul
 from typing import Literal
 
-from gristmill_planner.cost.megatron_memory import CONTEXT, megatron_memory
-from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
 from training.config import Precision
 from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import OffloadTarget, Recompute
@@ -26,8 +22,6 @@ from training.parallel.pipeline.schedules import pipeline_passes
 from training.parallel.rank_parameters import rank_parameters
 
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
-RESERVE = 3 << 30
-"""Bytes of CUDA, its libraries and collectives on a GPU, beside what the formulas count."""
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]
 _MLP_TENSORS = {"swiglu": 4, "geglu": 5, "gelu-fast": 3, "relu": 1}  # of ffn_width features; others keep 2
 _FLOAT32, _INT64 = 4, 8
@@ -145,45 +139,6 @@ class MemoryEstimate:
     logits: int
     peak: int
     """Of all of them and of what operations work with, together."""
-
-
-@dataclass(frozen=True)
-class RunMemory:
-    """Bytes on the fullest rank, which is pipeline rank `rank`; `kinds` are peaks of their own, `total` is at once."""
-
-    rank: int
-    total: float
-    kinds: dict[str, float] = field(repr=False)
-
-
-def run_memory(run: PlannedRun, precision: Precision = "bf16", enough: float = inf) -> RunMemory:
-    """Memory of `run` on the rank that needs most, or on one that needs more than `enough` bytes.
-
-    By the formulas of the program that trains.
-    """
-    if run.software != GRISTMILL:
-        found = megatron_memory(run, precision == "bf16")
-        kinds = {name: value for name, value in vars(found).items() if name != "rank"}
-        return RunMemory(found.rank, found.total, {**kinds, "other": CONTEXT})
-    on_ranks: list[RunMemory] = []
-    for rank in dict.fromkeys((0, run.layout.pp - 1, run.layout.pp // 2)):
-        on_ranks.append(_on_rank(run, rank, precision))
-        if on_ranks[-1].total > enough:
-            break
-    return max(on_ranks, key=lambda memory: memory.total)
-
-
-def _on_rank(run: PlannedRun, rank: int, precision: Precision) -> RunMemory:
-    ends = accumulate(run.layers)
-    inputs = MemoryInputs(
-        run.model, run.layout, run.layout.micro_batches * run.micro_batch, run.seq_len,
-        [range(end - each, end) for end, each in zip(ends, run.layers, strict=True)],
-        precision, run.recompute, rank, run.states.name, run.states.ema, run.states.moments,
-        device="cuda" if run.cluster.device.is_gpu else "cpu",
-    )  # fmt: skip
-    found, other = vars(estimate_memory(inputs)), RESERVE if run.cluster.device.is_gpu else 0
-    kinds = {name: float(size) for name, size in found.items() if name != "peak"}
-    return RunMemory(rank, float(found["peak"] + other), {**kinds, "other": float(other)})
 
 
 def estimate_memory(inputs: MemoryInputs) -> MemoryEstimate:

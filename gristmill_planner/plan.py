@@ -21,11 +21,11 @@ from gristmill_planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEE
 from gristmill_planner.cost.step_time import step_time
 from gristmill_planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
 from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.memory import run_memory
 from gristmill_planner.nothing_fits import nothing_fits
 from gristmill_planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from gristmill_planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
 from gristmill_planner.published_runs import PublishedRun, find_published_run
+from gristmill_planner.run_memory import run_memory
 from gristmill_planner.search import Choice, SearchResult, search
 from gristmill_planner.shrink import shrunk_config
 from gristmill_planner.timeline.draw_schedules import draw_measured, draw_schedules

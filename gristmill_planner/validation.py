@@ -7,10 +7,10 @@ from rich.table import Table
 from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Cluster, find_device
 from gristmill_planner.cost.layer_work import model_flops
-from gristmill_planner.cost.megatron_memory import megatron_memory
 from gristmill_planner.cost.planned_run import DEEPSPEED_ZERO_3, MEGATRON, PlannedRun
 from gristmill_planner.cost.step_time import step_time
 from gristmill_planner.published_runs import SEQ_LEN, PublishedRun, divided_layers, published_runs, recomputed_run
+from gristmill_planner.run_memory import megatron_memory
 from training.model.model_config import ModelConfig
 
 _SOURCE = "Narayanan et al. 2021, table 2"

@@ -27,8 +27,8 @@ from scipy.optimize import least_squares
 from gristmill.command import command
 from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.layer_work import model_flops
-from gristmill_planner.cost.megatron_memory import megatron_memory
 from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.run_memory import megatron_memory
 from scripts.planner_noise import print_noise, rank_correlation
 from scripts.planner_rows import BLOOM, MULTI_NODE, SINGLE_NODE, MeasuredRow, read_rows
 

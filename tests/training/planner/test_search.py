@@ -19,9 +19,9 @@ from gristmill_planner.cost.step_time import step_time
 from gristmill_planner.divide_layers import divide_by_cost, divided_by_time
 from gristmill_planner.layouts.candidates import candidates
 from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.memory import RESERVE, run_memory
 from gristmill_planner.nothing_fits import nothing_fits
 from gristmill_planner.published_runs import PublishedRun, published_runs
+from gristmill_planner.run_memory import RESERVE, run_memory
 from gristmill_planner.search import search
 from training.model.model_config import ModelConfig
 from training.parallel.layout import ParallelConfig

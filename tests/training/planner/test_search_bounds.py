@@ -11,7 +11,7 @@ from gristmill_planner.cost.step_time import rank_times, step_time
 from gristmill_planner.layouts.candidates import candidates, families
 from gristmill_planner.layouts.least_time import least_time
 from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.memory import run_memory
+from gristmill_planner.run_memory import run_memory
 from gristmill_planner.search import search
 from training.model.model_config import ModelConfig
 

@@ -1,18 +1,64 @@
-"""Megatron's memory: bytes on a GPU of a run of Megatron-LM or Megatron-DeepSpeed, for published runs.
+"""Memory of a planned run: bytes of each kind on its fullest rank, by the formulas of the program that trains.
 
-The trainer's own memory is in memory.py; this is for programs that keep attention's weights, the gradients of
-all parameters and a float32 copy of them. Two constants are fitted to BigScience's sweep (docs/planner.md).
+Those of this trainer are in memory.py. Megatron-LM and Megatron-DeepSpeed, for published runs, keep attention's
+weights, the gradients of all parameters and a float32 copy of them; two constants are fitted to BigScience's sweep
+(docs/planner.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
 
-from gristmill_planner.cost.planned_run import PlannedRun
+from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
 from gristmill_planner.cost.step_time import layer_parameters
+from gristmill_planner.memory import MemoryInputs, estimate_memory
+from training.config import Precision
 
+RESERVE = 3 << 30
+"""Bytes of CUDA, its libraries and collectives on a GPU, beside what the formulas of this trainer count."""
 STATE_SHARE = 1.2
 """Bytes reserved for each byte of weights, gradients and optimizer states: copies and padding of flattened buffers."""
 CONTEXT = 6.7 * 2**30
 """Bytes of CUDA, its libraries and the buffers of collectives."""
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Bytes on the fullest rank, which is pipeline rank `rank`; `kinds` are peaks of their own, `total` is at once."""
+
+    rank: int
+    total: float
+    kinds: dict[str, float] = field(repr=False)
+
+
+def run_memory(run: PlannedRun, precision: Precision = "bf16", enough: float = inf) -> RunMemory:
+    """Memory of `run` on the rank that needs most, or on one that needs more than `enough` bytes.
+
+    By the formulas of the program that trains.
+    """
+    if run.software != GRISTMILL:
+        found = megatron_memory(run, precision == "bf16")
+        kinds = {name: value for name, value in vars(found).items() if name != "rank"}
+        return RunMemory(found.rank, found.total, {**kinds, "other": CONTEXT})
+    on_ranks: list[RunMemory] = []
+    for rank in dict.fromkeys((0, run.layout.pp - 1, run.layout.pp // 2)):
+        on_ranks.append(_on_rank(run, rank, precision))
+        if on_ranks[-1].total > enough:
+            break
+    return max(on_ranks, key=lambda memory: memory.total)
+
+
+def _on_rank(run: PlannedRun, rank: int, precision: Precision) -> RunMemory:
+    ends = accumulate(run.layers)
+    inputs = MemoryInputs(
+        run.model, run.layout, run.layout.micro_batches * run.micro_batch, run.seq_len,
+        [range(end - each, end) for end, each in zip(ends, run.layers, strict=True)],
+        precision, run.recompute, rank, run.states.name, run.states.ema, run.states.moments,
+        device="cuda" if run.cluster.device.is_gpu else "cpu",
+    )  # fmt: skip
+    found, other = vars(estimate_memory(inputs)), RESERVE if run.cluster.device.is_gpu else 0
+    kinds = {name: float(size) for name, size in found.items() if name != "peak"}
+    return RunMemory(rank, float(found["peak"] + other), {**kinds, "other": float(other)})
 
 
 @dataclass(frozen=True)
