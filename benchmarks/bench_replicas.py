@@ -42,7 +42,7 @@ from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.experimental.server import messages
 from training.experimental.server.async_config import AsyncConfig
-from training.experimental.server.async_trainer import AsyncTrainer
+from training.experimental.server.async_trainer import AsyncTrainer, plan_async
 from training.experimental.server.worker import work
 from training.loop import train_as_planned
 from training.model.model_config import ModelConfig
@@ -138,11 +138,11 @@ def server_or_worker(config: AsyncConfig, conditions: Conditions) -> Found | Non
     with one_process():
         if rank > 0:
             with init_distributed("cpu") as device:
-                work(replace(config, role="worker").planned(), device, Clock(conditions.sleep * (rank == size - 1)))
+                work(plan_async(replace(config, role="worker")), device, Clock(conditions.sleep * (rank == size - 1)))
             return None
         clock = Clock()
         with throttled_server(conditions) as sent:
-            summary = train_as_planned(config.planned(), clock, AsyncTrainer)
+            summary = train_as_planned(plan_async(config), clock, AsyncTrainer)
     return Found(summary.holdout_loss, sum(sent) / (size - 1) / config.optim.steps / 1e6, clock.seconds)
 
 

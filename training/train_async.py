@@ -9,11 +9,7 @@ from pathlib import Path
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 from training.distributed.command_line import exit_on_user_error, read_options
-from training.distributed.process_group import init_distributed
 from training.experimental.server.async_config import AsyncConfig
-from training.experimental.server.async_trainer import AsyncTrainer
-from training.experimental.server.worker import work
-from training.loop import train_as_planned
 
 
 def train_async(config: AsyncConfig) -> None:
@@ -21,13 +17,18 @@ def train_async(config: AsyncConfig) -> None:
 
     Raises UsageError for a configuration that cannot run, ServerLostError on a worker whose server is gone.
     """
+    from training.distributed.process_group import init_distributed
+    from training.experimental.server.async_trainer import AsyncTrainer, plan_async
+    from training.experimental.server.worker import work
+    from training.loop import train_as_planned
+
     serves = config.serves
     if config.role == "auto" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         config = replace(config, workers=int(os.environ["WORLD_SIZE"]) - 1)
     for name in ("RANK", "WORLD_SIZE"):  # a launcher's: each process here is a group of its own
         os.environ.pop(name, None)
     config.check()
-    plan = config.planned()
+    plan = plan_async(config)
     if serves:
         train_as_planned(plan, make=AsyncTrainer)
         return
@@ -38,7 +39,9 @@ def train_async(config: AsyncConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and serve or work."""
     with exit_on_user_error():
-        train_async(read_options(AsyncConfig, argv, prog="train_async.py"))
+        config = read_options(AsyncConfig, argv, prog="train_async.py")
+        config.check()
+        train_async(config)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from training.data.data_config import DataConfig
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences
 from training.distributed.process_group import init_distributed
-from training.evaluate import EvaluateConfig, _load, evaluate_checkpoint, main
+from training.evaluate import main
+from training.evaluate_config import EvaluateConfig
+from training.evaluation import _load, evaluate_checkpoint
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig

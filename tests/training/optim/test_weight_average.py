@@ -15,7 +15,8 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards
 from training.config import TrainConfig
-from training.evaluate import EvaluateConfig, evaluate_checkpoint
+from training.evaluate_config import EvaluateConfig
+from training.evaluation import evaluate_checkpoint
 from training.hugging_face.export_hf import export_hf
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer

@@ -1,13 +1,12 @@
 """AsyncConfig: options of an asynchronous run, which a server and its workers are given alike."""
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
 from training.config import TrainConfig
-from training.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,3 @@ class AsyncConfig(TrainConfig):
             f"data.batch_size {size} is not divisible by parts {self.parts} x parallel.micro_batches "
             f"{max(1, layout.micro_batches)}; try --data.batch_size {-(-size // times) * times}",
         )
-
-    def planned(self) -> RunPlan:
-        """The plan of this run; parts and staleness change what it computes, too."""
-        plan = RunPlan.of(self)
-        own: dict[str, Any] = {"parallel.parts": self.parts, "parallel.staleness": self.staleness}
-        return replace(plan, identity=plan.identity | own)

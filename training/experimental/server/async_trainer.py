@@ -1,6 +1,7 @@
 """AsyncTrainer: the trainer of the server, whose gradients come from workers; its updates, logs and checkpoints."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,14 @@ from training.reporting.throughput import peak_flops
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec
 from training.trainer import Trainer
+
+
+def plan_async(config: AsyncConfig) -> RunPlan:
+    """The plan of a server's run; parts and staleness change what it computes, too."""
+    plan = RunPlan.of(config)
+    return replace(
+        plan, identity=plan.identity | {"parallel.parts": config.parts, "parallel.staleness": config.staleness}
+    )
 
 
 class AsyncTrainer(Trainer):

@@ -29,6 +29,7 @@ from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.server.async_config import AsyncConfig
+from training.experimental.server.async_trainer import plan_async
 from training.experimental.server.messages import Link
 from training.experimental.server.part_queue import Part, PartQueue
 from training.experimental.server.server import GradientServer
@@ -61,7 +62,7 @@ def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         begun.append(part)
 
-    plan = replace(config, role="worker").planned()
+    plan = plan_async(replace(config, role="worker"))
     with init_distributed("cpu") as device:
         work(plan, device, on_part)
 
@@ -193,7 +194,7 @@ def test_workers_with_other_options_are_refused(exact: AsyncConfig) -> None:
 
         def be_other() -> None:
             try:
-                work(replace(other, role="worker").planned(), device)
+                work(plan_async(replace(other, role="worker")), device)
             except UsageError as error:
                 said.append(str(error))
 

@@ -1,0 +1,111 @@
+"""EvaluateConfig: what to evaluate of a checkpoint, and on how many processes."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from tyro.conf import Positional
+
+from gristmill.config import INT64, Range, check_ranges
+from gristmill.errors import UsageError, require
+from gristmill.storage.files import reject_remote
+from training.config import Precision
+from training.parallel.layout import ParallelConfig
+from training.reporting.reporting_config import EvalConfig
+
+_SECTION = re.compile(r"\b(eval|data)\.(?=(lengths|weights|sequences|seq_len|mask_documents)\b)")
+
+
+@contextmanager
+def own_option_names() -> Iterator[None]:
+    """In errors that name training's options, name this command's: they have no section."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(_SECTION.sub("", str(error))) from error
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate, and on how many processes."""
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("seq_len", "sequences", "stride"), Range(0, INT64)),
+        "micro_batch_size": Range(1, INT64),
+    }
+
+    checkpoint: Positional[Path]
+    """A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir."""
+    tokens: Positional[tuple[Path, ...]] = ()
+    """Folders of token shards, made with the checkpoint's tokenizer."""
+    text: tuple[Path, ...] = ()
+    """Text files in UTF-8, encoded with the checkpoint's tokenizer."""
+    tokenizer: Path | None = None
+    """The checkpoint's tokenizer, for --text; by default that of TOKENS, or of the run's folder."""
+    seq_len: int = 0
+    """Tokens per sequence, whose first has no context; 0: the model's context."""
+    stride: int = 0
+    """Of --text: tokens from the start of a sequence to that of the next one. With fewer than seq_len sequences
+    overlap, and every token but the first seq_len ones is predicted from seq_len - stride tokens or more; the time
+    grows as seq_len / stride. 0: seq_len, no overlap."""
+    micro_batch_size: int = 8
+    """Sequences computed together on each replica; parallel.micro_batches divides steps of training."""
+    sequences: int = 0
+    """Sequences of each folder to evaluate, from the first; 0: all."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of sources in the losses; the others do not count. None: every token counts the same."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
+    ema: bool = False
+    """Evaluate the average of the weights, of a run with optim.ema_decay, instead of the weights."""
+    mask_documents: bool = False
+    """Documents do not see each other, as in training with data.mask_documents."""
+    out: Path | None = None
+    """JSON file to write the losses to."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: Precision = "fp32"
+    """As in training."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU per rank if there are any, else the CPU."""
+
+    @own_option_names()
+    def check(self) -> None:
+        """Raise UsageError for a value out of range, or nothing to evaluate."""
+        check_ranges(self)
+        reject_remote(*filter(None, [self.out]))
+        check_ranges(self.parallel, "parallel.")
+        self.eval.check()
+        require(
+            not self.parallel.micro_batches,
+            f"parallel.micro_batches is {self.parallel.micro_batches}, which divides a training step; try "
+            f"--micro_batch_size {self.micro_batch_size}, the sequences that are computed together",
+        )
+        for name in ("local_steps", "reduce_bf16", "compression"):
+            value = getattr(self.parallel, name)
+            require(
+                value in (0, "none"),
+                f"parallel.{name} is {value}, which has an effect on training alone; leave --parallel.{name} out",
+            )
+        require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
+        require(
+            bool(self.text) or not self.stride,
+            f"stride is {self.stride}, and there is no --text: only sequences of a text overlap; try --stride 0",
+        )
+        require(
+            bool(self.text) or self.tokenizer is None,
+            f"tokenizer is {self.tokenizer}, and there is no --text: TOKENS are encoded; leave --tokenizer out",
+        )
+        for name in ("weights", "lengths", "sequences", "mask_documents"):
+            require(
+                bool(self.tokens or not getattr(self, name)),
+                f"{name} is given, and there are no TOKENS: a text is one document, of no source, and read to its end; "
+                f"leave --{name} out",
+            )
+
+    @property
+    def eval(self) -> EvalConfig:
+        """The options of evaluation as a training run has them."""
+        return EvalConfig(sequences=self.sequences, weights=self.weights, lengths=self.lengths)

@@ -1,0 +1,167 @@
+"""Evaluation of a checkpoint: its losses on folders of token shards and on text files, under any layout."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.storage.local import atomic_write_bytes
+from training.checkpoint.checkpoint import open_checkpoint
+from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.run_folder import RUN, read_run
+from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
+from training.data.sequences import TokenSequences
+from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
+from training.distributed.hang_detection import report_failures
+from training.distributed.process_group import init_distributed, main_only
+from training.distributed.stall_watch import StallWatch, gpu_busy
+from training.evaluate_config import EvaluateConfig, own_option_names
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.parallel.layout import ParallelConfig
+from training.parallel.mesh import build_world
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
+from training.reporting.holdouts import HoldoutLosses, Holdouts
+from training.reporting.metrics_file import finite
+from training.reporting.reporting_config import EvalConfig
+
+_SECONDS_TO_WAIT = 60.0  # of a rank for another
+_MOST_NATS = 709.0  # of which a float holds the exponential
+
+
+@own_option_names()
+def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
+    """Return the losses of a checkpoint on each folder and text file, by its path; every rank calls it.
+
+    Raises UsageError for options that do not fit the checkpoint or each other, InputError for damaged data.
+    """
+    config.check()
+    with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
+        model, tokenizer, folder = _load(config, device)
+        length = config.seq_len or model.config.context
+        main_only(lambda: _note_mask(config, folder.parent / RUN))
+        tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
+        for data in tokens.values():
+            _require_tokenizer(data, tokenizer)
+            _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
+        found = Holdouts(tokens, config.eval, config.micro_batch_size, config.mask_documents).evaluate(model)
+        if config.text:
+            require(
+                config.stride <= length,
+                f"stride is {config.stride}, and a sequence has {length} tokens: those between would be left out; try "
+                f"--stride {length // 2}",
+            )
+            path = _tokenizer_path(config, tokenizer, folder)
+            _require_vocabulary(str(path), load_tokenizer(path).vocab_size(), model.config.vocab_size)
+            texts = {str(file): TextSequences(file, length, path, tokenizer, config.stride) for file in config.text}
+            found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
+        model.close()
+        main_only(lambda: _write(found, config.out))
+        return found
+
+
+def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
+    """The model of the checkpoint under the layout, its tokenizer, and the folder that the checkpoint is in."""
+    processes = dist.get_world_size()
+    group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
+    path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
+    sizes = ModelConfig.from_record(record.model)
+    require(
+        config.seq_len <= sizes.context,
+        f"seq_len is {config.seq_len}, and the checkpoint's model has a context of {sizes.context} tokens; try "
+        f"--seq_len {sizes.context}",
+    )
+    layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
+    world = build_world(layout, device, _SECONDS_TO_WAIT)
+    model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
+    read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
+    model.after_load()
+    model.publish_params()
+    return model, record.tokenizer, path.absolute().parent
+
+
+def _note_mask(config: EvaluateConfig, run_file: Path) -> None:
+    """Say that documents see each other here, and did not in the run that wrote the checkpoint."""
+    try:
+        run = read_run(run_file) or {}
+    except (InputError, OSError):  # nothing that is evaluated depends on it
+        return
+    if config.tokens and not config.mask_documents and run.get("data.mask_documents"):
+        print(
+            f"{run_file.parent} was trained with data.mask_documents, and documents of a sequence see each other here: "
+            "for losses as the run reports them give --mask_documents true",
+            file=sys.stderr,
+        )
+
+
+def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:
+    ours = data.manifest.tokenizer
+    if tokenizer.sha256 not in ("", ours.sha256):
+        raise UsageError(
+            f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
+            f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's"
+        )
+
+
+def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
+    """Raise UsageError for a tokenizer with ids that the model lacks; an imported one may name no tokenizer."""
+    require(
+        vocab_size <= models,
+        f"{name} has a vocabulary of {vocab_size}, and the checkpoint's model one of {models}: it is of another "
+        "tokenizer; give tokens of the model's own",
+    )
+
+
+def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoints: Path) -> Path:
+    if config.tokenizer is not None:
+        require(
+            not tokenizer.sha256 or is_tokenizer(config.tokenizer, tokenizer),
+            f"{config.tokenizer} is not the checkpoint's tokenizer, which has the SHA-256 {tokenizer.sha256}",
+        )
+        return config.tokenizer
+    if not tokenizer.sha256:
+        raise UsageError(
+            "--text needs the checkpoint's tokenizer, which an imported model does not name; give its SentencePiece "
+            "model by --tokenizer FILE"
+        )
+    found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent, checkpoints))  # import_hf's lies beside it
+    if found is None:
+        raise UsageError(
+            f"--text needs the checkpoint's tokenizer {tokenizer.path} (sha256 {tokenizer.sha256[:12]}), which is not "
+            f"in {checkpoints.parent}; give it by --tokenizer FILE"
+        )
+    return found
+
+
+def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:
+    """Print the losses, a line for each holdout and each of its parts; write them to `out`."""
+    for name, losses in found.items():
+        print(f"{name}: {losses.whole}, perplexity {_perplexity(losses):.4g} ({losses.whole.tokens:,} tokens)")
+        print("\n".join(losses.lines()), end="\n" if losses.lines() else "")
+    if out is not None:
+        values = {name: _values(losses) for name, losses in found.items()}
+        atomic_write_bytes(out, json.dumps(values, indent=2).encode() + b"\n")
+
+
+def _values(losses: HoldoutLosses) -> dict[str, Any]:
+    return {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(_perplexity(losses))}
+
+
+def _perplexity(losses: HoldoutLosses) -> float:
+    return math.exp(losses.whole.loss) if losses.whole.loss < _MOST_NATS else math.inf
+
+
+def evaluate_and_report_failures(config: EvaluateConfig) -> None:
+    """Evaluate as a command does: where a rank fails, dies or hangs, one rank prints why, and every process ends."""
+    with (
+        init_distributed(config.device, _SECONDS_TO_WAIT) as device,
+        report_failures(StallWatch(_SECONDS_TO_WAIT, lambda: gpu_busy(device))),
+    ):
+        evaluate_checkpoint(config)
