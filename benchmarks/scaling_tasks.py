@@ -23,7 +23,7 @@ from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import write_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
-from preprocessing.mixing.selection import choose_bin, find_kth
+from preprocessing.mixing.sampling import choose_bin, find_kth
 from preprocessing.tokenize_corpus import ShardReport, TokenizerFacts, encode_slices, read_tokenizer, write_shard
 
 SLICE_BYTES, DOCUMENTS = 60_000_000, 10_000  # of each slice

@@ -3,7 +3,7 @@
     @kernel
     def count(values: np.ndarray) -> int: …
 
-numba's own cache (`cache=True`) compares only the file that defines a function, so it goes on using the old code of
+numba's own cache (`cache=True`) compares only the file that defines a function, so it keeps using the old code of
 the functions that it calls. Here a compiled kernel is stored under a fingerprint of everything that is compiled into
 it: its bytecode, its options, and the values of the globals that it uses, which include the kernels that it calls.
 There is one file for each kernel, signature, processor and version of Python and numba: processes that write at the
@@ -125,7 +125,7 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
         return type(value).__name__, getattr(value, "__module__", None), value.__name__
     if isinstance(value, types.FunctionType):  # numba knows it by name, or calls it for a type
         return _describe(value.__code__, seen)
-    raise TypeError(f"a kernel uses {value!r}: wanted a number, string, array, tuple, type, module or kernel")
+    raise TypeError(f"a kernel uses {value!r}: expected a number, string, array, tuple, type, module or kernel")
 
 
 def _describe_kernel(dispatcher: Any, seen: dict[int, int]) -> Any:

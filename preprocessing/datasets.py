@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
 from gristmill.errors import UsageError
-from preprocessing.mixing.manifest import MANIFEST_NAME
+from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 
 DEFAULT_WEIGHT = 1.0
 MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
@@ -46,7 +46,9 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
         given = _from_toml(Path(given)) if given.endswith(".toml") else parse_weights(given)
     sources = sorted(sources)
     if MANIFEST_NAME in sources:
-        raise UsageError(f"a source is named {MANIFEST_NAME}, as a file that pass1 writes beside it: rename its folder")
+        raise UsageError(
+            f"a source is named {MANIFEST_NAME}, as a file that pass1 writes next to it: rename its folder"
+        )
     if unknown := sorted(set(given) - set(sources)):
         raise UsageError(
             f"--weights names {', '.join(map(repr, unknown))}: the corpus has the sources "
@@ -55,12 +57,12 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
     for source, weight in given.items():
         if not 0 <= weight <= MAX_WEIGHT:  # nan neither
             raise UsageError(
-                f"--weights {source}={weight}: wanted a number of epochs, 0 or more and at most {MAX_WEIGHT:,}, "
+                f"--weights {source}={weight}: expected a number of epochs, 0 or more and at most {MAX_WEIGHT:,}, "
                 "such as 2.5"
             )
     weights = {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
     if weights and not any(weights.values()):
-        raise UsageError("--weights leaves out every source: wanted a weight above 0 for one of them")
+        raise UsageError("--weights leaves out every source: expected a weight above 0 for one of them")
     return weights
 
 
@@ -100,7 +102,7 @@ def _kept(counts: Counts, source: str) -> tuple[int, int]:
 def parse_weights(text: str) -> dict[str, float]:
     """Parse the text form of weights: name=epochs, separated by commas. UsageError for any other form.
 
-    The last `=` of a part ends the name. A name with a comma stands in double quotes, and a double quote in
+    The last `=` of a part ends the name. A name with a comma is in double quotes, and a double quote in
     it is doubled.
 
     >>> parse_weights('book=2.5,"stories, old"=1,lang=de=3')
@@ -114,7 +116,7 @@ def parse_weights(text: str) -> dict[str, float]:
         names, weights = [], {}
     if not all(names) or len(weights) < len(names) or bool(text.strip()) > bool(names):
         raise UsageError(
-            f"--weights {text}: wanted source=epochs,… with each source once, such as book=2.5,c4=1 (a name with "
+            f"--weights {text}: expected source=epochs,… with each source once, such as book=2.5,c4=1 (a name with "
             'a comma in double quotes: "a,b"=2), or a .toml file'
         )
     return weights
@@ -125,7 +127,7 @@ def _from_toml(path: Path) -> dict[str, float]:
         return {name: _number(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f'--weights {path}: wanted a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
+            f'--weights {path}: expected a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
         ) from error
 
 

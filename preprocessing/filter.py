@@ -89,7 +89,7 @@ def filter(
 def check_threshold(threshold: int) -> None:
     """Raise UsageError for a threshold that is not a number of characters."""
     if threshold < 0:
-        raise UsageError(f"threshold {threshold}: wanted 0 or more characters, such as 200")
+        raise UsageError(f"threshold {threshold}: expected 0 or more characters, such as 200")
 
 
 def _find_task(run: StageRun, group: SliceGroup, threshold: int) -> Task:

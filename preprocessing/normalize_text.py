@@ -76,7 +76,9 @@ def normalize_text(
         targets = plan_targets(files, target_dir, zst)
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
         if not chosen:
-            raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
+            raise UsageError(
+                f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // 64}"
+            )
         stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
         with open_stage(
             stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",

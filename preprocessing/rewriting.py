@@ -16,13 +16,12 @@ from gristmill.io.documents import CorpusFile, stem
 from gristmill.io.files import rejects_path
 from gristmill.io.readers import Slice
 from gristmill.storage.local import concatenate
-from gristmill.urls import is_remote
 
 Targets = dict[str, Path]  # name of an input file → its output file
 
 
 def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False) -> Targets:
-    """The output file of each input file. UsageError if two would be written to one, or one is a folder of others."""
+    """The output file of each input file. UsageError if two would be written to one."""
     outputs = {file.name: normal_name(file.name, zst) for file in files}
     by_output = defaultdict(list)
     for name, output in outputs.items():
@@ -32,24 +31,7 @@ def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = Fals
             raise UsageError(
                 f"{' and '.join(names)} would be written to one file, {target_dir / output}: rename all but one of them"
             )
-    if not is_remote(target_dir):  # in a bucket a file may have the name of a folder
-        _reject_folders({output: name for name, output in outputs.items()}, target_dir)
     return {name: target_dir / output for name, output in outputs.items()}
-
-
-def _reject_folders(names: dict[str, str], target_dir: Path) -> None:
-    """UsageError if an output file has the name of a folder of others; `names` are those of the inputs, by output."""
-    folders = set[str]()
-    for output, name in names.items():
-        folder = output.rpartition("/")[0]
-        while folder and folder not in folders:
-            if folder in names:
-                raise UsageError(
-                    f"{names[folder]} would be written to {target_dir / folder}, which is to be the folder of {name}: "
-                    f"rename {names[folder]} or that folder"
-                )
-            folders.add(folder)
-            folder = folder.rpartition("/")[0]
 
 
 def rewrite_corpus(

@@ -2,7 +2,7 @@
 
 Pass 1 reads the corpus once: it drops short documents and duplicates, repeats or samples each source by its
 weight, and writes every document to a random part's bucket (see mixing/shuffle_buckets.py). Beyond some hundred files
-or parts it brings the parts together in levels (mixing/gather.py), so that work grows with the corpus and not with its
+or parts it brings the parts together in levels (mixing/mix.py), so that work grows with the corpus and not with its
 square. Pass 2 shuffles each part and splits it into train and holdout. The result is a uniformly random order of all
 documents, the same for any number of levels and workers, and any memory.
 """
@@ -11,7 +11,6 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -45,10 +44,9 @@ from preprocessing.mixing.chunks import (
     reject_other_parts,
 )
 from preprocessing.mixing.drops import check_all_found, write_drops
-from preprocessing.mixing.gather import gather
-from preprocessing.mixing.manifest import BucketManifest, manifest_path, parts_folder
-from preprocessing.mixing.mix import files_of, find_epochs, mix_outputs, mix_task, write_manifest
+from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
+from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
 from preprocessing.mixing.split import find_limits, split_tasks
 
 PASS_1 = Stage("pass1", version=3, libraries=("zstandard", "pyarrow"))
@@ -108,12 +106,10 @@ def pass1(
         ((named, is_of_others),) = dropped.values(tuple[int, bool])
         _note_provenance(duplicates, is_of_others, options)
         epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
-        end_rows = {part: after.first_row for part, after in pairwise(slices) if part.name == after.name}
         placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
         mixed = run.step("mix", [
             mix_task(
-                group, end_rows.get(group[-1]), drops[files_of(group)], epochs[group[0].source],
-                1 if is_gathered else buckets, seed, paths,
+                group, drops[files_of(group)], epochs[group[0].source], 1 if is_gathered else buckets, seed, paths
             )
             for group, paths in placed.items()
         ])  # fmt: skip
@@ -188,10 +184,10 @@ def _describe(
 
     There is one part a bucket, or more if the corpus has far more bytes than its compressed files let expect.
     """
-    wanted, written = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES), mixed.counts
+    expected, written = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES), mixed.counts
     tags = (output.sha256 for record in mixed.records for output in record.outputs)
     return BucketManifest(
-        parts=buckets * (math.ceil(wanted / buckets) if wanted > 2 * buckets else 1),
+        parts=buckets * (math.ceil(expected / buckets) if expected > 2 * buckets else 1),
         seed=seed,
         weights=weights,
         documents={
@@ -244,7 +240,7 @@ def pass2(
     reject_unfinished_inputs(input_dir)
     if not 0 <= start < min(end, MIN_PARTS):
         raise UsageError(
-            f"pass2 {start} {end}: wanted 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
+            f"pass2 {start} {end}: expected 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
             f"made: 0 {MIN_PARTS} for all, or 0 {MIN_PARTS // 2} and {MIN_PARTS // 2} {MIN_PARTS} for two chunks"
         )
     holdout_dir = name_from(train_dir, holdout_dir)
@@ -280,7 +276,7 @@ def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:
         if inner.resolve().is_relative_to(outer.resolve()):
             raise UsageError(
                 f"--train_dir {train_dir} --holdout_dir {holdout_dir}: one lies in the other, and stages that read it "
-                "would read both: wanted two folders apart"
+                "would read both: expected two folders apart"
             )
 
 
@@ -291,7 +287,7 @@ def _outputs(part: int, train_dir: Path, holdout_dir: Path) -> tuple[Path, Path]
 def check_holdout(fraction: float) -> None:
     """Raise UsageError for a fraction below 0, of 1 or more, or nan."""
     if not 0 <= fraction < 1:
-        raise UsageError(f"--holdout {fraction}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
+        raise UsageError(f"--holdout {fraction}: expected a fraction of 0 or more and less than 1, such as 0.0017")
 
 
 if __name__ == "__main__":

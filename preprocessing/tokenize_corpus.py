@@ -104,13 +104,15 @@ def tokenize_corpus(
         Documents read and written, per source.
     """
     if not is_file(tokenizer):
-        raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
+        raise UsageError(f"{tokenizer}: expected a SentencePiece model, and there is no such file. Run train_tokenizer")
     target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
     if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH):
-        raise UsageError(f"{tokenizer} is named as an output beside which it is copied: name it tokenizer.model")
+        raise UsageError(
+            f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model"
+        )
     with open_stage(
         STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir],
         column=text_column,

@@ -29,8 +29,8 @@ from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
-from preprocessing.mixing.line_buffer import LineBuffer
 from preprocessing.mixing.sampling import check_seed, random_number
+from preprocessing.mixing.shuffle_buckets import LineBuffer
 
 ModelType = Literal["bpe", "unigram"]
 MAX_VOCAB_SIZE = 1 << 20
@@ -109,7 +109,7 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
     budget = parse_size(sample, "--sample")
     if not _BASE_PIECES < vocab_size <= MAX_VOCAB_SIZE:
         raise UsageError(
-            f"--vocab_size {vocab_size}: wanted more than the {_BASE_PIECES} pieces of the 256 bytes and 3 controls, "
+            f"--vocab_size {vocab_size}: expected more than the {_BASE_PIECES} pieces of the 256 bytes and 3 controls, "
             f"and at most {MAX_VOCAB_SIZE:,}; 32,000 is usual"
         )
     if exact and vocab_size - _BASE_PIECES > budget:
@@ -118,7 +118,7 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
             f"sample, such as 64MiB, or at most {budget + _BASE_PIECES} pieces, or --exact false"
         )
     if model_type not in get_args(ModelType):
-        raise UsageError(f"--model_type {model_type}: wanted {' or '.join(get_args(ModelType))}")
+        raise UsageError(f"--model_type {model_type}: expected {' or '.join(get_args(ModelType))}")
     check_seed(seed)
 
 

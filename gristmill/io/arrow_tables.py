@@ -98,7 +98,7 @@ def _stream_batches(reader: pa.RecordBatchReader, stored: pa.MemoryMappedFile) -
     size = stored.size()
     stored.seek(end)
     if stored.read(min(size - end, 9)) not in _STREAM_ENDS:
-        raise pa.ArrowInvalid("the file is truncated, or goes on after the end of its stream")
+        raise pa.ArrowInvalid("the file is truncated, or has data after the end of its stream")
 
 
 def _check(batch: pa.RecordBatch) -> None:

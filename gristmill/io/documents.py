@@ -37,7 +37,7 @@ from gristmill.storage.walking import Found, list_anew, walk_all
 from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
-METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
+METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of walking.py
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold

@@ -116,7 +116,7 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
     [b'a', b'bc', b'', b'd']
     """
     hold = hold or Hold()
-    pending, size = io.BytesIO(), 0  # the beginning of a line that goes on in the next chunk; its length so far
+    pending, size = io.BytesIO(), 0  # the beginning of a line that continues in the next chunk; its length so far
     for chunk in chunks:
         end = chunk.find(b"\n")  # not split or partition, which look at single bytes, or copy the rest
         head = chunk if end < 0 else chunk[:end]

@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         reject_unfinished(folder)
         path = folder / MANIFEST
         if not is_file(path):
-            raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
+            raise UsageError(f"no token shards in {folder}: expected {path}; make it with tokenize_corpus")
         try:
             with read_errors(path):
                 manifest = msgspec.json.decode(read_file(path), type=cls)
@@ -107,20 +107,22 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         return manifest
 
     def fault(self) -> str:
-        """What contradicts itself in the manifest, with what was wanted; empty if nothing does."""
+        """What contradicts itself in the manifest, with what was expected; empty if nothing does."""
         tokenizer, names = self.tokenizer, [shard.name for shard in self.shards]
         if self.version not in _VERSIONS:
-            return f"its version is {self.version}; wanted {' or '.join(map(str, _VERSIONS))}"
+            return f"its version is {self.version}; expected {' or '.join(map(str, _VERSIONS))}"
         if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
-            return "a shard has no idx_sha256; wanted the SHA-256 of its .idx"
+            return "a shard has no idx_sha256; expected the SHA-256 of its .idx"
         if strange := [name for shard in self.shards for name in shard.sources if name not in self.sources]:
-            return f"a shard has documents of {strange[0]!r}; wanted one of its sources: {', '.join(self.sources)}"
+            return f"a shard has documents of {strange[0]!r}; expected one of its sources: {', '.join(self.sources)}"
         if not 0 <= tokenizer.end_of_document < tokenizer.vocab_size:
-            return f"end_of_document is {tokenizer.end_of_document}; wanted an id from 0 to {tokenizer.vocab_size - 1}"
-        if self.dtype != (wanted := token_dtype(tokenizer.vocab_size).name):
-            return f"dtype is {self.dtype!r}; wanted {wanted!r} for a vocabulary of {tokenizer.vocab_size:,}"
+            return (
+                f"end_of_document is {tokenizer.end_of_document}; expected an id from 0 to {tokenizer.vocab_size - 1}"
+            )
+        if self.dtype != (expected := token_dtype(tokenizer.vocab_size).name):
+            return f"dtype is {self.dtype!r}; expected {expected!r} for a vocabulary of {tokenizer.vocab_size:,}"
         repeated = [name for name, count in Counter(names).items() if count > 1]
-        return f"it names shard {repeated[0]!r} twice; wanted each once" if repeated else ""
+        return f"it names shard {repeated[0]!r} twice; expected each once" if repeated else ""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -135,15 +137,15 @@ def with_suffix(prefix: Path, suffix: str) -> Path:
 
 def verify_checksums(folder: Path, record: ShardRecord) -> None:
     """Read one shard and raise InputError where the SHA-256 of one of its files is not the recorded one."""
-    wanted_of = {".bin": record.sha256, ".idx": record.idx_sha256, SOURCES: record.sources_sha256}
-    for suffix, wanted in wanted_of.items():
+    expected_of = {".bin": record.sha256, ".idx": record.idx_sha256, SOURCES: record.sources_sha256}
+    for suffix, expected in expected_of.items():
         path = with_suffix(folder / record.name, suffix)
         with read_errors(path):
-            found = sha256_file(path) if wanted else ""
-        if found != wanted:
+            found = sha256_file(path) if expected else ""
+        if found != expected:
             raise InputError(
-                f"{path} is damaged or of another run: its SHA-256 is {found[:12]}…, and {MANIFEST} wants "
-                f"{wanted[:12]}…. {REMEDY}"
+                f"{path} is damaged or of another run: its SHA-256 is {found[:12]}…, and {MANIFEST} says "
+                f"{expected[:12]}…. {REMEDY}"
             )
 
 
@@ -153,7 +155,7 @@ def require_known_ids(tokens: NDArray[np.integer], manifest: Manifest, prefix: P
     least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
     if least < 0 or most >= size:
         wrong = least if least < 0 else most
-        raise InputError(f"{prefix}.bin is damaged: it holds id {wrong}; wanted ids from 0 to {size - 1}. {REMEDY}")
+        raise InputError(f"{prefix}.bin is damaged: it holds id {wrong}; expected ids from 0 to {size - 1}. {REMEDY}")
 
 
 @contextmanager

@@ -138,11 +138,11 @@ class TokenShard:
         self.offsets = np.frombuffer(index, np.int64, documents, IDX_HEADER.size + 4 * documents)
         if index != _idx_bytes(self.lengths, dtype):
             raise InputError(
-                f"{idx} is damaged: its lengths and offsets disagree; wanted a sequence a document. {REMEDY}"
+                f"{idx} is damaged: its lengths and offsets disagree; expected a sequence a document. {REMEDY}"
             )
         self.tokens = _memory_map(with_suffix(prefix, ".bin"), dtype)
-        if len(self.tokens) != (wanted := int(self.lengths.sum(dtype=np.int64))) or self.lengths.min(initial=0) < 0:
-            raise InputError(f"{prefix}.bin holds {len(self.tokens):,} tokens; its .idx wants {wanted:,}. {REMEDY}")
+        if len(self.tokens) != (expected := int(self.lengths.sum(dtype=np.int64))) or self.lengths.min(initial=0) < 0:
+            raise InputError(f"{prefix}.bin holds {len(self.tokens):,} tokens; its .idx says {expected:,}. {REMEDY}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -163,11 +163,11 @@ def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[
     dtype, documents = _read_header(with_suffix(folder / record.name, ".idx"))
     path = with_suffix(folder / record.name, ".bin")
     tokens = _memory_map(path, dtype)
-    found, wanted = (len(tokens), documents, dtype.name), (record.tokens, record.documents, manifest.dtype)
-    if found != wanted:
+    found, expected = (len(tokens), documents, dtype.name), (record.tokens, record.documents, manifest.dtype)
+    if found != expected:
         raise InputError(
-            f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} wants "
-            f"{wanted[0]:,} of {wanted[1]:,} as {wanted[2]}. They are damaged or of another run. {REMEDY}"
+            f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} says "
+            f"{expected[0]:,} of {expected[1]:,} as {expected[2]}. They are damaged or of another run. {REMEDY}"
         )
     return tokens
 
@@ -185,11 +185,11 @@ def read_sources(folder: Path, record: ShardRecord) -> NDArray[np.integer]:
     with read_errors(path):
         data = path.read_bytes()
     dtype = _sources_dtype(record.sources)
-    if len(data) != (wanted := record.documents * dtype.itemsize):
-        raise InputError(f"{path} is damaged: {len(data):,} bytes; wanted {wanted:,} for its documents. {REMEDY}")
+    if len(data) != (expected := record.documents * dtype.itemsize):
+        raise InputError(f"{path} is damaged: {len(data):,} bytes; expected {expected:,} for its documents. {REMEDY}")
     numbers = np.frombuffer(data, dtype)
     if numbers.max(initial=0) >= max(1, len(record.sources)):
-        raise InputError(f"{path} is damaged: number {numbers.max()}; wanted below {len(record.sources)}. {REMEDY}")
+        raise InputError(f"{path} is damaged: number {numbers.max()}; expected below {len(record.sources)}. {REMEDY}")
     return numbers
 
 
@@ -208,14 +208,16 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
     with read_errors(path), path.open("rb") as file:
         head, size = file.read(IDX_HEADER.size), path.stat().st_size
     if len(head) < IDX_HEADER.size or not head.startswith(MAGIC):
-        found = f"{size:,} bytes from {head[:9]!r} on; wanted {IDX_HEADER.size} or more, from {MAGIC!r} on"
+        found = f"{size:,} bytes from {head[:9]!r} on; expected {IDX_HEADER.size} or more, from {MAGIC!r} on"
         raise InputError(f"{path} is not a Megatron index: {found}. {REMEDY}")
     _, version, code, sequences, documents = IDX_HEADER.unpack(head)
     if version != 1 or code not in _DTYPE_CODES:
-        raise InputError(f"{path} is damaged: version {version}, dtype {code}; wanted 1, and 8 or 4. {REMEDY}")
-    wanted = IDX_HEADER.size + 12 * sequences + 8 * (sequences + 1)
-    if documents != sequences + 1 or size != wanted:
-        raise InputError(f"{path} is damaged: {size:,} bytes; wanted {wanted:,} for {sequences:,} documents. {REMEDY}")
+        raise InputError(f"{path} is damaged: version {version}, dtype {code}; expected 1, and 8 or 4. {REMEDY}")
+    expected = IDX_HEADER.size + 12 * sequences + 8 * (sequences + 1)
+    if documents != sequences + 1 or size != expected:
+        raise InputError(
+            f"{path} is damaged: {size:,} bytes; expected {expected:,} for {sequences:,} documents. {REMEDY}"
+        )
     return _DTYPE_CODES[code], sequences
 
 
@@ -232,5 +234,5 @@ def _memory_map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
     with read_errors(path):
         size = path.stat().st_size
         if size % dtype.itemsize:
-            raise InputError(f"{path} is damaged: {size:,} bytes; wanted {dtype.itemsize} a token. {REMEDY}")
+            raise InputError(f"{path} is damaged: {size:,} bytes; expected {dtype.itemsize} a token. {REMEDY}")
         return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped

@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
-from gristmill.io.documents import INDEX_PREFIX, source_of
+from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
 from gristmill.io.parquet_tables import encode_names, integers, read_column_names, stream_table
-from gristmill.io.readers import Slice
 from gristmill.storage.local import atomic_write
 
 SHORT = "short"
 DUPLICATE = "duplicate"
 _NO_ROWS = np.empty(0, np.int64)
-_KEPT = "kept"
-_SHORT, _DUPLICATE, _REPLACEMENT, _ORIGINAL = range(4)  # reasons in a _DROP; files are numbered as in the groups
+_SHORT, _DUPLICATE, _REPLACEMENT = range(3)  # reasons in a _DROP; files are numbered as in the groups
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
 _NO_DROPS = np.empty(0, _DROP)
 # A duplicate and the document that was kept, files by number in name order.
@@ -33,11 +31,10 @@ _LINK = np.dtype([("kept_file", "<u4"), ("kept_row", "<i8"), ("rank", "<i8"), ("
 
 @dataclass(frozen=True)
 class Drops:
-    """Rows of one file to leave out, ascending; and `kept`, those that are kept in place of duplicates."""
+    """Rows of one file to leave out, ascending."""
 
     short: Rows
     duplicate: Rows
-    kept: Rows
 
     def reasons(self, rows: Rows) -> list[str]:
         """SHORT or DUPLICATE for each row to leave out, '' for the others; SHORT for a row that is both."""
@@ -48,7 +45,7 @@ class Drops:
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
     """Read what `write_drops` wrote for a group of `files`."""
     with np.load(path) as stored:
-        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in (SHORT, DUPLICATE, _KEPT))
+        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in (SHORT, DUPLICATE))
         return dict(zip(files, map(Drops, *columns), strict=True))
 
 
@@ -66,22 +63,17 @@ def write_drops(
     Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
     replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one file are in memory. The
     result's value is the number of documents to leave out, and whether `provenance` is of no use, as it lists other
-    duplicates. Raises InputError if a set names a file that the corpus does not have, or the kept document of a cluster
-    is in such a file, or is itself to be left out as a duplicate.
+    duplicates. Raises InputError if a set names a file that the corpus does not have.
     """
-    is_known = bool(duplicates and provenance and _is_of(provenance, duplicates))
+    table = provenance if duplicates and (short_docs or absent) else None
+    is_of_others = bool(table and duplicates and not _is_of(table, duplicates))
     places = {file: place for place, file in enumerate(file for files in groups for file in files)}
     drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
     with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
         for reason, key_set in ((_SHORT, short_docs), (_DUPLICATE, duplicates)):
-            if provenance and is_known and reason == _DUPLICATE:
-                for kept in _originals(provenance, places):
-                    sorter.add(kept)
             for file, rows in _iter_known(key_set, places):
                 sorter.add(_records(_DROP, places[file], rows, reason))
-        table = provenance if duplicates and (short_docs or absent) else None
-        is_of_others = bool(table and not is_known)
-        if table and is_known:
+        if table and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
             place = np.array([places[file] for file in numbers], np.uint32)
             with PackedKeys.of([short_docs] if short_docs else [], numbers, short, memory // 4) as short_keys:
@@ -99,26 +91,21 @@ def _save_all(groups: list[tuple[str, ...]], outputs: list[Path], found: Iterato
     named, place, following = 0, 0, next(found, None)
     for files, output in zip(groups, outputs, strict=True):
         drops = []
-        for file in files:
+        for _ in files:
             records = _NO_DROPS
             if following and following[0] == place:
                 records, following = following[1], next(found, None)
-            drops.append(_drops_of(file, records))
+            drops.append(_drops_of(records))
             place += 1
         _save(output, drops)
         named += sum(len(np.union1d(of_file.short, of_file.duplicate)) for of_file in drops)
     return named
 
 
-def _drops_of(file: str, records: NDArray) -> Drops:
+def _drops_of(records: NDArray) -> Drops:
     """The drops of a file, given its _DROPs."""
-    short, duplicate, replacement, kept = (np.unique(records["row"][records["reason"] == it]) for it in range(4))
-    if len(both := np.intersect1d(duplicate, kept)):
-        raise InputError(
-            f"{file}@{both[0]} is listed as a duplicate, and is kept in place of others: no copy would be left. Run "
-            "generate_duplicates_dict again, which writes both lists"
-        )
-    return Drops(short, np.setdiff1d(duplicate, replacement), kept)
+    short, duplicate, replacement = (np.unique(records["row"][records["reason"] == it]) for it in range(3))
+    return Drops(short, np.setdiff1d(duplicate, replacement))
 
 
 @dataclass(frozen=True)
@@ -177,38 +164,6 @@ def _links(table: pa.Table, path: Path, numbers: Mapping[str, int]) -> NDArray:
     return links
 
 
-class KeptRows:
-    """Checks, while a slice is read, that the documents are there of which the duplicates are copies.
-
-    `end_row` is the row after the slice's last; None: it is the last slice of its file.
-    """
-
-    def __init__(self, part: Slice, kept: Rows, end_row: int | None) -> None:
-        self.part = part
-        self.left = kept[(kept >= part.first_row) & (end_row is None or kept < end_row)]
-
-    def see(self, rows: Rows) -> None:
-        """Check the next rows that were read, ascending. Raises InputError."""
-        if len(self.left):
-            end = np.searchsorted(self.left, rows[-1], side="right")
-            self._reject(np.setdiff1d(self.left[:end], rows, assume_unique=True))
-            self.left = self.left[end:]
-
-    def end(self) -> None:
-        """Called when all rows were read. Raises InputError."""
-        self._reject(self.left)
-
-    def _reject(self, missing: Rows) -> None:
-        if len(missing):
-            key = f"{self.part.name}@{missing[0]}"
-            raise InputError(
-                f"{self.part.path} has no document in line {missing[0] + 1}, and the duplicates list leaves out copies "
-                f"of it: no copy would be left. Pairs or clusters of another corpus name {key!r}: find it (grep -n "
-                f"{key!r} DUP/*.txt), mend or remove that line, and run generate_connected_components again, and the "
-                "stages after it"
-            )
-
-
 def _records(dtype: np.dtype, file: int | NDArray, row: Rows, reason: int) -> NDArray:
     records = np.empty(len(row), dtype)
     records["file"], records["row"], records["reason"] = file, row, reason
@@ -242,33 +197,9 @@ def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tupl
         )
 
 
-def _originals(provenance: Path, places: Mapping[str, int]) -> Iterator[NDArray]:
-    """The documents that were kept in place of duplicates, as _DROPs, block by block; without those of an index.
-
-    InputError, at the end, if one is in a file that is not in the corpus: no copy of it would be left.
-    """
-    if "kept_file" not in read_column_names(provenance):
-        return
-    names: set[str] = set()
-    for table in stream_table(provenance, ["kept_file", "kept_row"]):
-        encoded = encode_names(table.column("kept_file"), provenance, "kept_file", missing="")
-        files = [str(file) for file in encoded.dictionary.to_pylist()]
-        names.update(files)
-        place = np.array([places.get(file, -1) for file in files], np.int64)[encoded.indices.to_numpy()]
-        rows = integers(table.column("kept_row").fill_null(0), "kept_row", provenance)
-        yield _records(_DROP, place[place >= 0], rows[place >= 0], _ORIGINAL)
-    gone = sorted(file for file in names if file and file not in places and not file.startswith(INDEX_PREFIX))
-    if gone:
-        raise InputError(
-            f"{provenance} keeps documents of {gone[0]!r}, a file that the corpus does not have, in place of copies "
-            "that it has: their signatures are of a file that is gone. Run to_hash for all files, or, if the source is "
-            f"gone, remove its signatures (MINHASH/{source_of(gone[0])}); then run the dedup stages after it again"
-        )
-
-
 def _save(output: Path, drops: Sequence[Drops]) -> None:
-    found = [(of_file.short, of_file.duplicate, of_file.kept) for of_file in drops]
-    columns = dict(zip((SHORT, DUPLICATE, _KEPT), zip(*found, strict=True), strict=True))
+    found = [(of_file.short, of_file.duplicate) for of_file in drops]
+    columns = dict(zip((SHORT, DUPLICATE), zip(*found, strict=True), strict=True))
     arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
     arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
     with atomic_write(output) as temporary, temporary.open("wb") as stored:

@@ -1,6 +1,14 @@
-"""Tasks of pass 1: sample the documents of a group of slices, and write each to a random bucket."""
+"""Tasks of pass 1: sample the documents of a group of slices, write each to a random bucket, and gather the parts.
 
+To read each part's rows from each of many bucket files would be work that grows with the square of the corpus. So they
+are gathered in levels that each read every file once: a task reads up to `fan` whole files and writes one for each of
+up to `fan` ranges of parts; the next level does so for each range, until a range is one part, whose rows are in few
+files.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,26 +20,29 @@ from gristmill.batches import batched, partition_of
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
-from gristmill.engine.task import Result, Task
+from gristmill.engine.task import FileSet, Result, Task
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import KeptRows, load_drops
-from preprocessing.mixing.manifest import BucketManifest
-from preprocessing.mixing.sampling import SourceEpochs, random_numbers
-from preprocessing.mixing.selection import select_kth, write_numbers
+from preprocessing.mixing.drops import load_drops
+from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
     NUMBERS,
     SUFFIX,
+    BucketFile,
+    BucketManifest,
     Scatter,
     numbers_of,
     open_scatter,
+    part_path,
     write_bucket_file,
 )
 
 LEFT_OUT = "left out by weight"
+_FILE_BYTES = 64 << 20  # of lines in a file that a task writes, about
+_MIN_TASKS = 32  # in a level, if it has so many files: for the workers
 _BATCH_DOCUMENTS = 512  # that get their random numbers in one call
 _BATCH_CHARACTERS = 1 << 20  # at most that of a long text: its memory is held until the next document is read
 
@@ -63,7 +74,7 @@ def find_epochs(
 def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> Result:
     """Task: write a random number for each document that is not dropped, to sample by; return how many."""
     chunks = [np.empty(0, np.uint64)]
-    for batch in _read_batches(group, drops, Counts({}, []), Rejects(output), end_row=0):
+    for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
         numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
         chunks.append(numbers[[not reason for reason in batch.reasons]])
         del batch
@@ -77,44 +88,30 @@ def mix_outputs(group: SliceGroup, folder: Path, out_dir: Path) -> tuple[Path, P
 
 
 def mix_task(
-    group: SliceGroup,
-    end_row: int | None,
-    drops: Path,
-    epochs: SourceEpochs,
-    buckets: int,
-    seed: int,
-    outputs: tuple[Path, Path],
+    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, outputs: tuple[Path, Path]
 ) -> Task:
-    """The task of a group; `end_row` is the row after its last if that is not the last of its file."""
+    """The task of a group."""
     arguments = {
-        "group": group, "end_row": end_row, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
+        "group": group, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
         "output": outputs[0], "holdout": outputs[1],
     }  # fmt: skip
     return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
 
 
 def mix_group(
-    group: SliceGroup,
-    end_row: int | None,
-    drops: Path,
-    epochs: SourceEpochs,
-    buckets: int,
-    seed: int,
-    output: Path,
-    holdout: Path,
+    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, output: Path, holdout: Path
 ) -> Result:
     """Task: write the bucket file of a group: each document that is not dropped, as often as its weight asks.
 
-    With 1 bucket the rows are in no order, for gather.py to scatter. `holdout` gets the numbers to choose the holdout
-    by. The value is the number of bytes of all lines. Raises InputError if a document of which others are copies is
-    not there.
+    With 1 bucket the rows are in no order, for `gather` to scatter. `holdout` gets the numbers to choose the holdout
+    by. The value is the number of bytes of all lines.
     """
     counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
     with (
         write_bucket_file(output) as writer,
         open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
     ):
-        for batch in _read_batches(group, drops, counts, Rejects(output), end_row):
+        for batch in _read_batches(group, drops, counts, Rejects(output)):
             copies = _count_copies(batch, epochs, seed, counts)
             numbers += _scatter_copies(scatter, batch, copies, seed)
             del batch  # a large document is gone before its frame is written, and the next read
@@ -133,20 +130,16 @@ class _Batch:
     reasons: list[str]
 
 
-def _read_batches(
-    group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects, end_row: int | None
-) -> Iterator[_Batch]:
-    """Yield the documents of a group; see KeptRows for `end_row`, with 0 nothing is checked."""
+def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
+    """Yield the documents of a group."""
     of_files = load_drops(drops, files_of(group))
     for part in group:
-        found, kept = read_documents(part, counts, rejects), KeptRows(part, of_files[part.name].kept, end_row)
+        found = read_documents(part, counts, rejects)
         for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in documents], np.int64)
-            kept.see(rows)
             batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
             del documents
             yield batch.pop()
-        kept.end()
 
 
 def files_of(group: SliceGroup) -> tuple[str, ...]:
@@ -206,3 +199,92 @@ def write_manifest(manifest: BucketManifest, path: Path) -> None:
 
 def _bytes(group: SliceGroup) -> int:
     return sum(part.size for part in group)
+
+
+@dataclass(frozen=True)
+class GatherLevel:
+    """One level: each range of `width` consecutive parts has `files` files, which tasks gather by `fan_in`."""
+
+    width: int
+    files: int
+    fan_in: int
+    next_width: int
+
+    @property
+    def tasks(self) -> int:
+        """Tasks for each range, and so files of each range of the next level."""
+        return math.ceil(self.files / self.fan_in)
+
+    def divide(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of the next level in a range of this one: first part, and the one after the last."""
+        return [(first, min(first + self.next_width, end)) for first in range(start, end, self.next_width)]
+
+
+def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[GatherLevel]:
+    """The levels that bring `files` files, with `line_bytes` of lines, to at most `fan` files for each part."""
+    depth = next(depth for depth in range(1, 65) if fan**depth >= parts)
+    fan_out = next(width for width in range(1, fan + 1) if width**depth >= parts)
+    levels: list[GatherLevel] = []
+    width = parts
+    while width > 1 or files > fan or not levels:
+        ranges = math.ceil(parts / width)
+        next_width = math.ceil(width / fan_out)
+        fan_in = _fan_in(ranges * files, line_bytes, math.ceil(width / next_width), fan)
+        levels.append(GatherLevel(width, files, fan_in, next_width))
+        width, files = next_width, levels[-1].tasks
+    return levels
+
+
+def _fan_in(files: int, line_bytes: int, fan_out: int, fan: int) -> int:
+    """Files that a task reads: so many that those it writes are of _FILE_BYTES, and that there are _MIN_TASKS."""
+    expected = fan_out * _FILE_BYTES * files // max(line_bytes, 1)
+    return max(2, min(fan, expected, math.ceil(files / _MIN_TASKS)))
+
+
+def gather(run: StageRun, files: Sequence[Path], parts: int, line_bytes: int, fan: int, folder: Path) -> int:
+    """Run the steps of all levels; return n, the number of files that each part then has.
+
+    Those of a part are part_path(folder, part, i) for i < n. `line_bytes` is the size of all lines.
+    """
+    levels = plan_levels(len(files), parts, line_bytes, fan)
+    ranges = {(0, parts): tuple(files)}  # first part, and the one after the last → files
+    for number, level in enumerate(levels):
+        target = folder if number == len(levels) - 1 else run.work / f"level {number + 1}"
+        run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target))
+        ranges = {
+            found: tuple(part_path(target, found[0], i) for i in range(level.tasks))
+            for whole in ranges
+            for found in level.divide(*whole)
+        }
+    return levels[-1].tasks
+
+
+def _gather_tasks(
+    level: GatherLevel, ranges: dict[tuple[int, int], tuple[Path, ...]], parts: int, target: Path
+) -> Iterator[Task]:
+    for (start, end), files in ranges.items():
+        for i in range(level.tasks):
+            outputs = {first: part_path(target, first, i) for first, _ in level.divide(start, end)}
+            found = FileSet(files[i * level.fan_in : (i + 1) * level.fan_in])
+            arguments = {"files": found, "parts": parts, "outputs": outputs}
+            yield Task(f"{start}-{i}", gather_rows, arguments, tuple(outputs.values()))
+
+
+def gather_rows(files: FileSet, parts: int, outputs: dict[int, Path]) -> None:
+    """Task: write the rows of all files to `outputs`: each gets the parts from its key up to the next one's."""
+    starts = list(outputs)
+    width = starts[1] - starts[0] if len(starts) > 1 else parts
+    with ExitStack() as stack:
+        writers = [stack.enter_context(write_bucket_file(path)) for path in outputs.values()]
+        scatter = stack.enter_context(
+            open_scatter(
+                lambda rows: (partition_of(numbers_of(rows, "draw"), parts) - starts[0]) // width,
+                lambda bucket, rows: writers[bucket].write(0, rows),
+                outputs[starts[0]],
+            )
+        )
+        for path in files.paths:
+            for rows in BucketFile.open(path).read():
+                scatter.add_rows(rows)
+                del rows  # large lines are gone before their frame is written, and the next read
+                scatter.write_full()

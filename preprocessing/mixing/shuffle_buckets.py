@@ -2,15 +2,20 @@
 
 A row is a copy of a document: its line, and the random numbers that place it. A frame is a zstd frame, with a checksum,
 of an Arrow record batch of rows. The file ends with a table of its frames, so that those of a bucket can be read alone.
+The manifest of pass 1, `pass1.json`, says where pass 2 finds the rows of each part, and how they were made.
 """
 
+import io
+import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import zstandard
@@ -18,12 +23,14 @@ from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
 from gristmill.budget import held, worker_share
-from gristmill.errors import InputError, wrap_read_errors
+from gristmill.engine.task import FileSet
+from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.writers import zstd_compressor
-from gristmill.storage.local import atomic_write
-from preprocessing.mixing.line_buffer import LineBuffer
+from gristmill.storage.files import is_file, read_file
+from gristmill.storage.local import atomic_write, atomic_write_bytes
 
 SUFFIX = ".bucket"
+MANIFEST_NAME = "pass1.json"  # in the folder of pass 1, with a folder for each source
 NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
 _BUFFER_BYTES = 32 << 20  # of lines that a Scatter holds: where memory is short, in a file
 _BUFFER_SHARE = 16  # part of a worker's share of memory that these lines may take
@@ -137,6 +144,53 @@ def join_lines(columns: dict[str, Any], sizes: NDArray[np.int64], lines: NDArray
     return pa.record_batch(columns | {"line": pa.Array.from_buffers(pa.large_binary(), len(sizes), buffers)})
 
 
+class LineBuffer:
+    """Bytes, appended piece by piece and read as a whole; a file without a name in `folder` if they exceed `room`.
+
+    `room` None: they are always in memory. To be closed.
+    """
+
+    def __init__(self, folder: Path, room: int | None) -> None:
+        self.size = 0
+        self._folder, self._room = folder, room
+        self._stored: io.BytesIO | IO[bytes] = io.BytesIO()
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+        size = self.size + len(data)
+        if self._room is not None and size > self._room and isinstance(self._stored, io.BytesIO):
+            self._move_to_file(self._stored)
+        self._stored.write(data)
+        self.size = size
+
+    def view(self) -> NDArray[np.uint8]:
+        """All bytes (size), without a copy; read them before the next call of `append` or `clear`."""
+        if isinstance(self._stored, io.BytesIO):
+            return np.frombuffer(self._stored.getbuffer(), np.uint8)
+        if not self.size:
+            return np.empty(0, np.uint8)  # no bytes cannot be mapped
+        self._stored.flush()
+        return np.frombuffer(mmap.mmap(self._stored.fileno(), self.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def clear(self) -> None:
+        """Forget all bytes; a file is written again from its beginning."""
+        self.size = 0
+        if isinstance(self._stored, io.BytesIO):
+            self._stored = io.BytesIO()  # one that is viewed cannot shrink
+        else:
+            self._stored.seek(0)
+
+    def close(self) -> None:
+        """Remove the file; memory goes with the last view of it."""
+        if not isinstance(self._stored, io.BytesIO):
+            self._stored.close()
+
+    def _move_to_file(self, memory: io.BytesIO) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stored = TemporaryFile(dir=self._folder)  # noqa: SIM115 (until close)
+        self._stored.write(memory.getbuffer()[: self.size])
+
+
 class Scatter:
     """Collects rows, and writes those of each bucket together when the buffer is full: see open_scatter."""
 
@@ -200,7 +254,7 @@ def open_scatter(
     `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and rows for a frame.
     Lines that take too much of the worker's memory are in a temporary file in the folder of `output`.
     """
-    share = worker_share()  # a record may take all of it, and a buffer of some share beside it would be too much
+    share = worker_share()  # a record may take all of it, and a buffer of some share as well would be too much
     with closing(LineBuffer(output.parent, None if share is None else share // _BUFFER_SHARE)) as lines:
         scatter = Scatter(bucket_of, write, lines, output)
         yield scatter
@@ -214,7 +268,7 @@ def numbers_of(rows: pa.RecordBatch, column: str) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Share:
-    """Where the rows of a part are: in the frames of `bucket`, or in all, beside rows of others of all `parts`."""
+    """Where the rows of a part are: in the frames of `bucket`, or in all, among rows of others of all `parts`."""
 
     part: int
     parts: int
@@ -226,6 +280,63 @@ class Share:
         if self.parts_a_bucket == 1:
             return rows
         return rows.filter(pa.array(partition_of(numbers_of(rows, "draw"), self.parts) == self.part))
+
+
+class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """What pass 1 wrote. Paths are relative to the manifest's folder."""
+
+    parts: int  # number of parts that pass 2 writes
+    seed: int
+    weights: dict[str, float]  # epochs of each source
+    documents: dict[str, int]  # source → documents that may be held out
+    content: str  # SHA-256 of all that was mixed
+    holdout_files: dict[str, str]  # files of the documents' holdout numbers → their source
+    bucket_files: list[str] = []  # files that hold rows of all parts; none if each part has files of its own
+    buckets: int = 0  # in each of `bucket_files`; a bucket is of parts // buckets consecutive parts
+    files_a_part: int = 0  # that hold rows of one part alone, see part_path
+
+    def save(self, path: Path) -> None:
+        """Write pass1.json atomically."""
+        atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "BucketManifest":
+        """Read pass1.json; UsageError if there is none, InputError if it is damaged or an earlier version's."""
+        if not is_file(path):
+            raise UsageError(f"{path.parent} holds no {path.name}: expected the folder that pass1 wrote. Run pass1")
+        try:
+            return msgspec.json.decode(read_file(path), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is damaged or of an earlier version ({error}): run pass1 again") from error
+
+    def files_of(self, folder: Path, parts: Iterable[int]) -> Iterator[tuple[int, FileSet]]:
+        """Each part, and the files that hold its rows: one set for all parts, or a set for each."""
+        shared = FileSet(tuple(folder / name for name in self.bucket_files))
+        for part in parts:
+            paths = (part_path(parts_folder(folder), part, i) for i in range(self.files_a_part))
+            yield part, shared if self.bucket_files else FileSet(tuple(paths))
+
+    def share(self, part: int) -> Share:
+        """Where in its files the rows of a part are."""
+        if not self.bucket_files:
+            return Share(part, self.parts)
+        parts_a_bucket = self.parts // self.buckets
+        return Share(part, self.parts, part // parts_a_bucket, parts_a_bucket)
+
+
+def manifest_path(folder: Path) -> Path:
+    """Path of the manifest in the folder that pass 1 wrote."""
+    return folder / MANIFEST_NAME
+
+
+def part_path(folder: Path, part: int, number: int) -> Path:
+    """Path of a bucket file that holds rows of the parts from `part` on."""
+    return folder / f"{part}-{number}{SUFFIX}"
+
+
+def parts_folder(folder: Path) -> Path:
+    """Folder of the bucket files of single parts, in the folder that pass 1 wrote."""
+    return folder / "parts"
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.errors import wrap_write_errors
 from gristmill.io.writers import Sink, open_jsonl_writer
 from gristmill.storage.local import unique_partial_path
-from preprocessing.mixing.line_buffer import LineBuffer
-from preprocessing.mixing.manifest import BucketManifest
-from preprocessing.mixing.selection import select_kth
+from preprocessing.mixing.sampling import select_kth
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
     BucketFile,
+    BucketManifest,
     BucketWriter,
+    LineBuffer,
     Share,
     join_lines,
     line_bytes,
@@ -34,7 +34,7 @@ from preprocessing.mixing.shuffle_buckets import (
 )
 
 HELD_OUT = "holdout"
-_NUMBER_BYTES = 100  # of a row in memory, beside its line
+_NUMBER_BYTES = 100  # of a row in memory, without its line
 _OUTPUT_BYTES = 1 << 20  # of lines that are put in order at a time
 _LONG_LINE = 1 << 16  # bytes: one that is written by itself
 

@@ -144,7 +144,7 @@ def encode_texts(
 def _cut(data, at, stop, ascii_bigrams, bigram_filter, ends):  # type: ignore[no-untyped-def]
     """Write the ends of the first words in the bytes at … stop to `ends`; return how many words they are.
 
-    They are those of len(ends) bytes, at least one, without the last if it goes on. What depends on the text is added
+    They are those of len(ends) bytes, at least one, without the last if it continues. What depends on the text is added
     rather than branched on: a processor could not foresee where a word ends.
     """
     n = 0

@@ -107,7 +107,7 @@ class Encoder:
     def _cut_after(self, text: str, at: int) -> int:
         """The first place from `at` on where the ids of both sides are the same apart as together (bpe.py).
 
-        Without byte pieces a character beside it is a piece: an unknown one would be merged with unknown ones on the
+        Without byte pieces a character next to it is a piece: an unknown one would be merged with unknown ones on the
         other side.
         """
         for cut in range(at, len(text)):

@@ -138,10 +138,6 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
         ("in/book/a.jsonl", "expected a folder, and it is a file"),
         ("empty", "holds no corpus file: expected *.jsonl"),
         ("clash", "a.arrow and a.parquet would be written to one file, "),
-        (
-            "folder",
-            "x.json would be written to {out}/s/x.jsonl, which is to be the folder of s/x.jsonl/deep/y.jsonl: rename",
-        ),
     ],
 )
 def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str, wanted: str) -> None:
@@ -149,10 +145,8 @@ def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str
     put(tmp_path / "empty" / "notes.txt", GOOD)
     put(tmp_path / "clash" / "a.parquet", GOOD)
     put(tmp_path / "clash" / "a.arrow", GOOD)
-    put(tmp_path / "folder" / "s" / "x.json", GOOD)
-    put(tmp_path / "folder" / "s" / "x.jsonl" / "deep" / "y.jsonl", GOOD)
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
-    assert code in (1, 2) and wanted.replace("{out}", str(tmp_path / "out")) in text
+    assert code in (1, 2) and wanted in text
     assert not (tmp_path / "out").exists()
 
 

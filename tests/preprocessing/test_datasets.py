@@ -21,7 +21,7 @@ from preprocessing.shuffle_holdout import pass1, pass2
         ("book=two", "source=epochs"),
         ("=2", "source=epochs"),
         ("book=1,book=2", "each source once"),
-        ("none.toml", "wanted a TOML file"),
+        ("none.toml", "expected a TOML file"),
     ],
 )
 def test_invalid_weights_are_rejected(given: str, wanted: str) -> None:

@@ -98,7 +98,7 @@ def test_idx_selects_64_files_and_all_indices_give_the_whole(tmp_path: Path, qui
     assert [count.total(READ).documents for count in counts] == [6, 64]
     normalize_text(tmp_path / "in", tmp_path / "whole", options=quiet)
     assert digest(tmp_path / "shares") == digest(tmp_path / "whole")
-    with pytest.raises(UsageError, match="wanted 0 to 1"):
+    with pytest.raises(UsageError, match="expected 0 to 1"):
         normalize_text(tmp_path / "in", tmp_path / "shares", idx=2, options=quiet)
 
 

@@ -19,7 +19,7 @@ from gristmill.io.pickles import dump_pickle
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
 from preprocessing.filter import filter as find_short
-from preprocessing.mixing.manifest import BucketManifest, manifest_path
+from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.preprocessing.conftest import keys_of, write_provenance
 
@@ -310,7 +310,7 @@ def test_invalid_arguments_of_pass_2_are_rejected(tmp_path: Path, quiet: RunOpti
     pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
     with pytest.raises(UsageError, match="--holdout 1"):
         pass2(0, 5, 1, tmp_path / "pass1", *folders, 1.0, quiet)
-    with pytest.raises(UsageError, match="wanted two folders"):
+    with pytest.raises(UsageError, match="expected two folders"):
         pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", options=quiet)
 
 

@@ -11,8 +11,8 @@ import pytest
 from gristmill.engine.options import RunOptions
 from gristmill.io.keys import write_keys
 from preprocessing import shuffle_holdout as stage
-from preprocessing.mixing.gather import plan_levels
-from preprocessing.mixing.manifest import BucketManifest, manifest_path
+from preprocessing.mixing.mix import plan_levels
+from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 
 ALL = 10**9

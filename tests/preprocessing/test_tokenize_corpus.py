@@ -125,7 +125,7 @@ def test_the_summary_covers_the_training_itself_which_is_announced(tmp_path, wri
 
 @pytest.mark.parametrize("vocabulary", [0, 259])
 def test_error_for_a_vocabulary_too_small(tmp_path: Path, quiet: RunOptions, corpus, vocabulary: int) -> None:
-    with pytest.raises(UsageError, match="wanted more than the 259 pieces"):
+    with pytest.raises(UsageError, match="expected more than the 259 pieces"):
         train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, options=quiet)
 
 

@@ -230,7 +230,7 @@ def test_a_manifest_of_version_2_does_not_know_the_sources_of_the_documents(tmp_
 def test_sources_that_do_not_fit_the_documents_are_refused_without_a_checksum(tmp_path: Path, harm) -> None:
     write_folder(tmp_path)
     harm(tmp_path / OF)
-    with pytest.raises(InputError, match=r"\.sources is damaged: .*wanted"):
+    with pytest.raises(InputError, match=r"\.sources is damaged: .*expected"):
         read_sources(tmp_path, Manifest.load(tmp_path).shards[0])
 
 
@@ -238,5 +238,5 @@ def test_ids_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
     write_folder(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"vocab_size": 32000', b'"vocab_size": 200'))
-    with pytest.raises(InputError, match="holds id 299; wanted ids from 0 to 199"):
+    with pytest.raises(InputError, match="holds id 299; expected ids from 0 to 199"):
         verify_shards(tmp_path)

@@ -46,22 +46,6 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
     assert replacements({"a": np.array([0, 3])}) == {"b": [0]}
 
 
-@pytest.mark.parametrize("given", ["dup.parquet", "dup.pickle"])
-def test_documents_kept_in_a_file_that_is_gone_are_told(tmp_path: Path, given: str) -> None:
-    """Signatures of a source that was removed would cost its copies in other sources."""
-    write_keys(tmp_path / "dup.pickle", {"c4/a": np.array([1, 2])})
-
-    def drop(kept: str) -> object:
-        columns = {"file": ["c4/a"] * 2, "row": [1, 2], "kept_file": ["c4/a", kept], "kept_row": [0, 0]}
-        write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
-        table, outputs = tmp_path / "dup.parquet", [tmp_path / "a.npz"]
-        return write_drops(tmp_path / given, table, None, (), [("c4/a",)], outputs, memory=1).value
-
-    assert drop("c4/a") == drop("index:2023:book/a") == (2, False)
-    with pytest.raises(InputError, match=r"'book/a', a file that .* does not have.*Run to_hash .*MINHASH/book"):
-        drop("book/a")
-
-
 def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp_path: Path) -> None:
     write_keys(tmp_path / "short.pickle", {"a": np.array([0])})
 
@@ -77,13 +61,6 @@ def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp
         drop(pa.array([1, 2]), pa.array([0, 0]))
     with pytest.raises(InputError, match=r"dup\.parquet: column kept_row is double"):
         drop(pa.array(["a", "a"]), pa.array([0.0, 0.5]))
-
-
-def test_a_document_that_is_dropped_and_kept_is_told(tmp_path: Path) -> None:
-    columns = {"file": ["a", "a"], "row": [1, 2], "kept_file": ["a", "a"], "kept_row": [0, 1]}
-    write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
-    with pytest.raises(InputError, match=r"a@1 is listed as a duplicate, and is kept in place of others"):
-        write_drops(*[tmp_path / "dup.parquet"] * 2, None, (), [("a",)], [tmp_path / "a.npz"], memory=1)
 
 
 def test_memory_is_a_file_of_a_key_set_at_a_time(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.mixing.line_buffer import LineBuffer
+from preprocessing.mixing.shuffle_buckets import LineBuffer
 
 LINES = [bytes([i]) * 100_000 for i in range(40)]
 

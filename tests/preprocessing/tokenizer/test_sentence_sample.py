@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.mixing.line_buffer import LineBuffer
+from preprocessing.mixing.shuffle_buckets import LineBuffer
 from preprocessing.train_tokenizer import Sampled, SentenceSample
 
 DOCUMENTS = st.lists(st.tuples(st.integers(0, 3) | st.integers(0, 2**64 - 1), st.sampled_from("ab"), st.text("aö\n")))
