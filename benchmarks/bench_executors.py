@@ -24,7 +24,7 @@ import tyro
 
 from benchmarks.dedup_tables import markdown
 from gristmill.counts import Counts
-from gristmill.engine.executors.choice import open_workplace
+from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import Ledger
@@ -86,7 +86,7 @@ def run_one(folder: Path, tasks: int, workers: int, executor: Literal["local", "
     address = "local" if executor == "ray" else ""  # else Ray joins a cluster that is there
     options = RunOptions(workers, "64MiB", shard=shard, quiet=True, executor=executor, address=address)
     try:
-        with open_workplace(options, lock) as place:
+        with open_execution_context(options, lock) as place:
             ledger = Ledger(folder / STATE_DIR, "nothing")
             calls = [
                 Call(run_task, {

@@ -34,7 +34,7 @@ from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import to_hash
 from gristmill.command import wide_console
-from gristmill.engine.executors.choice import Workplace
+from gristmill.engine.executors.context import ExecutionContext
 from gristmill.engine.options import RunOptions
 from gristmill.engine.scratch import Scratch
 from preprocessing.filter import filter as find_short
@@ -127,7 +127,7 @@ def run_stage(stage: str, slices: int, store: CountingStore, memory: str = MEMOR
     """Run a stage twice over the corpus in `store`; `memory` is the option of that name."""
     executor = ModelExecutor(store, TaskModel(corpus_names(slices)))
     with store.in_use(), tempfile.TemporaryDirectory() as folder:
-        place = Workplace(executor, Scratch(Path(folder)), lambda: None, set())
+        place = ExecutionContext(executor, Scratch(Path(folder)), lambda: None, set())
         options = RunOptions(workers=4, memory=memory, quiet=True, of_run=place)
         before = _resident_bytes()
         requests, seconds = _driver_cost(stage, options, executor)

@@ -16,11 +16,9 @@ import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
@@ -37,11 +35,11 @@ from gristmill.errors import (
     UsageError,
     wrap_write_errors,
 )
-from gristmill.process_end import Terminated, interruptible
+from gristmill.process_end import TERMINATED, raised_signals
 from gristmill.urls import unknown_scheme_in
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
-INTERRUPTED, TERMINATED = 130, 143  # exit codes that shells report for Ctrl-C and for SIGTERM
+INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
 
 
 def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -75,20 +73,21 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _sigterm_as_ctrl_c() as terminated:
+        with raised_signals(sigint=signal.getsignal(signal.SIGINT) == signal.default_int_handler) as received:
             result = action()
             if result is not None:
                 wide_console().print(result)
     except GristmillError as error:
-        if terminated:  # the signal went to the workers, too, and they ended first
+        if signal.SIGTERM in received:  # the signal went to the workers, too, and they ended first
             return _resumable("terminated", TERMINATED)
         if isinstance(error, FinishedElsewhere):
             print(error, file=sys.stderr)
             return error.exit_code
         _print_error(str(error))
         return error.exit_code
-    except (KeyboardInterrupt, Terminated):
-        return _resumable("terminated", TERMINATED) if terminated else _resumable("interrupted", INTERRUPTED)
+    except KeyboardInterrupt:
+        is_terminated = signal.SIGTERM in received
+        return _resumable("terminated", TERMINATED) if is_terminated else _resumable("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of the pipe, such as `head`, has ended
     except OSError as error:
@@ -123,26 +122,6 @@ class _Output(Console):
 def _discard_output() -> None:
     """Send what is still in the buffer of standard output nowhere: Python would fail to write it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Treat SIGTERM as Ctrl-C until the block ends, so that workers end first; yield the list of those received."""
-    received = list[int]()
-
-    def interrupt(frame: FrameType | None) -> None:
-        received.append(signal.SIGTERM)
-        ctrl_c = signal.getsignal(signal.SIGINT)
-        if not callable(ctrl_c):  # ignored, as a shell does for a script's background processes
-            raise Terminated
-        ctrl_c(signal.SIGINT, frame)  # at once, or later while workers start
-
-    is_ours = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
-    by_ctrl_c = signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    with interruptible(interrupt, by_ctrl_c) if is_ours else nullcontext():
-        yield received
 
 
 def _resumable(what: str, exit_code: int) -> int:

@@ -72,15 +72,8 @@ def folders_above(path: Path) -> list[Path]:
     >>> folders_above(Path("s3://bucket/a/b")), folders_above(Path("/data/a"))
     ([PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')], [PosixPath('/data'), PosixPath('/')])
     """
-    return parents_in_bucket(path) if is_remote(path) else list(path.parents)
-
-
-def parents_in_bucket(path: Path) -> list[Path]:
-    """The folders that hold the object or folder of objects `path`, up to its whole bucket.
-
-    >>> parents_in_bucket(Path("s3://bucket/a/b"))
-    [PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')]
-    """
+    if not is_remote(path):
+        return list(path.parents)
     bucket = object_name(path).bucket
     return [parent for parent in path.parents if is_remote(parent) and object_name(parent).bucket == bucket]
 

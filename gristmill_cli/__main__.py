@@ -82,7 +82,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "look: before, during and after a run": {
         "estimate": Command("gristmill_cli.estimate.estimate:main", "estimate core hours, disk and requests of a run"),
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
-        "status": Command("gristmill_cli.status.status:status", "show how far a run is, on all machines"),
+        "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),

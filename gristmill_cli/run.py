@@ -14,7 +14,7 @@ import msgspec
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import Counts
-from gristmill.engine.executors.choice import open_workplace
+from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
@@ -56,7 +56,7 @@ def run(config: RunConfig) -> Funnel | None:
     check_run(config)  # before the lock writes a file
     start_fork_server(modules)
     lock = config.out / STATE_DIR / "run.lock"
-    with _modules_kept(), open_workplace(config.run_options, lock, work=_work_of(config)) as place:
+    with _modules_kept(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
 
 

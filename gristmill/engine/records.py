@@ -20,7 +20,7 @@ from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.storage.files import is_file, list_names, locked_file, read_files, remove_files, write_file
 from gristmill.storage.local import remove_partial_files, unique_partial_path
-from gristmill.storage.names import absolute, join, join_output, name_of, relative_to
+from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
 READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
@@ -123,7 +123,7 @@ _Record = TypeVar("_Record", DoneRecord, _BriefRecord)
 
 def _announced_root(path: Path, data: bytes) -> str:
     """The folder of the ledger that is announced by the file `path` with the content `data`."""
-    return join_output(name_of(path.parent.parent), data.partition(b"\n")[0].decode(errors="replace"))
+    return join(name_of(path.parent.parent), data.partition(b"\n")[0].decode(errors="replace"))
 
 
 class Ledger:
@@ -213,7 +213,7 @@ class Ledger:
         root, found, inputs = name_of(self.root), dict[str, OutputRecord](), dict[TaskId, Inputs]()
         for record in self._read(_BriefRecord):
             for output in record.outputs:
-                name = join_output(root, output.path)
+                name = join(root, output.path)
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
             if not record.step and record.task.startswith(INPUTS):

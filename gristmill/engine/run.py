@@ -20,7 +20,7 @@ from gristmill.budget import Budget
 from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
-from gristmill.engine.executors.choice import Workplace, open_workplace
+from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.work import Work
 from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
@@ -35,7 +35,7 @@ from gristmill.io.files import STATE_DIR, StateFolders, reject_unfinished_files,
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.lock import stage_lock
-from gristmill.storage.names import absolute, forget_links, name_of
+from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
@@ -49,7 +49,7 @@ class StageRun:
     ledger: Ledger
     name: str  # of the stage, its output and its selection: for locks, marks and temporary files
     options: RunOptions
-    place: Workplace
+    place: ExecutionContext
     claims: Claims
     marks: Marks
     column: str = ""
@@ -282,7 +282,6 @@ def open_stage(
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
     StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])
-    forget_links()
     root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
@@ -291,7 +290,7 @@ def open_stage(
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
-        place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
+        place = stack.enter_context(open_execution_context(options, lock, lock == whole, work))
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files), ledger.file))
         run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gristmill.errors import OutputError, wrap_write_errors
 from gristmill.storage.files import is_file
-from gristmill.storage.lease import is_held
+from gristmill.storage.lock import is_held
 from gristmill.urls import is_remote
 
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives

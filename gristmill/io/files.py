@@ -25,7 +25,7 @@ from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
 from gristmill.storage.walking import Listing, is_link_to_parent
-from gristmill.urls import is_remote, parents_in_bucket
+from gristmill.urls import folders_above, is_remote
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 REJECTS_SUFFIX = ".malformed"
@@ -60,7 +60,7 @@ class StateFolders:
 
     def _stage_above(self, folder: Path) -> Path | None:
         """The folder of a stage of a whole run that is two levels above an object's `folder`, or more."""
-        above = parents_in_bucket(folder)[1:-1] if is_remote(folder) else []
+        above = folders_above(folder)[1:-1] if is_remote(folder) else []
         known = next(filter(self._is_of_run.get, above), None)  # needs no request
         return known or next(filter(self._is_stage_of_run, above), None)
 
@@ -132,7 +132,7 @@ def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
 
 def reject_marked(folder: Path, below: Iterable[Path]) -> None:
     """Raise InputError if a stage has not finished writing a folder in a bucket, a parent of it, or one `below`."""
-    for root in filter(StateFolders().may_be_in, dict.fromkeys((*parents_in_bucket(folder), folder, *below))):
+    for root in filter(StateFolders().may_be_in, dict.fromkeys((*folders_above(folder), folder, *below))):
         _reject_marks(folder, root)
 
 
@@ -199,7 +199,7 @@ def _with_links(paths: Iterable[Path | str]) -> Iterator[tuple[str, str, str]]:
 def _above(folder: Path) -> set[Path]:
     """A folder and its parents, and those of what it leads to."""
     if is_remote(folder):
-        return {folder, *parents_in_bucket(folder)}
+        return {folder, *folders_above(folder)}
     return {found for path in (absolute(folder), folder.resolve()) for found in (path, *path.parents)}
 
 

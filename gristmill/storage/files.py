@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gristmill.errors import UsageError, wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
+from gristmill.storage.listings import FileInfo as FileInfo
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.names import absolute
-from gristmill.storage.objects import FileInfo as FileInfo
 from gristmill.urls import is_remote, object_name, unknown_scheme
 
 _THREADS = 32  # requests at a time
@@ -77,12 +77,12 @@ def list_folder(folder: Path) -> dict[str, FileInfo]:
     """The files directly in a folder; nothing if there is no such folder. Raises InputError if it cannot be read."""
     if is_remote(folder):
         return objects.list_level(folder)[1]
-    found = ((entry.name, _status(entry)) for entry in _entries(folder))
-    return {
-        name: FileInfo(status.st_size, status.st_mtime_ns)
-        for name, status in found
-        if status and stat.S_ISREG(status.st_mode)
-    }
+    files = dict[str, FileInfo]()
+    for entry in _entries(folder):
+        with suppress(OSError):  # of a link to nothing
+            if stat.S_ISREG((status := entry.stat()).st_mode):
+                files[entry.name] = FileInfo(status.st_size, status.st_mtime_ns)
+    return files
 
 
 def list_names(folder: Path) -> list[str]:
@@ -108,14 +108,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         return list(entries)
     return []
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """The status of what an entry is or leads to; None for a link to nothing, to itself, or to what may not be read."""
-    try:
-        return entry.stat()
-    except OSError:
-        return None
 
 
 def read_file(path: Path) -> bytes:

@@ -10,8 +10,7 @@ import errno
 import os
 import re
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from gristmill.errors import InputError, StorageError, UsageError
-from gristmill.storage.info import FileInfo
+from gristmill.storage.listings import FileInfo, Level, Tree
 from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
 from gristmill.urls import ObjectName, hide_passwords, object_name
 
@@ -28,23 +27,6 @@ _SECONDS = 60  # without a byte
 _RESUMES = 4  # of a file in a row, without a byte
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAIN = "main"
-
-
-class _Tree:
-    """The files below a folder of a commit, sorted by path."""
-
-    def __init__(self, files: Iterable[tuple[str, FileInfo]]) -> None:
-        self.files = dict(sorted(files))
-        self._paths = list(self.files)
-
-    def below(self, key: str) -> Iterator[tuple[str, FileInfo]]:
-        """The files below a folder, by their names relative to it."""
-        prefix = f"{key}/" if key else ""
-        for position in range(bisect_left(self._paths, prefix), len(self._paths)):
-            path = self._paths[position]
-            if not path.startswith(prefix):
-                return
-            yield path[len(prefix) :], self.files[path]
 
 
 class _Dataset:
@@ -62,7 +44,7 @@ class _Dataset:
             validate_repo_id(self.id)
         self._name = name
         self._commit = ""
-        self._trees: dict[str, _Tree] = {}
+        self._trees: dict[str, Tree] = {}
 
     def refresh(self) -> None:
         """Resolve the revision anew; if it leads to another commit, forget the trees."""
@@ -70,15 +52,15 @@ class _Dataset:
         if self._commit != before:
             self._trees = {}
 
-    def held(self, key: str) -> _Tree | None:
+    def held(self, key: str) -> Tree | None:
         """The tree of a folder that has been listed, and is or holds `key`."""
         return next((tree for top, tree in self._trees.items() if not top or f"{key}/".startswith(f"{top}/")), None)
 
-    def tree(self, key: str) -> _Tree:
+    def tree(self, key: str) -> Tree:
         """A tree that holds the folder `key`, which is listed if need be."""
         held = self.held(key)
         if held is None:
-            held = self._trees[key] = _Tree(self._list(key))
+            held = self._trees[key] = Tree(self._list(key))
         return held
 
     def url(self, key: str) -> str:
@@ -130,11 +112,9 @@ def list_files(name: ObjectName) -> Iterator[tuple[str, FileInfo]]:
     yield from _dataset(name).tree(name.key).below(name.key)
 
 
-def list_level(name: ObjectName) -> tuple[list[str], dict[str, FileInfo]]:
+def list_level(name: ObjectName) -> Level:
     """Names of the folders, and of the files with their FileInfo, directly in a folder."""
-    found = list(list_files(name))
-    folders = dict.fromkeys(path.partition("/")[0] for path, _ in found if "/" in path)
-    return list(folders), {path: info for path, info in found if "/" not in path}
+    return _dataset(name).tree(name.key).level(name.key)
 
 
 def find_file(name: ObjectName) -> FileInfo | None:

@@ -1,72 +1,80 @@
-"""Listings of folders in buckets that are kept for a while: a raw corpus is listed once for all that asks for it."""
+"""Listings of folders of objects: sizes and versions by sorted name, and a raw corpus that is listed once for all."""
 
-import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
-from gristmill.storage.info import FileInfo
-from gristmill.urls import is_remote, object_name
+from gristmill.urls import ObjectName, is_remote, object_name
 
-Entries = list[tuple[str, FileInfo]]
-Level = tuple[list[str], dict[str, FileInfo]]
+
+class FileInfo(NamedTuple):
+    """Size in bytes, and what changes with the content: nanoseconds of a local file's modification, or an ETag."""
+
+    size: int
+    mtime_ns: int = 0
+    e_tag: str = ""
+
+
+Level = tuple[list[str], dict[str, FileInfo]]  # names of folders, and files, directly in a folder
+
+
+class Tree:
+    """All files below a folder, by name relative to it, sorted."""
+
+    def __init__(self, files: Iterable[tuple[str, FileInfo]]) -> None:
+        self.files = dict(sorted(files))
+        self._names = list(self.files)
+
+    def below(self, folder: str) -> Iterator[tuple[str, FileInfo]]:
+        """The files below a folder in it ('': itself), by name relative to that."""
+        top = f"{folder}/" if folder else ""
+        for name in islice(self._names, bisect_left(self._names, top), None):
+            if not name.startswith(top):
+                return
+            yield name[len(top) :], self.files[name]
+
+    def level(self, folder: str) -> Level:
+        """The folders and the files directly in a folder in it."""
+        top, folders, files = f"{folder}/" if folder else "", list[str](), dict[str, FileInfo]()
+        at = bisect_left(self._names, top)
+        while at < len(self._names) and self._names[at].startswith(top):
+            name, slash, _ = self._names[at][len(top) :].partition("/")
+            if slash:
+                folders.append(name)
+                at = bisect_left(self._names, f"{top}{name}0")  # the character after a slash
+            else:
+                files[name] = self.files[self._names[at]]
+                at += 1
+        return folders, files
 
 
 class KeptListing:
-    """Every object below a folder, once it was listed."""
+    """The tree of a folder, listed when it is first asked for; what is written there later is not seen."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, object_name(folder).url
-        self.entries: Entries | None = None
-        self._levels: dict[str, Level] = {}  # by folder, relative to this one; '' for itself
+        self.folder, self.name = folder, object_name(folder)
+        self.tree: Tree | None = None
 
-    def keep(self, entries: Iterable[tuple[str, FileInfo]]) -> Entries:
-        """Keep what the folder holds now: sorted names relative to it."""
-        self.entries, self._levels = list(entries), {}
-        for name, info in self.entries:
-            folder, file = os.path.split(name)
-            self._level(folder)[1][file] = info
-        return self.entries
-
-    def level(self, folder: Path) -> Level | None:
-        """The names of the folders, and the objects, directly in a folder; None if that is not known."""
-        name = self._name(folder)
-        return None if name is None else self._levels.get(name, ([], {}))
-
-    def below(self, folder: Path) -> Entries | None:
-        """The objects below a folder, by names relative to it; None if they are not known."""
-        name = self._name(folder)
-        if name is None:
+    def tree_of(self, name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, FileInfo]]]) -> Tree | None:
+        """The tree of this folder if it is or holds `name`, else None."""
+        if not f"{name.url}/".startswith(f"{self.name.url}/"):
             return None
-        top = f"{name}/" if name else ""
-        start, found = bisect_left(self.entries or [], top, key=itemgetter(0)), Entries()
-        for path, info in islice(self.entries or [], start, None):
-            if not path.startswith(top):
-                break
-            found.append((path[len(top) :], info))
-        return found
+        if self.tree is None:
+            self.tree = Tree(list_all(self.folder))
+        return self.tree
 
-    def _name(self, folder: Path) -> str | None:
-        """The name of a folder relative to this one; None if it is another, or this one was not listed yet."""
-        url = f"{object_name(folder).url}/"
-        return url[len(self.url) + 1 : -1] if self.entries is not None and url.startswith(f"{self.url}/") else None
-
-    def _level(self, folder: str) -> Level:
-        if folder not in self._levels:
-            self._levels[folder] = [], {}
-            if folder:
-                above, name = os.path.split(folder)
-                self._level(above)[0].append(name)
-        return self._levels[folder]
+    def key(self, name: ObjectName) -> str:
+        """A folder that this one holds, relative to it."""
+        return name.url[len(self.name.url) + 1 :]
 
 
 @contextmanager
 def listed_once(folder: Path) -> Iterator[None]:
-    """Context: a folder in a bucket is listed once, whoever asks; what is written there meanwhile is not seen."""
+    """Context: a folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen."""
     token = _KEPT.set(KeptListing(folder) if is_remote(folder) else None)
     try:
         yield

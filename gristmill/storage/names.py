@@ -1,18 +1,15 @@
-"""Names of files: absolute paths without `..`, which after a link leads to the parent of what the link leads to."""
+"""Names of files: absolute paths without `..`, by which files are compared, and paths relative to a folder."""
 
 import os
 import re
 from functools import lru_cache
 from pathlib import Path
 
-from gristmill.urls import is_remote
-
-_UP = "/../"
 _ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")  # an empty part of a path, `.` or `..`
 
 
 def name_of(path: Path | str) -> str:
-    """The absolute path of a file, by which it is compared with others; links are kept, except before a `..`.
+    """The absolute path of a file, by which it is compared with others.
 
     >>> name_of("/a/./b.txt"), name_of("/s3:/bucket/a/../b.txt")
     ('/a/b.txt', '/s3:/bucket/b.txt')
@@ -21,10 +18,6 @@ def name_of(path: Path | str) -> str:
     is_absolute = text[:1] == "/"
     if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
         return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
-    if ".." in text and not is_remote(text):
-        before, up, after = f"{Path(text).absolute()}/".rpartition(_UP)
-        if up:
-            text = os.path.join(_without_links(before + _UP), after)
     return os.path.abspath(text)
 
 
@@ -47,19 +40,6 @@ def join(folder: str, relative: str) -> str:
     return os.path.normpath(os.path.join(folder, relative))
 
 
-def join_output(folder: str, relative: str) -> str:
-    """The absolute path of an output of the stage whose ledger is in a folder, which may be behind a link.
-
-    An output of another folder, such as a holdout, is beside the folder as it is named, or beside what a link leads to;
-    so is, the other way round, the ledger's folder beside that of such an output.
-    """
-    name = join(folder, relative)
-    if not relative.startswith("../") or is_remote(folder) or _without_links(folder) == folder or os.path.lexists(name):
-        return name
-    beside = join(_without_links(folder), relative)
-    return beside if os.path.lexists(beside) else name
-
-
 def relative_to(folder: str, name: str) -> str:
     """The other way round: the path of a file relative to a folder, both given as absolute paths.
 
@@ -77,13 +57,3 @@ def relative_to(folder: str, name: str) -> str:
 @lru_cache(maxsize=1024)
 def _folder_relative_to(folder: str, other: str) -> str:
     return os.path.relpath(other, folder)
-
-
-def forget_links() -> None:
-    """Follow links anew: called when a stage starts."""
-    _without_links.cache_clear()
-
-
-@lru_cache(maxsize=1024)
-def _without_links(folder: str) -> str:
-    return os.path.realpath(folder)

@@ -2,18 +2,20 @@
 
 Every call takes paths for which urls.is_remote holds. Requests that fail for a passing reason are repeated, by obstore
 or, where it does not, here; other errors become one sentence: FileNotFoundError for an object that is not there,
-UsageError for what a user can mend, StorageError for the rest.
+UsageError for what a user can fix, StorageError for the rest.
 """
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -21,21 +23,23 @@ from obstore.store import from_url
 
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
-from gristmill.storage.info import FileInfo as FileInfo
-from gristmill.storage.listings import kept_listing
-from gristmill.storage.problems import Refusal, explain_control, has_controls, reject_bucket
-from gristmill.storage.repeats import RETRIES, repeated, resumed
+from gristmill.storage.listings import FileInfo, Level, kept_listing
+from gristmill.storage.problems import Refusal, explain_control, explain_problem, has_controls, reject_bucket
 from gristmill.urls import ObjectName, hide_passwords, object_name
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
 _LONGEST = 10_000  # parts
 _READS = 5  # at most, of a small object that changes each time
+RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}  # of obstore's requests
+_ATTEMPTS = 4  # at a call, where obstore has not repeated the request
+_HAS_REPEATED = re.compile(r"after (\d+) retries, max_retries: \1\b")  # as often as it may
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
 _CHUNK_BYTES = 1 << 20
 _IN_CONFLICT = "409"  # another conditional write of the object is being done
 _IS_URL = re.compile(r"https?://(?:[^\s/]*@)?(?:[^\s/:@\[\]]+|\[[\da-f:.]+\])(?::\d{1,5})?(?:/\S*)?$", re.IGNORECASE)
 READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_Answer = TypeVar("_Answer")
 
 
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
@@ -43,15 +47,11 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
-    name = object_name(folder)
-    kept = kept_listing()
-    known = kept.below(folder) if kept else None
+    name, kept = object_name(folder), kept_listing()
     if name.scheme == "hf":
         yield from hub.list_files(name)
-    elif known is not None:
-        yield from known
-    elif kept and kept.url == name.url:
-        yield from kept.keep(_list(folder))
+    elif kept and (tree := kept.tree_of(name, _list)):
+        yield from tree.below(kept.key(name))
     else:
         yield from _list(folder)
 
@@ -60,33 +60,33 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     name = object_name(folder)
     last: str | None = None  # of the objects listed so far
 
-    def go_on() -> Iterator[Any]:
+    def resume() -> Iterator[Any]:
         return iter(obstore.list(_store(name), name.key or None, offset=last, chunk_size=1000))
 
-    for found in resumed(folder, go_on):
-        for each in found:
+    for page in _resumed(folder, resume):
+        for each in page:
             last, info = each["path"], _info(each)
             relative = last[len(name.key) :].lstrip("/")
             if info.size or find_object(folder / relative) == info:  # a mark comes without its slash
                 yield relative, info
 
 
-def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
+def list_level(folder: Path) -> Level:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
-    name = object_name(folder)
+    name, kept = object_name(folder), kept_listing()
     if name.scheme == "hf":
         return hub.list_level(name)
-    if (kept := kept_listing()) and (level := kept.level(folder)):
-        return level
-    found = repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
-    folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
-    return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
+    if kept and (tree := kept.tree_of(name, _list)):
+        return tree.level(kept.key(name))
+    level = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
+    folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in level["common_prefixes"]]
+    return folders, {each["path"].rpartition("/")[2]: _info(each) for each in level["objects"]}
 
 
 def list_kept_again() -> None:
     """List anew the folder whose listing is kept here, if there is one: its objects may have changed since."""
-    if (kept := kept_listing()) and kept.entries is not None:
-        kept.keep(_list(kept.folder))
+    if kept := kept_listing():
+        kept.tree = None
 
 
 def refresh(folder: Path) -> None:
@@ -102,7 +102,7 @@ def find_object(path: Path) -> FileInfo | None:
     if name.scheme == "hf":
         return hub.find_file(name)
     try:
-        return _info(repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
+        return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
     except FileNotFoundError:
         return None
 
@@ -161,13 +161,13 @@ def upload(source: Path, path: Path) -> FileInfo:
                 raise  # else the upload in parts has ended, and the answer was lost
             raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
 
-    return FileInfo(size, e_tag=_tag(repeated(path, put, writes=True)))
+    return FileInfo(size, e_tag=_tag(_repeated(path, put, writes=True)))
 
 
 def write_object(path: Path, data: bytes) -> FileInfo:
     """Put bytes under an object's name."""
     name = object_name(path)
-    done = repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
+    done = _repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
     return FileInfo(len(data), e_tag=_tag(done))
 
 
@@ -191,7 +191,7 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
             return None
 
     try:
-        if info := repeated(path, put, writes=True):
+        if info := _repeated(path, put, writes=True):
             return info
         found, info = read_object(path)
         return info if found == data else None
@@ -216,7 +216,7 @@ def delete_objects(paths: Iterable[Path]) -> None:
 
 def _delete(paths: list[Path]) -> None:
     keys, store = [object_name(path).key for path in paths], _store(object_name(paths[0]))
-    repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
+    _repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
 
 
 def _version(name: ObjectName, info: FileInfo) -> dict[str, str | None]:
@@ -277,7 +277,7 @@ class _Chunks:
         self._at = start
 
     def __iter__(self) -> Iterator[Any]:
-        return resumed(self.path, self._get)
+        return _resumed(self.path, self._get)
 
     def _get(self) -> Iterator[Any]:
         if 0 <= self.info.size <= self._at or self._at == self.end:
@@ -295,3 +295,44 @@ class _Chunks:
                 yield chunk
         except PreconditionError as error:
             raise ChangedWhileRead(f"{self.path} was changed while it was read: run the same command again") from error
+
+
+def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
+    """What `call` returns; it is called again after a failure that may pass."""
+    return next(_resumed(path, lambda: [call()], writes))
+
+
+def _resumed(path: Path, resume: Callable[[], Iterable[_Answer]], writes: bool = False) -> Iterator[_Answer]:
+    """All that `resume` yields; it is called again after a failure that may pass, and continues.
+
+    It is not where obstore has repeated the request, or if it has failed too often, or for too long.
+    """
+    failures, until = 0, time.monotonic() + RETRIES["retry_timeout"].total_seconds()
+    while True:
+        try:
+            with _problems(path, writes):
+                for item in resume():
+                    failures, until = 0, time.monotonic() + RETRIES["retry_timeout"].total_seconds()
+                    yield item
+            return
+        except StorageError as error:
+            failures += 1
+            is_repeated = _HAS_REPEATED.search(str(error.__cause__))
+            if is_repeated or failures >= _ATTEMPTS or time.monotonic() > until:
+                raise
+
+
+@contextmanager
+def _problems(path: Path, writes: bool = False) -> Iterator[None]:
+    """Context: convert an error of the object store; conditions that do not hold are raised unchanged."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        problem = explain_problem(object_name(path), str(error), writes)
+        if isinstance(problem, UsageError):  # there is no such bucket
+            raise problem from error
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", str(path)) from error
+    except (AlreadyExistsError, PreconditionError):
+        raise
+    except BaseError as error:
+        raise explain_problem(object_name(path), str(error), writes) from error

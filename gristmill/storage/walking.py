@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import wrap_read_errors
-from gristmill.storage.info import FileInfo
+from gristmill.storage.listings import FileInfo
 from gristmill.storage.objects import list_objects, refresh
 from gristmill.urls import is_remote
 

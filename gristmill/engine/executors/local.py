@@ -1,11 +1,12 @@
 """LocalExecutor: runs calls in this process or in a pool of worker processes, with the same results."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
@@ -19,15 +20,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
-from gristmill.engine.executors.worker import run_in_worker, start_worker
+import pyarrow
+
 from gristmill.engine.task import relocate
-from gristmill.errors import GristmillError, UsageError, WorkerDied
-from gristmill.process_end import TERMINATED, delay_sigint, how_ended
+from gristmill.errors import GristmillError, WorkerDied
+from gristmill.process_end import (
+    TERMINATED,
+    Terminated,
+    delayed_signals,
+    exit_in_time,
+    exit_with_parent,
+    how_ended,
+    raised_signals,
+)
 from gristmill.storage.files import hash_file
+from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _Item = TypeVar("_Item")
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0  # for interrupted tasks to end
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -83,8 +94,8 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
-    Calls of a user's function run in worker processes, always. `worker_lock` is the lock file of the stage
-    (see lock.py), of which each worker holds a share.
+    Calls of a user's function run in worker processes, always. `worker_lock` is the lock file of the stage (see
+    lock.py), of which each worker holds a share.
     """
 
     retried = 0
@@ -109,19 +120,9 @@ class LocalExecutor:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid or 0, signal.SIGINT)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._wait_for_workers()
-
-    def _wait_for_workers(self) -> None:
-        """Wait until the workers of a pool that shuts down have ended.
-
-        One that was killed may have held the lock of the queue by which the others hear of the end: they are killed,
-        too, after the time that an interrupted task needs.
-        """
-        since_killed: float | None = None
+        until = time.monotonic() + _GRACE_SECONDS
         while alive := [worker for worker in self._started if worker.is_alive()]:
-            if since_killed is None and any(worker.exitcode not in (None, 0, TERMINATED) for worker in self._started):
-                since_killed = time.monotonic()
-            if since_killed is not None and time.monotonic() - since_killed > _GRACE_SECONDS:
+            if time.monotonic() > until:
                 for worker in alive:
                     worker.kill()
             wait_for_end([worker.sentinel for worker in alive], 0.1)
@@ -149,14 +150,18 @@ class LocalExecutor:
 
     def submit(self, call: Call) -> Future[Any]:
         """Run a call in a worker process, which is started if need be; see take_finished."""
-        with delay_sigint(), _explain_start():  # a worker interrupted while it starts would print a traceback
-            if self._pool is None:
-                self._pool = self._start(call)
+        with delayed_signals(), _explain_start():  # the state of a pool that is interrupted while it starts is unknown
+            if self._pool is None:  # a fork server: workers inherit no threads, and modules are imported once
+                start_fork_server([call.function.__module__])
+                context = _Context(self._started)
+                self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
             self._foreign = call.foreign
             try:
-                return self._pool.submit(run_in_worker, call.with_absolute_paths() if call.foreign else call)
+                return self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
-                return _failed(error)
+                failed = Future[Any]()
+                failed.set_exception(error)
+                return failed
 
     def take_finished(self, pending: dict[Future[Any], int], seconds: float | None = None) -> Iterator[tuple[int, Any]]:
         """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield those that have.
@@ -165,29 +170,28 @@ class LocalExecutor:
         """
         try:
             for future in sorted(wait_for(pending, seconds, FIRST_COMPLETED).done, key=pending.__getitem__):
-                yield pending.pop(future), self._result(future)
+                yield pending.pop(future), future.result()
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             pending.clear()  # its thread, which gives each the error, would fail with a traceback at a cancelled one
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._started:
                 if worker.pid:  # else it never started
                     worker.kill()
-            raise WorkerDied(_describe_death(self._started, self._foreign)) from error
+            raise WorkerDied(self._describe_death()) from error
 
-    def _result(self, future: Future[Any]) -> Any:
-        try:
-            return future.result()
-        except KeyboardInterrupt as error:
-            if not self._foreign or future.exception() is not error:  # Ctrl-C interrupts this process, too
-                raise
-        raise UsageError(
-            f"{self._foreign} interrupted its process: a function must not send it SIGINT, nor raise KeyboardInterrupt"
+    def _describe_death(self) -> str:
+        """Why a worker may have died: by how it ended, and whether it ran a user's function."""
+        how = how_ended(self._started)
+        if self._foreign:
+            return (
+                f"a worker process died in {self._foreign} ({how}): a function and its module must not end their "
+                "process, as os._exit(), a signal, or a crash of a library in C does. Or the machine ran out of "
+                "memory: then try fewer --workers"
+            )
+        return (
+            f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a "
+            "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
         )
-
-    def _start(self, call: Call) -> ProcessPoolExecutor:
-        # A fork server: workers inherit none of this process's threads, and the modules are imported once.
-        start_fork_server([call.function.__module__])
-        return ProcessPoolExecutor(self.workers, _Context(self._started), start_worker, (self.worker_lock,))
 
 
 class _Context(ForkServerContext):
@@ -202,10 +206,25 @@ class _Context(ForkServerContext):
         return process
 
 
-def _failed(error: BaseException) -> Future[Any]:
-    future = Future[Any]()
-    future.set_exception(error)
-    return future
+def _start_worker(lock: Path | None) -> None:
+    """Prepare a worker process for calls; `lock` is the lock file of the stage, of which it holds a share."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # between calls; SIG_IGN would be inherited by other programs
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    pyarrow.set_cpu_count(1)  # there is a worker for every core
+    exit_in_time()
+    exit_with_parent()
+    multiprocessing.set_start_method(None, force=True)  # processes of a user's function start as in a script of theirs
+    if lock:
+        hold_worker_lock(lock)
+
+
+def _run_in_worker(call: Callable[[], Any]) -> Any:
+    """Run a call, which Ctrl-C interrupts; at SIGTERM it cleans up, and the process exits."""
+    try:
+        with raised_signals():
+            return call()
+    except Terminated:
+        os._exit(TERMINATED)  # at once: an exception would be sent to a driver that may be gone
 
 
 @contextmanager
@@ -226,21 +245,6 @@ def hash_files(executor: Executor, paths: Sequence[Path]) -> dict[Path, str]:
     """The SHA-256 of files, read by workers. Raises InputError if one cannot be read."""
     hashes = executor.run([Call(hash_file, {"path": path}) for path in paths])
     return {paths[position]: sha256 for position, sha256 in hashes}
-
-
-def _describe_death(workers: Iterable[BaseProcess], foreign: str) -> str:
-    """Why a worker may have died: by how it ended, and whether it ran a user's function."""
-    how = how_ended(workers)
-    if foreign:
-        return (
-            f"a worker process died in {foreign} ({how}): a function and its module must not end their process, as "
-            "os._exit(), os.closerange(), a signal, or a crash of a library in C does. Or the machine ran out of "
-            "memory: then try fewer --workers"
-        )
-    return (
-        f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a smaller "
-        "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
-    )
 
 
 _ONE_AT_A_TIME = threading.Lock()

@@ -114,7 +114,7 @@ def staged(
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
-        with _names_removed(folder), _names_full_disk(scratch), wrap_write_errors(scratch.folder):
+        with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
             for path, ranges in fetched:
@@ -124,7 +124,7 @@ def staged(
         copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, folder)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
-            with _names_removed(folder), _names_full_disk(scratch) if is_all_here else nullcontext():
+            with _names_full_disk(scratch) if is_all_here else nullcontext():
                 yield copy
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
@@ -143,20 +143,6 @@ def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
 
 def _read_nothing(paths: list[Path]) -> None:
     """Task: none; its inputs are copied."""
-
-
-@contextmanager
-def _names_removed(folder: Path) -> Iterator[None]:
-    """Context: convert the errors of a task whose folder somebody else has removed to one that says so."""
-    try:
-        yield
-    except Exception as error:
-        if folder.exists():
-            raise
-        raise OutputError(
-            f"--scratch {folder.parent.parent}: what tasks had there was removed while they worked. Run the same "
-            "command again to go on"
-        ) from error
 
 
 @contextmanager

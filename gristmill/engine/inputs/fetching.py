@@ -8,7 +8,7 @@ from gristmill.engine.tags import writer_of
 from gristmill.engine.task import FileSet, parts_of
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges
-from gristmill.storage.info import FileInfo
+from gristmill.storage.files import FileInfo
 from gristmill.storage.local import sha256_file
 from gristmill.storage.objects import download
 from gristmill.urls import is_remote

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.storage import objects, repeats
+from gristmill.storage import objects
 from tests.object_store import BUCKET, Store, object_store
 
 _NUMBERS = count()
@@ -27,8 +27,8 @@ def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sto
         monkeypatch.setenv(name, value)
     moment = timedelta(milliseconds=2)
     backoff = {"init_backoff": moment, "max_backoff": moment, "base": 2}
-    monkeypatch.setitem(repeats.RETRIES, "backoff", backoff)
-    monkeypatch.setitem(repeats.RETRIES, "max_retries", RETRIES)
+    monkeypatch.setitem(objects.RETRIES, "backoff", backoff)
+    monkeypatch.setitem(objects.RETRIES, "max_retries", RETRIES)
     monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=0.4))  # below SLOW_SECONDS
     objects._open.cache_clear()
     running_store.requests.clear()

@@ -11,9 +11,9 @@ import pytest
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from gristmill.storage import objects, repeats
+from gristmill.storage import objects
 from gristmill.storage.files import list_folder, list_names, remove_folder, write_file
-from gristmill.storage.lease import Lease
+from gristmill.storage.lock import Lease
 from gristmill.storage.objects import (
     delete_objects,
     download,
@@ -43,7 +43,7 @@ def bucket(running: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", str(SECONDS))
-    monkeypatch.setitem(repeats.RETRIES, "max_retries", 1)
+    monkeypatch.setitem(objects.RETRIES, "max_retries", 1)
     monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=5))
     running.objects.clear()
     running.requests.clear()

@@ -9,10 +9,8 @@ import pytest
 
 from gristmill.engine.report import log_lines
 from gristmill.errors import InputError, StorageError, TakenOver, UsageError
-from gristmill.storage.lease import Lease, is_held, lease_seconds
-from gristmill.storage.lock import stage_lock
-from gristmill.storage.objects import find_object, list_objects, read_object, write_object
-from gristmill.storage.repeats import RETRIES
+from gristmill.storage.lock import Lease, is_held, lease_seconds, stage_lock
+from gristmill.storage.objects import RETRIES, find_object, list_objects, read_object, write_object
 from tests.object_faults import Times, dropped, lost_answer, unavailable
 
 SECONDS = 0.4
@@ -122,7 +120,7 @@ def test_the_leases_of_a_dead_process_run_out_once(path: Path, monkeypatch: pyte
     for lease in (of_run, of_stage):
         assert lease.acquire()
         die(lease)
-    monkeypatch.setattr("gristmill.storage.lease._PROCESS", "the next one")
+    monkeypatch.setattr("gristmill.storage.lock._PROCESS", "the next one")
     dead = set[str]()
     next_of_run, next_of_stage = Lease(path, dead), Lease(path.with_name("stage"), dead)
     assert wait_for(next_of_run) >= SECONDS

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from benchmarks.process_memory import descendants
-from gristmill.budget import Budget, held, memory_budget
+from gristmill.budget import Budget, memory_budget, reserve_memory
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.same_code import check_same_code, code_versions
+from gristmill.engine.executors.work import check_same_code, code_versions
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.scratch import Scratch
@@ -182,7 +182,7 @@ def file_of(name: str) -> str:
 
 def hold_much(budget: Budget) -> str:
     """Task: hold memory for a large record; return the folder of its lock."""
-    with memory_budget(budget), held(budget.most, "a record"):
+    with memory_budget(budget), reserve_memory(budget.most, "a record"):
         return str(budget.lock.parent)
 
 

@@ -44,8 +44,8 @@ def contents(folder: Path) -> dict[str, str]:
 def left_behind(target: Path) -> set[str]:
     """Names below the state folder of a run that has ended, without those that are meant to stay."""
     state = target / ".gristmill"
-    stay = {"upper.ledger", "upper.lock", "upper.lock-workers", "upper.compacting", "upper.board"}
-    stay |= {"upper.board/board.json", "upper.board/processes"}
+    stay = {"upper.ledger", "upper.lock", "upper.lock-workers", "upper.compacting", "upper.queue"}
+    stay |= {"upper.queue/step.json", "upper.queue/processes"}
     return {path.relative_to(state).as_posix() for path in state.rglob("*")} - stay
 
 
@@ -64,7 +64,7 @@ def test_three_processes_share_a_stage(tmp_path: Path, source: Path) -> None:
 
 def test_a_process_with_other_options_is_refused_and_helps_with_nothing(tmp_path: Path, source: Path) -> None:
     first = start(source, tmp_path / "out", "0/2", SECONDS)
-    while not (tmp_path / "out/.gristmill/upper.board/board.json").exists():
+    while not (tmp_path / "out/.gristmill/upper.queue/step.json").exists():
         time.sleep(0.02)
     other = start(source, tmp_path / "out", "1/2", 0.1)
     message = other.communicate(timeout=60)[1]
@@ -79,7 +79,7 @@ def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) ->
     messages = [process.communicate(timeout=100)[1] for process in two]
     assert [process.returncode for process in two] == [0, 0], messages
     helped = next(text for text in messages if "helped with" in text)
-    assert re.search(r"^upper: upper: helps with 12 tasks: has run 0 so far, runs \d\d", helped, re.M), helped
+    assert re.search(r"^upper: upper: helps with 12 tasks: has run 0, runs \d\d", helped, re.M), helped
     assert any("upper: upper: 0 of 12 tasks, " in text for text in messages), messages
 
 
@@ -137,5 +137,5 @@ def test_a_bucket_is_shared_like_a_disk(tmp_path: Path, source: Path, monkeypatc
         names = sorted(name for name, _ in list_objects(Path(target)))
         data = {name: read_file(Path(target, name)).decode() for name in names if not name.startswith(".gristmill")}
     assert data == contents(tmp_path / "alone")
-    state = {"upper.ledger", "upper.board/board.json"}
+    state = {"upper.ledger", "upper.queue/step.json"}
     assert {name.removeprefix(".gristmill/") for name in names if name.startswith(".gristmill")} == state

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from gristmill.counts import Counts, Damage
 from gristmill.engine.executors.staging import staged
 from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.engine.task import Task
-from gristmill.errors import DamagedFile, OutputError, wrap_read_errors, wrap_write_errors
+from gristmill.errors import DamagedFile, OutputError, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join
 
 
@@ -64,14 +63,3 @@ def test_a_task_that_ends_after_its_step_puts_nothing_in_place(tmp_path: Path) -
                 else:
                     copy.publish(task.outputs)
     assert (tmp_path / "out").read_text() == "in time" and not list((tmp_path / "scratch").iterdir())
-
-
-def test_a_scratch_folder_that_vanishes_is_told(tmp_path: Path) -> None:
-    with (
-        open_scratch(tmp_path / "scratch", None, is_private=True) as scratch,
-        pytest.raises(OutputError, match=r"^--scratch .*/scratch: what tasks had there was removed while they worked"),
-        staged(Task("one", join, {}, (tmp_path / "out",)), {}, scratch) as copy,
-        wrap_read_errors(copy.task.outputs[0]),
-    ):
-        shutil.rmtree(scratch.folder)
-        copy.task.outputs[0].read_text()

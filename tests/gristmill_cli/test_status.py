@@ -15,17 +15,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gristmill.engine.executors.board import Board, Failure, Posting, Spent
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.presence import Heartbeat, ProcessState
+from gristmill.engine.executors.task_queue import Failure, Heartbeat, ProcessState, StepManifest, TaskQueue
 from gristmill.errors import InputError
 from gristmill.storage.files import read_file
-from gristmill.storage.lease import Lease
-from gristmill.storage.lock import stage_lock
-from gristmill_cli.status.status import status
+from gristmill.storage.lock import Lease, stage_lock
+from gristmill_cli.status import status
 from tests.object_store import BUCKET, object_store
 
-STEP = Posting("session", step=2, tasks=3, name="upper: upper", spent=Spent(7200.0, 5, 1))
+STEP = StepManifest("session", step=2, tasks=3, name="upper: upper")
 
 
 def told(out: Path) -> str:
@@ -45,10 +43,10 @@ def start_run(out: Path) -> None:
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQueue:
     """The board of a run with a step of three tasks: one done, one taken by a process of another host, one open."""
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "1")
-    board = Board(tmp_path / ".gristmill" / "run.board")
+    board = TaskQueue(tmp_path / ".gristmill" / "run.queue")
     board.post(STEP, [Call(print, {})])
     for position in range(2):
         assert board.take(STEP, position, 0)
@@ -59,7 +57,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     return board
 
 
-def test_a_shared_run_is_told(tmp_path: Path, board: Board) -> None:
+def test_a_shared_run_is_told(tmp_path: Path, board: TaskQueue) -> None:
     start_run(tmp_path)
     with (
         stage_lock(tmp_path / ".gristmill" / "run.lock", quiet=True),
@@ -69,17 +67,17 @@ def test_a_shared_run_is_told(tmp_path: Path, board: Board) -> None:
         text = told(tmp_path)
         found = json.loads(str(status(tmp_path, json=True)))
     assert "stages finished: normalize_text stages running: filter stages waiting: to_hash" in text
-    line = f"run in {tmp_path}: working; upper: upper: 1 of 3 tasks done, 1 taken; 3 retried; 3.0"
+    line = f"run in {tmp_path}: working; upper: upper: 1 of 3 tasks done, 1 taken; 2 retried; 1.0"
     assert line in text  # and the core hours of this very process, which runs other tests, too
     assert "7 elsewhere 19" in text and "helps; dead 1 2 1.000" in text
     alive = {process["process"]: process["alive"] for process in found["works"][0]["processes"]}
     assert alive == {os.getpid(): True, 7: False} and "generate_exact_pairs" not in found["stages"]
 
 
-def test_a_run_that_ended_or_was_killed_is_told(tmp_path: Path, board: Board) -> None:
+def test_a_run_that_ended_or_was_killed_is_told(tmp_path: Path, board: TaskQueue) -> None:
     assert "run in" in told(tmp_path) and "stopped;" in told(tmp_path) and "nothing is running" in told(tmp_path)
     failure = Failure.of(InputError("a.jsonl: ends too early"))
-    board.post(Posting("session", step=3, state="failed", failure=failure))
+    board.post(StepManifest("session", step=3, state="failed", failure=failure))
     assert told(tmp_path).endswith("failed; a.jsonl: ends too early nothing is running here")
 
 
@@ -191,7 +189,7 @@ def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        board = Board(out / "dup" / ".gristmill" / "upper.board")
+        board = TaskQueue(out / "dup" / ".gristmill" / "upper.queue")
         with stage_lock(out / "dup/.gristmill/upper.lock"), Heartbeat(board.processes.folder, board.name):
             board.post(STEP, [Call(print, {})])
             board.finish(STEP, 0, None)

@@ -1,4 +1,4 @@
-"""Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
+"""ExecutionContext: the executor that runs the tasks of a stage or of a whole run, its scratch folder and its lock."""
 
 import secrets
 import shutil
@@ -9,21 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.engine.executors.board import Board
 from gristmill.engine.executors.local import Executor, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.task_queue import TaskQueue
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
 from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
-from gristmill.storage.lease import lease_seconds
-from gristmill.storage.lock import stage_lock
+from gristmill.storage.lock import lease_seconds, stage_lock
 from gristmill.urls import is_remote
 
 
-class Workplace(NamedTuple):
+class ExecutionContext(NamedTuple):
     """What runs tasks, where they work on copies, and a function that raises OutputError if the lock was lost.
 
     `dead` has processes whose locks were taken over when this one got its own: see Lease.
@@ -36,7 +35,9 @@ class Workplace(NamedTuple):
 
 
 @contextmanager
-def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: Work = Work()) -> Iterator[Workplace]:
+def open_execution_context(
+    options: RunOptions, lock: Path, whole: bool = False, work: Work = Work()
+) -> Iterator[ExecutionContext]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
@@ -49,52 +50,47 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
             "a worker process imports the script that called a stage, and would call it again: call it under "
             "`if __name__ == '__main__':`"
         )
-    with ExitStack() as stack:
-        if options.of_run:
-            run = options.of_run
-            scratch = run.scratch.with_heartbeat(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
-            check = stack.enter_context(
-                stage_lock(lock, options.quiet, whole=whole, dead=run.dead, heartbeat=scratch.heartbeat)
-            )
+    dead = options.of_run.dead if options.of_run else set[str]()
+    acquire = partial(stage_lock, lock, options.quiet, whole=whole, dead=dead)
+    if run := options.of_run:
+        scratch = run.scratch.with_heartbeat(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
+        with acquire(heartbeat=scratch.heartbeat) as check:
             yield run._replace(check_lock=check, scratch=scratch)
-            return
+        return
+    with ExitStack() as stack:
         is_private = bool(options.shard) or options.executor == "ray"
         beside = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
-        sweep = partial(shutil.rmtree, beside or "", ignore_errors=True)  # with what killed processes left
         folder = options.scratch or (beside if is_private else None)
         if beside:
             stack.callback(_remove_empty, beside)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
-        dead = set[str]()
-        board = Board(lock.with_suffix(".board"))
-        if options.executor == "ray":
+        sweep = partial(shutil.rmtree, beside or "", ignore_errors=True)  # with what killed processes left
+        queue = TaskQueue(lock.with_suffix(".queue"))
+        executor: Executor
+        if options.shard:
+            local = stack.enter_context(LocalExecutor(options.processes))
+            executor = team = stack.enter_context(shard_executor(local, queue.folder, options, work, scratch))
+            check = stack.enter_context(acquire(while_waiting=team.help))
+            team.reject_finished()
+            stack.callback(sweep)
+            stack.enter_context(team.in_charge())
+        elif options.executor == "ray":
             from gristmill.engine.executors.ray import NodeScratch, ray_executor  # an optional dependency
 
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead))
-            board.close()
+            check = stack.enter_context(acquire())
+            queue.close()
             stack.callback(sweep)
             fence = stack.enter_context(_fence(lock))
             copies = NodeScratch(secrets.token_hex(8), folder and folder.absolute(), options.scratch_bytes, fence)
-            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, copies))
-            yield Workplace(tasks, scratch, check, dead)
-            return
-        worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
-        local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
-        if not options.shard:
+            executor = stack.enter_context(ray_executor(options.address, options.memory_per_worker, copies))
+        else:
+            worker_lock = None if is_remote(lock) else lock  # orphans do no harm if outputs are staged
+            executor = stack.enter_context(LocalExecutor(options.processes, worker_lock))
             scratch = scratch.with_heartbeat(lock)
-            check = stack.enter_context(
-                stage_lock(lock, options.quiet, whole=whole, dead=dead, heartbeat=scratch.heartbeat)
-            )
-            board.close()
+            check = stack.enter_context(acquire(heartbeat=scratch.heartbeat))
+            queue.close()
             stack.callback(sweep)
-            yield Workplace(local, scratch, check, dead)
-            return
-        team = stack.enter_context(shard_executor(local, board.folder, options, work, scratch))
-        check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help, dead=dead))
-        team.reject_finished()
-        stack.callback(sweep)
-        stack.enter_context(team.in_charge())
-        yield Workplace(team, scratch, check, dead)
+        yield ExecutionContext(executor, scratch, check, dead)
 
 
 @contextmanager

@@ -1,0 +1,246 @@
+"""Command: how far the runs in an output folder are: stages, tasks of the step, who works, and what it has cost."""
+
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import psutil
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from gristmill.command import command
+from gristmill.engine.executors.task_queue import StepManifest, TaskQueue
+from gristmill.engine.records import Ledger
+from gristmill.engine.report import StepNote
+from gristmill.errors import InputError
+from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import is_folder, list_folder, list_names, read_files
+from gristmill.storage.lock import is_locked, lease_seconds
+from gristmill.urls import is_remote, spell_urls
+from gristmill_cli.run_config import StageName
+
+_DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
+_RUN, _LOCK, _QUEUE = "run", ".lock", ".queue"
+_HOLDER = re.compile(r"process (\d+) on (.+), since (.+)")
+
+
+class WorkingProcess(msgspec.Struct):
+    """A process that works, or has."""
+
+    name: str
+    host: str
+    process: int
+    role: str  # "in charge" or "helps"
+    since: str  # by its own clock
+    alive: bool
+    running: list[str] = []
+    tasks_done: int = 0
+    retried: int = 0
+    core_hours: float = 0.0
+
+
+class RunStatus(msgspec.Struct):
+    """A stage or a run that works or was killed, or a session with --shard that has ended."""
+
+    name: str
+    folder: str
+    state: str  # "working", "stopped" (it was killed), "finished" or "failed"
+    holder: str = ""  # the process in charge, or that was when it was killed
+    step: str = ""
+    tasks: int = 0  # of the step
+    tasks_done: int = 0
+    tasks_running: int = 0
+    retried: int = 0
+    core_hours: float = 0.0
+    error: str = ""
+    records: int = 0  # of done tasks that the stage has not yet put into its ledger
+    processes: list[WorkingProcess] = []
+
+    @property
+    def line(self) -> str:
+        """All but the processes, in one line."""
+        parts = [f"{self.name} in {self.folder}: {self.state}"]
+        if self.tasks:
+            taken = f", {self.tasks_running:,} taken" if self.tasks_running else ""
+            parts.append(f"{self.step}: {self.tasks_done:,} of {self.tasks:,} tasks done{taken}")
+        elif self.records:
+            parts.append(f"{self.records:,} tasks done in this run of the stage")
+        parts += [f"{self.retried:,} retried"] if self.retried else []
+        parts += [f"{self.core_hours:,.2f} core hours so far"] if self.core_hours else []
+        parts += [f"{self.holder} was in charge"] if self.state == "stopped" and self.holder else []
+        return "; ".join([*parts, self.error] if self.error else parts)
+
+
+class Status(msgspec.Struct):
+    """All runs of an output folder, and the stages of `gristmill run`, if it is one of a run."""
+
+    works: list[RunStatus]
+    stages: dict[str, str]  # name: "finished", "running", "stopped" or "waiting"
+
+
+def status(out: Positional[Path], json: bool = False) -> Group | Text:
+    """Tell how far a run or a stage is, whoever works on it, here or on other machines. Changes nothing.
+
+    Each process on another machine is watched for up to half the time after which it would count as dead (15 s).
+
+    Args:
+        out: The output folder of a run or of stages; also s3://bucket/folder.
+        json: Print JSON.
+    """
+    if not is_folder(out):
+        raise InputError(f"{out}: there is no such folder. Give the --out of a run, or a stage's output folder")
+    report = find_status(out)
+    if json:
+        return Text(msgspec.json.encode(report).decode())
+    names = {state: [name for name, its in report.stages.items() if its == state]
+             for state in ("finished", "running", "stopped", "waiting")}  # fmt: skip
+    lines = [f"stages {state}: {', '.join(stages)}" for state, stages in names.items() if stages]
+    lines += [work.line for work in report.works]
+    lines += [] if any(work.state == "working" for work in report.works) else ["nothing is running here"]
+    parts: list[Text | Table] = [Text(line) for line in lines]
+    for work in report.works:
+        parts += [Text(), _table(work.processes)] if work.processes else []
+    if not is_folder(out / STATE_DIR):
+        parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
+    return Group(*parts)
+
+
+def find_status(out: Path) -> Status:
+    """What is going on in `out` and the folders below it."""
+    works = list[RunStatus]()
+    for state in _state_folders(out):
+        names = sorted(list_names(state))
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in names if name.endswith((_LOCK, _QUEUE))):
+            works += _find_work(state, name, f"{name}{_QUEUE}" in names)
+    return Status(works, _run_stages(out, next((work.state for work in works if work.name == _RUN), "")))
+
+
+def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    for name in sorted(set(list_names(out)) - list_folder(out).keys()):
+        if name == STATE_DIR:
+            yield out / name
+        elif depth and not name.startswith("."):
+            yield from _state_folders(out / name, depth - 1)
+
+
+def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
+    """The work of a name in a state folder, if one runs, was killed or, with --shard, has ended."""
+    lock, queue = state / f"{name}{_LOCK}", TaskQueue(state / f"{name}{_QUEUE}")
+    holder = next((data.decode(errors="replace").partition("\n")[0] for data in read_files([lock]) if data), "")
+    manifest = queue.read() if has_queue else None
+    work = RunStatus(name, spell_urls(str(state.parent)), "stopped", holder)
+    if manifest and (manifest.state == "working" or not holder):  # else that of earlier processes
+        _add_shards(work, queue, manifest)
+    elif holder:
+        _add_one_process(work, lock)
+    else:
+        return
+    work.retried = sum(process.retried for process in work.processes)
+    work.core_hours = sum(process.core_hours for process in work.processes)
+    yield work
+
+
+def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> None:
+    """Add what the manifest of a step tells, and the heartbeats of processes."""
+    states, tasks = queue.processes.states(), queue.list_states(manifest)
+    if manifest.state == "working":
+        now = {name: state.beat for name, state in states.items()}
+        here = {
+            name: psutil.pid_exists(its.process) for name, its in states.items() if its.host == socket.gethostname()
+        }
+        alive = _watch(here, now, lambda: {name: state.beat for name, state in queue.processes.states().items()})
+        for name, its in states.items():
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started))
+            work.processes.append(WorkingProcess(
+                name, its.host, its.process, "in charge" if its.is_in_charge else "helps", since, alive[name],
+                its.running if alive[name] else [], its.tasks_done, its.retried,
+                (its.core_seconds + its.own_seconds) / 3600,
+            ))  # fmt: skip
+    is_held = bool(work.holder) and any(process.alive for process in work.processes)
+    work.state = manifest.state if is_held or manifest.state != "working" else "stopped"
+    work.step, work.tasks, work.tasks_done = manifest.name, manifest.tasks, len(tasks.done)
+    work.tasks_running = len(tasks.taken.keys() - tasks.done - tasks.failed)
+    work.error = manifest.failure.message if manifest.failure else ""
+
+
+def _add_one_process(work: RunStatus, lock: Path) -> None:
+    """Add what the lock tells of its holder, a single process, and its step note of the tasks."""
+    match = _HOLDER.fullmatch(work.holder)
+    host, number, since = (match[2], int(match[1]), match[3]) if match else ("", 0, "")
+    is_here, content = host == socket.gethostname(), lambda: {"": next(read_files([lock]), b"")}
+    if not is_remote(lock):
+        is_alive = is_locked(lock)
+    else:
+        is_alive = _watch({"": psutil.pid_exists(number)} if is_here else {}, content(), content)[""]
+    work.state = "working" if is_alive else "stopped"
+    work.records = sum(name.endswith(".json") for name in list_names(Ledger(lock.parent, lock.stem).loose))
+    if match:
+        hours = _processor_seconds(number) / 3600 if is_alive and is_here else 0.0
+        work.processes = [
+            WorkingProcess(f"{host}-{number}", host, number, "in charge", since, is_alive, core_hours=hours)
+        ]
+    if noted := StepNote.read(lock.parent, lock.stem):
+        note, work.tasks_done = noted
+        work.step, work.tasks = note.name, note.tasks
+        work.tasks_running = min(note.workers, note.tasks - work.tasks_done) if is_alive else 0
+
+
+def _watch(alive: Mapping[str, bool], before: Mapping[str, Any], read: Any) -> dict[str, bool]:
+    """Who is alive: as known, or as what a process renews changes while it is watched, half its lease at most."""
+    alive, until = dict(alive), time.monotonic() + lease_seconds() / 2
+    while before.keys() - alive.keys() and time.monotonic() < until:
+        time.sleep(min(0.5, lease_seconds() / 8))
+        now = read()
+        alive |= {name: True for name in before.keys() - alive.keys() if name in now and now[name] != before[name]}
+    return dict.fromkeys(before, False) | alive
+
+
+def _processor_seconds(number: int) -> float:
+    """Processor time of a process, of the workers it has, and of those that have ended."""
+    try:
+        process = psutil.Process(number)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    except psutil.Error:  # it ends just now
+        return 0.0
+    return sum(sum(each[:4]) for each in times)  # user, system, and those of ended children
+
+
+def _table(processes: list[WorkingProcess]) -> Table:
+    table = Table("process", "host", "since", "", "tasks done", "retried", "core hours", "runs now", box=None)
+    for each in processes:
+        role = each.role if each.alive else f"{each.role}; dead"
+        more = f" and {len(each.running) - 1:,} more" if each.running[1:] else ""
+        table.add_row(
+            str(each.process), Text(each.host), each.since, role, f"{each.tasks_done:,}",
+            f"{each.retried:,}", f"{each.core_hours:,.3f}", Text("".join(each.running[:1]) + more),
+        )  # fmt: skip
+    return table
+
+
+def _run_stages(out: Path, state: str) -> dict[str, str]:
+    """The stages of the run in `out`, which is in this state, in order; none if there is no run."""
+    try:
+        options = msgspec.json.decode(next(read_files([out / "run.json"]), b""), type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+    asked = {
+        "apply": options.get("apply", {}).get("function"),
+        "generate_exact_pairs": options.get("dedup", {}).get("exact"),
+    }
+    finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
+    names = [name for name in get_args(StageName) if asked.get(name, True)]
+    states = {name: "finished" if name in finished else "waiting" for name in names}
+    current = next((name for name, its in states.items() if its == "waiting"), None)
+    if current and state in ("working", "stopped"):
+        states[current] = "running" if state == "working" else "stopped"
+    return states
+
+
+if __name__ == "__main__":
+    command(status)

@@ -1,1 +1,0 @@
-"""What is going on in the output folder of a stage or a run."""

@@ -1,0 +1,189 @@
+"""The task queue: tasks are taken once, those of the dead are taken over once, and no partial file is believed."""
+
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as posted
+
+from gristmill.counts import Counts
+from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
+from gristmill.engine.executors.work import Work, code_versions
+from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.records import DoneRecord
+from gristmill.engine.scratch import Scratch
+from gristmill.engine.task import LIBRARIES, Task
+from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
+
+STEP = StepManifest("session", step=1, tasks=4, name="upper: upper", versions=code_versions())
+CALLS = [Call(print, {"task": number}) for number in range(STEP.tasks)]
+
+
+@pytest.fixture
+def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskQueue, TaskQueue]:
+    """The queue as two processes see it; one that shows no sign of life for 0.6 s is dead."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.6")
+    one, other = TaskQueue(tmp_path / "queue"), TaskQueue(tmp_path / "queue")
+    one.post(STEP, CALLS)
+    return one, other
+
+
+def record(name: str) -> DoneRecord:
+    return DoneRecord("upper", name, {}, [], Counts({}, []), {"length": 3})
+
+
+def shares(queues: tuple[TaskQueue, TaskQueue]) -> list[OpenTasks]:
+    return [OpenTasks(queue, STEP, Shard(index, 2), 0.0) for index, queue in enumerate(queues)]
+
+
+def test_each_task_is_taken_by_one_process_its_own_first(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    one, other = shares(queues)
+    taken = [share.next() for _ in range(2) for share in (one, other)]
+    assert taken == [0, 1, 2, 3]
+    assert one.next() is None and other.next() is None
+    assert [call.arguments for call in queues[1].load(STEP)] == [call.arguments for call in CALLS]
+
+
+def test_what_is_done_is_seen_once_with_its_record(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    (one, other), (queue, second) = shares(queues), queues
+    for position in (other.next(), other.next()):
+        assert position is not None
+        second.finish(STEP, position, record(str(position)))
+        assert other.end(position)
+    done, failed = one.look()
+    assert (done, failed) == ([1, 3], []) and dict(queue.results(STEP, done))[3].value == {"length": 3}
+    assert one.look() == ([], []) and not one.is_over
+    assert [one.next(), one.next(), one.next()] == [0, 2, None]
+    assert [one.end(0), one.end(2), one.end(2)] == [True, True, False] and one.is_over
+
+
+def test_tasks_of_the_dead_are_taken_over_by_one_process(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    (one, other), (queue, second) = shares(queues), queues
+    third = TaskQueue(queue.folder)
+    with Heartbeat(queue.processes.folder, third.name):  # alive
+        assert third.take(STEP, 0, 0) and queue.take(STEP, 1, 0)
+        assert not second.take(STEP, 1, 0)
+        (queue.folder / "session-1" / "2.0.taken").touch()  # killed before it wrote its name
+        assert other.next() == 3
+        second.finish(STEP, 3, record("3"))
+        other.end(3)
+        for share in (one, other):
+            share.look()
+            assert share.next() is None  # nobody has been watched for long enough
+        time.sleep(0.7)
+        for share in (one, other):
+            share.look()
+        assert [other.next(), one.next(), other.next(), one.next()] == [1, 2, None, None]
+    time.sleep(0.2)
+    one.look()
+    assert one.next() == 0  # its process has ended
+
+
+def test_a_look_takes_no_partial_file_for_a_task(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    folder = queues[0].folder
+    (folder / "session-1" / "0.done.12345678.partial").write_bytes(b"{")
+    assert queues[0].list_states(STEP) == ({}, set(), set())
+    (folder / "step.json").write_bytes(b'{"session": "ha')
+    assert queues[1].read() is None
+    (folder / "step.json.12345678.partial").write_bytes(b"{")
+    queues[1].clear()
+    assert [path.name for path in folder.iterdir()] == ["step.json"]
+
+
+def test_a_process_that_lost_its_charge_posts_nothing(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    queue, second = queues
+    second.post(StepManifest("another"))
+    with pytest.raises(OutputError, match="another process has taken over the work"):
+        queue.post(STEP, before=STEP)
+    assert second.read() == StepManifest("another")
+    second.clear()
+    with pytest.raises(OutputError, match="taken over"):
+        list(queue.results(STEP, [0]))
+    with pytest.raises(FileNotFoundError):
+        queue.take(STEP, 0, 0)
+
+
+def test_an_error_keeps_its_class() -> None:
+    error = Failure.of(DamagedFile(Path("a.jsonl"), "cut off", "ends too early")).error()
+    assert isinstance(error, DamagedFile) and str(error) == "a.jsonl: ends too early"
+    unknown = Failure("NewError", "something", b"not a pickle").error()
+    assert type(unknown) is GristmillError and str(unknown) == "NewError: something"
+
+
+def help_once(folder: Path, posting: StepManifest, work: Work = Work()) -> None:
+    """What a process that waits does when it finds a posting, and finds it ended the next time."""
+    options = RunOptions(workers=1, shard="1/2")
+    with shard_executor(LocalExecutor(1), folder, options, work, Scratch(folder)) as team:
+        team.help()
+        TaskQueue(folder).post(posting)
+        team.help()
+
+
+def fail_late(task: Task, folder: Path, **_: object) -> None:
+    """A call that fails when the process in charge has ended its step, and has not yet said so on the queue."""
+    TaskQueue(folder).remove(STEP)
+    raise DamagedFile(task.arguments["source"], "cut off", "ends too early")
+
+
+def test_who_fails_when_the_step_is_over_leaves_nothing_of_it(
+    queues: tuple[TaskQueue, TaskQueue], tmp_path: Path
+) -> None:
+    folder, task = queues[0].folder, Task("a", fail_late, {"source": tmp_path / "a"})
+    queues[0].post(posted(STEP, tasks=1), [Call(fail_late, {"task": task, "folder": folder})])
+    with shard_executor(
+        LocalExecutor(1), folder, RunOptions(workers=1, shard="1/2"), Work(), Scratch(tmp_path)
+    ) as team:
+        team.help()
+    assert sorted(path.name for path in folder.iterdir()) == ["processes", "step.json"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_process_with_other_versions_is_refused(tmp_path: Path, library: str) -> None:
+    assert "zlib" in LIBRARIES and "ftfy" in LIBRARIES
+    TaskQueue(tmp_path).post(StepManifest("session", versions={**code_versions(), library: "9.0.0"}))
+    with pytest.raises(UsageError, match=rf"has {library} .* instead of 9\.0\.0"):
+        help_once(tmp_path, StepManifest("session"))
+
+
+def test_who_helped_ends_with_the_work_unless_its_own_is_another(tmp_path: Path) -> None:
+    TaskQueue(tmp_path).post(StepManifest("session"))
+    with pytest.raises(FinishedElsewhere, match="session has finished the work; this process helped with 0 tasks"):
+        help_once(tmp_path, StepManifest("session", state="finished"))
+    TaskQueue(tmp_path).post(StepManifest("session"))
+    help_once(tmp_path, StepManifest("session", state="finished"), Work("another part"))
+    failure = Failure.of(UsageError("--threshold 3"))
+    TaskQueue(tmp_path).post(StepManifest("session"))
+    with pytest.raises(UsageError, match="--threshold 3"):
+        help_once(tmp_path, StepManifest("session", state="failed", failure=failure))
+
+
+def test_a_process_with_other_options_does_not_help_and_is_told_when_the_other_is_alive(queues, tmp_path: Path) -> None:
+    queue, options = queues[0], RunOptions(workers=1, shard="1/2", quiet=True)
+    queue.post(posted(STEP, session=queue.name, work=Work("upper", ("--threshold 0.7", "in"))), CALLS)
+    own = Work("upper", ("--threshold 0.8", "in"))
+    with shard_executor(LocalExecutor(1), queue.folder, options, own, Scratch(tmp_path)) as team:
+        team.help()  # it may be a session that was killed
+        with Heartbeat(queue.processes.folder, queue.name), pytest.raises(UsageError) as caught:
+            while True:
+                team.help()
+    assert f"process {queue.name} works on the same output with other options: " in str(caught.value)
+    assert "--threshold 0.7 instead of --threshold 0.8. Give all processes the same command" in str(caught.value)
+    assert not queue.list_states(STEP).taken
+
+
+def test_the_tasks_of_a_session_that_was_killed_are_taken_down(queues: tuple[TaskQueue, TaskQueue]) -> None:
+    queue, _ = queues
+    queue.close()
+    assert queue.read() is None and not queue.fence(STEP).exists()
+    queue.post(ended := posted(STEP, state="finished"))
+    queue.close()
+    assert queue.read() == ended
+
+
+def test_how_options_are_spelt_and_resources_do_not_matter() -> None:
+    words = "gristmill in --a_b=1 --flag --c 2 3 --workers 8", "x.py in --c 2 3 --a-b 1 --shard 1/2 --flag --memory=1G"
+    one, other = (Work.of_command("part", each.split(), ["/in"]) for each in words)
+    assert one == other
+    assert one.differences(Work("part", ("in", "--c 2 3"))) == "without instead of --a_b 1, --flag, on /in"
