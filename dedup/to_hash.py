@@ -21,7 +21,7 @@ from dedup.minhash.shard_target import ShardTarget
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.batches import batched_in_chunks
-from gristmill.budget import held
+from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
@@ -178,7 +178,7 @@ def _sign_chunk(
     rows = np.array([document.key.row for document in chunk], np.int64)
     is_skipped = _is_in(rows, skipped)
     texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
-    with held(_memory_of(texts), f"a document of {part.path}"):
+    with reserve_memory(_memory_of(texts), f"a document of {part.path}"):
         values, shingles = signatures(texts, sketch)
     is_signed = np.zeros(len(chunk), np.bool_)
     is_signed[~is_skipped] = shingles > 0

@@ -61,8 +61,8 @@ class Budget:
         return replace(self, lock=Path(tempfile.gettempdir(), name))
 
 
-class Hold:
-    """Memory held for a record, from when it is known how large it is until `release`. Without a budget: any size.
+class MemoryReservation:
+    """Memory reserved for a record, from when it is known how large it is until `release`. Without a budget: any size.
 
     A process that holds the reserve twice, as for two files that it reads side by side, releases it after both.
     """
@@ -87,19 +87,19 @@ class Hold:
         )
 
     def grow(self, size: int) -> None:
-        """Hold `size` bytes; if they exceed the share of a worker, wait until no other worker holds the reserve."""
+        """Reserve `size` bytes; beyond a worker's share, wait until no other worker has the reserve."""
         if self._gate and not self._is_large and size > self._gate.budget.share:
             self._gate.enter()
             self._is_large = True
 
     def require(self, size: int, what: str) -> None:
-        """Hold `size` bytes for `what`. Raises UsageError if there are not so many."""
+        """Reserve `size` bytes for `what`. Raises UsageError if there are not so many."""
         if not self.fits(size):
             raise self.refuse(what, size)
         self.grow(size)
 
     def release(self) -> None:
-        """Hold nothing: others may go on."""
+        """Release all: others may continue."""
         if self._gate and self._is_large:
             self._gate.leave()
             self._is_large = False
@@ -112,9 +112,9 @@ def worker_share() -> int | None:
 
 
 @contextmanager
-def held(size: int, what: str) -> Iterator[None]:
+def reserve_memory(size: int, what: str) -> Iterator[None]:
     """Context: hold `size` bytes for `what`. Raises UsageError if there are not so many."""
-    hold = Hold()
+    hold = MemoryReservation()
     hold.require(size, what)
     try:
         yield

@@ -33,7 +33,7 @@ from dedup.removal.removal_table import (
 from dedup.removal.similarity import Features, KeptDocuments, Signature, SimilarityCheck
 from dedup.removal.texts import FETCHED, Fetched, TextReader, without_text
 from gristmill.batches import batched
-from gristmill.budget import held
+from gristmill.budget import reserve_memory
 from gristmill.counts import Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import wrap_write_errors
@@ -221,7 +221,7 @@ class VerifiedRemoval:
             ours = [member for member in batch if member.tier != INDEXED]
             texts = [data[member].decode() for member in ours]
             longest = max((len(data[member]) for member in ours), default=0)
-            with held(HASHING_FACTOR * longest, "a document that --verify compares"):
+            with reserve_memory(HASHING_FACTOR * longest, "a document that --verify compares"):
                 sets = dict(zip(ours, shingle_sets(texts, self.check.width, self.check.unit), strict=True))
                 for member in batch:
                     if member.tier == INDEXED:

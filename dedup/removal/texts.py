@@ -17,7 +17,7 @@ from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS
 from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
-from gristmill.budget import Hold
+from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.inputs.recorded import list_corpus
@@ -172,7 +172,7 @@ class _Fetcher:
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, fine_rank, self.offset, len(data)))
         if self.texts:
-            hold, size = Hold(), HASHING_FACTOR * len(data)
+            hold, size = MemoryReservation(), HASHING_FACTOR * len(data)
             if not hold.fits(size):  # refused here, where its name is known
                 raise hold.refuse(f"{document.key}, which --verify compares,", size)
             self.texts.write(data)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from gristmill.budget import held
+from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.documents import Cut, merge_ranges
 
@@ -45,7 +45,7 @@ def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> 
     """Yield the batches of a row group, and hold the memory of its dictionaries and of large values."""
     group = file.metadata.row_group(number)
     dictionaries = sum(_dictionary_bytes(group.column(i)) for i in range(group.num_columns))
-    with held(dictionaries * _MEMORY_A_BYTE, f"{path} row group {number}"):
+    with reserve_memory(dictionaries * _MEMORY_A_BYTE, f"{path} row group {number}"):
         rows, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
         if dictionaries * rows > 4 * _BATCH_BYTES:  # a few values, repeated, are larger than what is stored of them
             probe = next(file.iter_batches(min(rows, _PROBED_ROWS), [number], use_threads=False), None)
@@ -53,7 +53,9 @@ def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> 
             del probe
         for batch in file.iter_batches(rows, [number], use_threads=False):
             missing -= batch.num_rows
-            with held(batch.nbytes + 3 * batch.nbytes // max(batch.num_rows, 1), f"{path} row group {number}"):
+            with reserve_memory(
+                batch.nbytes + 3 * batch.nbytes // max(batch.num_rows, 1), f"{path} row group {number}"
+            ):
                 yield from _small_batches(batch)
                 del batch
         if missing:  # Arrow ends a row group with its shortest column

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from gristmill.budget import Hold
+from gristmill.budget import MemoryReservation
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io.corpus_names import compression_of
 
@@ -53,7 +53,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
     Raises InputError if the file cannot be read; DamagedFile, naming the last good line, if a compressed stream is
     truncated or corrupt; UsageError for a line that needs more memory than there is.
     """
-    count, hold = 0, Hold()
+    count, hold = 0, MemoryReservation()
 
     def check(line: bytes) -> bytes:
         nonlocal count
@@ -72,7 +72,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
         hold.release()
 
 
-def read_whole(path: Path, hold: Hold, limit: int = MAX_LINE_BYTES) -> bytes:
+def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES) -> bytes:
     """The content of a file, decompressed; a CutLine if it is longer than `limit` bytes. Raises as read_lines does.
 
     The memory of `hold` grows with it, and is the caller's to release.
@@ -107,7 +107,9 @@ def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputErr
     )
 
 
-def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold | None = None) -> Iterator[bytes]:
+def split_lines(
+    chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: MemoryReservation | None = None
+) -> Iterator[bytes]:
     """Split chunks at newlines, in linear time; of a line of over `limit` bytes only the beginning is kept.
 
     Nor is more kept of one that needs more memory than there is; `hold` holds that of a line until the next is read.
@@ -115,7 +117,7 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
     >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
     [b'a', b'bc', b'', b'd']
     """
-    hold = hold or Hold()
+    hold = hold or MemoryReservation()
     pending, size = io.BytesIO(), 0  # the beginning of a line that continues in the next chunk; its length so far
     for chunk in chunks:
         end = chunk.find(b"\n")  # not split or partition, which look at single bytes, or copy the rest
@@ -136,7 +138,7 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
         yield whole.pop()
 
 
-def _append(content: io.BytesIO, data: bytes, size: int, limit: int, hold: Hold) -> io.BytesIO:
+def _append(content: io.BytesIO, data: bytes, size: int, limit: int, hold: MemoryReservation) -> io.BytesIO:
     """`content` with `data`, `size` bytes together; if they are too many, only their beginning, and nothing is held.
 
     A BytesIO, as its getvalue does not copy the content.
@@ -152,12 +154,12 @@ def _append(content: io.BytesIO, data: bytes, size: int, limit: int, hold: Hold)
     return content
 
 
-def _line(content: io.BytesIO, size: int, limit: int, hold: Hold) -> bytes:
+def _line(content: io.BytesIO, size: int, limit: int, hold: MemoryReservation) -> bytes:
     line = content.getvalue()
     return line if _is_kept(size, limit, hold) else _cut_line(line, size)
 
 
-def _is_kept(size: int, limit: int, hold: Hold) -> bool:
+def _is_kept(size: int, limit: int, hold: MemoryReservation) -> bool:
     return size <= limit and hold.fits(size * MEMORY_A_BYTE)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from gristmill.budget import Hold
+from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
@@ -118,7 +118,7 @@ def read_documents(
     counts.stored += part.size
     if part.start == 0 and not by_original_source:
         counts.add_read_file(part.source)
-    hold = Hold()
+    hold = MemoryReservation()
     for row, record in _records(part):
         try:
             document = _to_document(record, DocKey(part.name, row), part.text_column)
@@ -199,7 +199,7 @@ def _cut_to_bad(content: CutLine, what: str) -> BadRecord:
 
 def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
     """Yield (0, record) of a text file, which is one document."""
-    hold = Hold()
+    hold = MemoryReservation()
     try:
         yield 0, _text_record(without_mark(read_whole(part.path, hold, MAX_LINE_BYTES)), part.text_column)
     finally:

@@ -22,7 +22,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
-from gristmill.budget import held, worker_share
+from gristmill.budget import reserve_memory, worker_share
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.writers import zstd_compressor
@@ -345,7 +345,7 @@ def _held_frame(size: int, path: Path) -> Iterator[None]:
     if size <= 2 * _FRAME_BYTES:
         yield
         return
-    with held(_MEMORY_A_BYTE * size, f"a line of {path}"):
+    with reserve_memory(_MEMORY_A_BYTE * size, f"a line of {path}"):
         yield
         pa.default_memory_pool().release_unused()  # Arrow would keep the row and its frame for later ones
 

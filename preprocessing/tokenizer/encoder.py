@@ -16,7 +16,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from gristmill.budget import held
+from gristmill.budget import reserve_memory
 from gristmill.io.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.bpe import MARGIN, Merges, bigram_tables, encode_texts, merge_table, new_word_cache
@@ -92,7 +92,9 @@ class Encoder:
         """
         normalized = None if self.fallback else self._normalize(text)
         if normalized is None or (self._symbols and self._symbols.search(normalized)):
-            with held(_SENTENCEPIECE_MEMORY * utf8_size(text), f"{what}, which SentencePiece itself encodes,"):
+            with reserve_memory(
+                _SENTENCEPIECE_MEMORY * utf8_size(text), f"{what}, which SentencePiece itself encodes,"
+            ):
                 yield self.encode([text], end_id)[0]
             return
         start, end = 0, -1
@@ -100,7 +102,9 @@ class Encoder:
             end = self._cut_after(normalized, start + size)
             part = normalized[start:end]
             word = utf8_size(part) if len(part) > 2 * size else 0
-            with held(_WORD_MEMORY * word, f"{what}, with {len(part):,} characters that the vocabulary may join,"):
+            with reserve_memory(
+                _WORD_MEMORY * word, f"{what}, with {len(part):,} characters that the vocabulary may join,"
+            ):
                 yield self._merge([part], end_id if end == len(normalized) else -1)[0]
             start = end
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from gristmill.budget import Budget, Hold, held, memory_budget
+from gristmill.budget import Budget, MemoryReservation, memory_budget, reserve_memory
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
@@ -24,7 +24,7 @@ MB = 1 << 20
 
 
 def hold_until(budget: Budget, size: int, ready: multiprocessing.Event, go_on: multiprocessing.Event) -> None:
-    with memory_budget(budget), held(size, "a record"):
+    with memory_budget(budget), reserve_memory(size, "a record"):
         ready.set()
         assert go_on.wait(20)
 
@@ -36,7 +36,7 @@ def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None
     workers[0].start()
     assert one.wait(20)
     workers[1].start()
-    with memory_budget(budget), held(60, "a record of a worker's share"):  # does not wait
+    with memory_budget(budget), reserve_memory(60, "a record of a worker's share"):  # does not wait
         assert not other.wait(0.3)
     go_on.set()
     assert other.wait(20)
@@ -49,14 +49,14 @@ def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None
 def test_a_process_holds_the_reserve_for_several_records(tmp_path: Path) -> None:
     budget = Budget.of(400, 2, tmp_path / "lock")
     with memory_budget(budget):
-        one, other = Hold(), Hold()
+        one, other = MemoryReservation(), MemoryReservation()
         one.grow(150)
         other.grow(200)
         one.release()
         one.release()
         with memory_budget(Budget.of(400, 2, tmp_path / "another")):
-            Hold().grow(300)
-    assert Hold().fits(1 << 60)  # without a budget
+            MemoryReservation().grow(300)
+    assert MemoryReservation().fits(1 << 60)  # without a budget
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "txt"])
