@@ -26,6 +26,7 @@ from benchmarks.dedup_tables import markdown
 from benchmarks.live_bytes import LiveBytes
 from gristmill.command import run_with_exit_code
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
@@ -34,7 +35,6 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -85,7 +85,7 @@ def _step(model: ParallelModel, optimizer: Optimizer, batch: Batch, seq_len: int
     total, square = model.world.all_reduce(torch.stack([loss, squares])).tolist()
     scale_gradients(model.params, min(1.0, 1 / math.sqrt(square)))
     optimizer.step(_LEARNING_RATE)
-    model.start_publishing()
+    model.start_all_gather()
     optimizer.zero_grad()
     return total / seq_len
 

@@ -36,6 +36,7 @@ from benchmarks.memory_rows import Row, compare, kinds, table_rows, worst_ratio
 from gristmill.command import run_with_exit_code
 from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.model.decoder import meta_decoder
@@ -43,7 +44,6 @@ from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import World, build_world
 from training.parallel.parallelize import shard_model
 from training.sharding.shard_spec import ShardSpec

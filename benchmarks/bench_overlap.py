@@ -28,9 +28,9 @@ from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan
 from training.trainer import Trainer
@@ -121,7 +121,7 @@ def _trace(trainer: Trainer, numbers: Sequence[int]) -> Step:
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("step"):
         for number in numbers:
             trainer.step(number)
-        trainer.model.finish_publishing()
+        trainer.model.finish_all_gather()
     spans: dict[str, Spans] = {"gloo:": [], _WAIT: [], "step": []}
     for event in profiler.events() or ():
         for kind, found in spans.items():

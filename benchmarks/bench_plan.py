@@ -20,8 +20,8 @@ from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import step_time
 from gristmill_planner.hardware_file import read_hardware
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 _MODELS = {
     "GPT-2, 4 x 256": ModelConfig(preset="gpt2", layers=4, width=256, heads=4).resolve(2048, 256),

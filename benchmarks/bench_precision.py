@@ -23,9 +23,9 @@ from gristmill.command import run_with_exit_code
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.train import train

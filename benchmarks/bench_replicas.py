@@ -40,6 +40,7 @@ from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.experimental.server import messages
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import AsyncTrainer, plan_async
@@ -47,7 +48,6 @@ from training.experimental.server.worker import work
 from training.loop import train_as_planned
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.traffic_counter import OPERATIONS
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.run_plan import RunPlan

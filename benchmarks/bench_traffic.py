@@ -24,7 +24,7 @@ from gristmill_parity.small_models import SEQ_LEN, small_model
 from gristmill_parity.worker import run_case
 from training.config import Precision
 from training.distributed.rank_pool import RankPool
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.traffic import expected_traffic
 from training.parallel.traffic_inputs import Traffic, Volume
 

@@ -32,7 +32,7 @@ from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.token_shards import TokenShardWriter
 from training.config import TrainConfig
-from training.parallel.layout import STAGES_PER_RANK
+from training.parallel.pipeline.schedules import SCHEDULES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VOCABULARY = 65  # characters of tinyshakespeare
@@ -110,7 +110,7 @@ def two_processes(path: Path, config: TrainConfig, only: str) -> list[TrainingRu
     runs = [TrainingRun("one process", path)]
     for name, layout in LAYOUTS.items():
         runs.append(TrainingRun(name, path, {f"parallel.{key}": value for key, value in layout.items()}, 2))
-    for schedule in STAGES_PER_RANK:
+    for schedule in SCHEDULES:
         options: dict[str, Any] = {"pp": 2, "schedule": schedule, "micro_batches": micro_batches}
         runs.append(
             TrainingRun(f"pp 2, {schedule}", path, {f"parallel.{key}": value for key, value in options.items()}, 2)

@@ -22,8 +22,8 @@ from gristmill.engine.executors.local import start_fork_server
 from gristmill.errors import GristmillError
 from gristmill_parity.parity import plan_certificate, run_cases, summary
 from gristmill_planner.memory import MemoryInputs, estimate_memory
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.throughput import peak_tflops
 from training.train import main as train_main
 

@@ -15,6 +15,7 @@ from benchmarks.live_bytes import LiveBytes
 from gristmill_planner.memory import MemoryEstimate, MemoryInputs, estimate_memory
 from training.config import Precision
 from training.experimental.local_steps.replicas import LocalReplicas
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder
@@ -24,7 +25,6 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -144,7 +144,7 @@ def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes)
     model.world.all_reduce(squared_grad_norm(model.params, model.world.device))
     scale_gradients(model.params, 0.5)
     optimizer.step(1e-3)
-    model.start_publishing()
+    model.start_all_gather()
     optimizer.zero_grad()
 
 

@@ -11,10 +11,11 @@ import torch
 from gristmill.errors import UsageError
 from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
 from training.config import Precision
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.keyed_random import key_from_name
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import STAGES_PER_RANK, ParallelConfig, Schedule
+from training.parallel.pipeline.schedules import SCHEDULES, Schedule
 
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
 _MAX_STAGES = 16
@@ -172,7 +173,11 @@ def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
     """Pipeline schedules and stages per rank."""
     if pp == 1:
         return [("1f1b", 1)]
-    pairs = [(s, n) for s in _SCHEDULES for n in ((STAGES_PER_RANK[s] or 0,) if STAGES_PER_RANK[s] else (2, 3))]
+    pairs = [
+        (s, n)
+        for s in _SCHEDULES
+        for n in ((SCHEDULES[s].stages_per_rank or 0,) if SCHEDULES[s].stages_per_rank else (2, 3))
+    ]
     return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
 
 

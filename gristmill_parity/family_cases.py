@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gristmill_parity.small_models import SHRUNK, Preset
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 _ONE = ParallelConfig()
 _TP_PP = ParallelConfig(tp=2, sequence_parallel=True, pp=2, schedule="1f1b")

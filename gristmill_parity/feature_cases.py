@@ -14,8 +14,9 @@ from gristmill_parity.cases import Case
 from gristmill_parity.family_cases import family_cases
 from gristmill_parity.reference import transformers_is_installed
 from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
-from training.parallel.layout import ParallelConfig, Schedule
+from training.parallel.pipeline.schedules import Schedule
 
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
 INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding errors theirs

@@ -29,7 +29,7 @@ from gristmill_parity.cases import Case, all_cases, covering_cases
 from gristmill_parity.comparison import QUANTITIES, CaseResult, Certifier, limits
 from gristmill_parity.feature_cases import feature_cases
 from training.distributed.rank_pool import RankPool
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 
 def parity(

@@ -8,8 +8,8 @@ from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
 from gristmill_parity.plain.decoder import IGNORED
 from gristmill_parity.reference_models import Named, PlainModel, clip_and_update, reference_optimizer
 from gristmill_parity.worker import ADAMW, SEED
+from training.experimental.compression.powersgd import initial_q
 from training.model.batch import Batch
-from training.parallel.compression.powersgd import initial_q
 
 _BY_COLUMNS = ("o.weight", "down.weight")  # of matrices those whose inputs tensor parallelism divides
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from gristmill_parity.cases import Case
 from gristmill_parity.small_models import SEQ_LEN, VOCAB_SIZE
 from training.distributed.stop_signals import StopSignals
+from training.experimental.compression.bucket import buckets_of
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig, OffloadTarget
@@ -151,7 +152,8 @@ class _Run:
 
     def update(self, step: int) -> None:
         """Update the shards as the trainer does after step `step` (from 0), and drop the gradients."""
-        self.model.keep_errors()
+        for bucket in buckets_of(self.model.reducers):
+            bucket.keep()
         if self.optimizer is None:
             _sgd_step(self.model)
             return
@@ -159,7 +161,7 @@ class _Run:
         sums = StepSums.of(self.world, 1, 1.0, torch.zeros_like(square), square)
         scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (sums.own_norm + 1e-6)))
         self.optimizer.step(ADAMW.lr)
-        self.model.start_publishing()
+        self.model.start_all_gather()
         self.optimizer.zero_grad()
         if self.replicas is not None:
             self.replicas.after_step(step + 1)
@@ -236,7 +238,7 @@ def _sgd_step(model: ParallelModel) -> None:
             if p.local.grad is not None:
                 p.local.sub_(LR * p.local.grad)
             p.local.grad = p.module_param.grad = None
-    model.start_publishing()
+    model.start_all_gather()
 
 
 def _copy(x: Tensor | None) -> Tensor | None:

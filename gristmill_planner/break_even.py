@@ -9,7 +9,7 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import layer_time
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
-from training.parallel.layout import Schedule
+from training.parallel.pipeline.schedules import Schedule
 
 _HALVINGS = 12
 _LONGEST = 4.0  # times a rank's forward pass, of a message

@@ -18,13 +18,13 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Device
 from gristmill_planner.cost.layer_work import layer_work
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.gradients import scale_gradients, squared_grad_norm
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 
@@ -77,7 +77,7 @@ def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, ste
         world.all_reduce(squared_grad_norm(part.params, world.device))
         scale_gradients(part.params, 0.5)
         optimizer.step(1e-3)
-        part.publish_params()
+        part.all_gather_params()
         optimizer.zero_grad()
         now = {
             "step": time.perf_counter() - started,

@@ -13,13 +13,13 @@ from operator import le, mul
 from typing import Literal
 
 from training.config import Precision
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig, Schedule
 from training.parallel.parameter_shapes import ParameterShape
-from training.parallel.pipeline.schedules import pipeline_passes
-from training.parallel.rank_parameters import rank_parameters
+from training.parallel.pipeline.schedules import Schedule, pipeline_passes
+from training.parallel.traffic_inputs import rank_parameters
 
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]

@@ -8,8 +8,8 @@ from gristmill.errors import UsageError
 from gristmill_planner.cost.hardware import Cluster, find_device
 from gristmill_planner.cost.layer_work import model_flops
 from gristmill_planner.cost.planned_run import FAIRSCALE, MEGATRON, MEGATRON_DEEPSPEED, MINDSPORE, PlannedRun, Software
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 SEQ_LEN = 2048
 """Tokens of a sequence, of all of them."""

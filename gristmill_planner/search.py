@@ -13,7 +13,7 @@ from gristmill_planner.layouts.candidates import Family, families
 from gristmill_planner.layouts.least_time import least_time
 from gristmill_planner.layouts.plan_request import PlanRequest
 from gristmill_planner.run_memory import RunMemory, run_memory
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 
 @dataclass(frozen=True)

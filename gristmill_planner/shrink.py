@@ -3,9 +3,9 @@
 from typing import Any
 
 from gristmill_planner.published_runs import PublishedRun
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 PROCESSES = 8
 _HEAD_DIM, _VOCABULARY, _SEQ_LEN, _STEPS = 8, 1024, 64, 20

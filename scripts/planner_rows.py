@@ -12,8 +12,8 @@ from gristmill.errors import InputError
 from gristmill_planner.cost.hardware import Cluster, find_device
 from gristmill_planner.cost.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from gristmill_planner.published_runs import divided_layers
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 MULTI_NODE, SINGLE_NODE, BLOOM = "vtrain_multi_node_a100.csv", "vtrain_single_node_a100.csv", "bloom_384_a100_sweep.csv"
 _COLUMNS = {

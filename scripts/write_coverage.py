@@ -12,7 +12,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from gristmill_parity.cases import Case
 from gristmill_parity.feature_cases import feature_cases
 from gristmill_parity.parity import plan_certificate
-from training.parallel.layout import SPLIT_BACKWARD
+from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 ROOT = Path(__file__).resolve().parents[1]
 COVERAGE = ROOT / "docs" / "coverage.md"

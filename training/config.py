@@ -11,12 +11,11 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.data.data_config import DataConfig
 from training.distributed.torch_version import require_torch
 from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
-from training.parallel.layout import SPLIT_BACKWARD, ParallelConfig
-from training.parallel.together import check_together
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 
@@ -109,23 +108,7 @@ class TrainConfig:
             "the weights; try --memory.parameters device, or --optim.ema_decay 0",
         )
         self.memory.check(self.parallel.zero)
-        require(
-            not self.parallel.reduce_bf16 or self.precision == "bf16",
-            f"parallel.reduce_bf16 and precision {self.precision}: only the gradients of bf16 are sent in bf16; "
-            "try --precision bf16, or --parallel.reduce_bf16 false",
-        )
-        require(
-            not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
-            f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "
-            "inputs and weights together, and this schedule needs them separately; "
-            "try --parallel.schedule interleaved-1f1b, or --compile false",
-        )
-        require(
-            self.parallel.compression == "none" or self.precision != "fp16",
-            f"parallel.compression {self.parallel.compression} and precision fp16: what is left out would be "
-            "remembered at another scale of the loss; try --precision bf16, or --parallel.compression none",
-        )
-        check_together(self.parallel, self.memory.recompute, self.compile)
+        self.parallel.check_run(self.precision, self.memory.recompute, self.compile)
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")

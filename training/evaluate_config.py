@@ -13,7 +13,7 @@ from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_remote
 from training.config import Precision
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.reporting.reporting_config import EvalConfig
 
 _SECTION = re.compile(r"\b(eval|data)\.(?=(lengths|weights|sequences|seq_len|mask_documents)\b)")

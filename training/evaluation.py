@@ -22,9 +22,9 @@ from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.evaluate_config import EvaluateConfig, own_option_names
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -83,7 +83,7 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
     read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
     model.after_load()
-    model.publish_params()
+    model.all_gather_params()
     return model, record.tokenizer, path.absolute().parent
 
 

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from training.checkpoint.checkpoint import CheckpointManager
 from training.data.sequences import TokenSequences
 from training.data.shard_verifier import ShardVerifier
-from training.experimental.error_feedback import ErrorFeedback
+from training.experimental.compression.bucket import buckets_of
+from training.experimental.compression.error_feedback import ErrorFeedback
 from training.experimental.local_steps.meeting_replicas import MeetingReplicas, common_to_all
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.optim.optimizer import Optimizer
@@ -34,7 +35,7 @@ def build_plugins(
         add(VerifiedShards([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
     if model.files is not None:
         add(VerifiedParameters(model))
-    if model.compressed:
+    if buckets_of(model.reducers):
         add(ErrorFeedback(model))
     if config.eval.ema:
         assert isinstance(optimizer, AveragingOptimizer)
@@ -86,8 +87,8 @@ class EvaluatedAverage(Plugin):
 
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:
-        self.model.finish_publishing()
+        self.model.finish_all_gather()
         with self.optimizer.averaged_weights():
-            self.model.publish_params()
+            self.model.all_gather_params()
             yield
-        self.model.publish_params()
+        self.model.all_gather_params()

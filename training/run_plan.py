@@ -15,9 +15,9 @@ from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.experimental.local_steps.meeting_config import check_local_steps
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import World
 
 

@@ -102,7 +102,7 @@ class Trainer:
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
         self.steps_done = self.plugins.after_load(record.step if record else 0, record, self.stop_signals)
         self.model.after_load()
-        self.model.publish_params()
+        self.model.all_gather_params()
 
     def _continue(self, record: CheckpointRecord, path: Path) -> None:
         """Continue after the step of a checkpoint whose tensors were loaded, from `path`."""
@@ -164,7 +164,7 @@ class Trainer:
         with self.plugins.update(loss_scale):
             scale_gradients(self.model.params, clip_factor / loss_scale)
             self.optimizer.step(lr)
-            self.model.start_publishing()
+            self.model.start_all_gather()
 
     @property
     def skipped(self) -> bool:
@@ -234,7 +234,7 @@ class Trainer:
         try:
             if not is_peer_failure(error):  # a rank that is gone cannot finish its part of a checkpoint
                 self.checkpoints.wait()
-                self.model.finish_publishing()
+                self.model.finish_all_gather()
         finally:
             gc.unfreeze()
             self.plugins.close()

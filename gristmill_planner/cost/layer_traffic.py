@@ -12,10 +12,10 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Cluster
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.rank_work import rank_sequences, sides
-from training.parallel.context.traffic import ContextSizes, context_traffic
-from training.parallel.grid.cube_traffic import CubeTraffic
-from training.parallel.grid.traffic import GridSizes, GridTraffic, ModuleTraffic, Passes
-from training.parallel.layout import ParallelConfig
+from training.experimental.grids.cube_traffic import CubeTraffic
+from training.experimental.grids.grid_traffic import GridSizes, GridTraffic, ModuleTraffic, Passes
+from training.experimental.parallel_config import ParallelConfig
+from training.parallel.context.traffic import ContextSizes, attention_traffic
 
 _WIDE = 4  # bytes of a statistic, and of a gradient that ranks add to
 
@@ -63,7 +63,7 @@ def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Secon
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, cluster.device.element_bytes, _WIDE)
     found = []
     for passes, meanwhile in (((1, 0), attention.forward), ((0, 1), attention.backward)):
-        each = context_traffic(sizes, *passes)
+        each = attention_traffic(sizes, *passes)
         seconds = sum(
             collective_time(cluster, constants, layout.tp, layout.cp, operation, *volume)
             for operation, volume in each.items()

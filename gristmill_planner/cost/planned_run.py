@@ -5,9 +5,10 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from gristmill_planner.cost.hardware import Cluster
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig, Schedule
+from training.parallel.pipeline.schedules import Schedule
 
 
 @dataclass(frozen=True)

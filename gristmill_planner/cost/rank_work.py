@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from gristmill_planner.cost.layer_work import Product, Work, attention_products, head_work, layer_work
 from gristmill_planner.cost.planned_run import PlannedRun
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 _RING_PASSES = 8
 """Times that a ring's scores are read or written in float32: training/kernels/block_attention.py, operator by

@@ -12,10 +12,11 @@ from gristmill_planner.cost.layer_work import Work
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.product_time import product_time
 from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import SPLIT_BACKWARD, ParallelConfig
 from training.parallel.parameter_shapes import stage_parameters
+from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
 

@@ -95,7 +95,7 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
     tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
     model.forward_backward(Batch(tokens, tokens, samples), 1.0)
-    model.publish_params()
+    model.all_gather_params()
 
 
 def _parameters(model: ParallelModel) -> int:

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gristmill_planner.dry_run.meta_operators import MetaOperators
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.mesh import World, build_world
 from training.parallel.traffic_counter import TrafficCounter
 

@@ -10,11 +10,11 @@ from typing import Literal
 from gristmill.errors import UsageError
 from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun, Software
 from gristmill_planner.layouts.plan_request import PlanRequest
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
 from training.parallel.pipeline.pipeline_stages import stage_layers
-from training.parallel.together import check_together
+from training.parallel.pipeline.schedules import SCHEDULES, SPLIT_BACKWARD, Schedule
 
 _MOST_SEQUENCES = 32  # of a micro-batch
 _MOST_VIRTUAL = 4
@@ -96,7 +96,7 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
     if devices % ranks:
         return False
     try:
-        check_together(divided, "none", request.compiled)
+        divided.check_run(request.precision, "none", request.compiled)
         divided.resolve(devices, request.model, request.seq_len)
     except UsageError:
         return False
@@ -114,7 +114,7 @@ def _recomputations(software: Software, divided: ParallelConfig, compiled: bool)
     found = []
     for recompute in software.recompute:
         with suppress(UsageError):
-            check_together(divided, recompute, compiled)
+            divided.check_run("bf16", recompute, compiled)
             found.append(recompute)
     return found
 
@@ -128,7 +128,7 @@ def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Sche
     for schedule in request.software.schedules:
         if request.compiled and schedule in SPLIT_BACKWARD:
             continue
-        fixed = STAGES_PER_RANK[schedule]
+        fixed = SCHEDULES[schedule].stages_per_rank
         for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
             enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
             if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank

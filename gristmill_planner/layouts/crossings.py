@@ -8,8 +8,8 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.hardware import Cluster, Device
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import layer_time
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 _ONE_STAGE = {"dp": 1, "zero_group": 1, "virtual_stages": 1, "micro_batches": 1}
 

@@ -4,7 +4,7 @@ from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.step_time import PassTime, send_time
 from gristmill_planner.layouts.candidates import Family
-from training.parallel.layout import SPLIT_BACKWARD
+from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 _ROUNDING = 1 - 1e-9
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from gristmill.errors import InputError, UsageError
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, TimedPass, Timeline, pipeline_layout
-from training.parallel.layout import STAGES_PER_RANK, Schedule
+from training.parallel.pipeline.schedules import SCHEDULES, Schedule
 from training.profiling.profiler import FOLDER
 
 _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")
@@ -93,7 +93,7 @@ def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
     first = events[0][0]
     stages, count = len({each.stage for each in passes}), 1 + max(each.micro_batch for each in passes)
     forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
-    if first[1] not in STAGES_PER_RANK or len(forward) != stages * count:
+    if first[1] not in SCHEDULES or len(forward) != stages * count:
         raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
     return [(_Traced(cast(Schedule, first[1]), int(first[6]), stages, count), int(first[5]), passes)]
 

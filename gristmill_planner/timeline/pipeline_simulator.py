@@ -3,8 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from training.parallel.layout import STAGES_PER_RANK, ParallelConfig, Schedule
-from training.parallel.pipeline.schedules import Pass, pipeline_passes
+from training.experimental.parallel_config import ParallelConfig
+from training.parallel.pipeline.schedules import SCHEDULES, Pass, Schedule, pipeline_passes
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Timeline:
 
 def pipeline_layout(schedule: Schedule, ranks: int, micro_batches: int, virtual_stages: int = 0) -> ParallelConfig:
     """The layout of a pipeline alone; `virtual_stages` 0 is the schedule's default."""
-    stages = STAGES_PER_RANK[schedule] or max(2, virtual_stages)
+    stages = SCHEDULES[schedule].stages_per_rank or max(2, virtual_stages)
     return ParallelConfig(dp=1, pp=ranks, schedule=schedule, virtual_stages=stages, micro_batches=micro_batches)
 
 

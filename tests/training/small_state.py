@@ -12,8 +12,8 @@ from gristmill.io.token_manifest import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import World, build_world
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.sharding.sharded_parameter import ShardedParameter

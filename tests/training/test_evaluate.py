@@ -22,11 +22,11 @@ from training.distributed.process_group import init_distributed
 from training.evaluate import main
 from training.evaluate_config import EvaluateConfig
 from training.evaluation import _load, evaluate_checkpoint
+from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, Summary, read_metrics
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.train import train

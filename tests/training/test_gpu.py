@@ -11,8 +11,8 @@ from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from training.config import TrainConfig
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 

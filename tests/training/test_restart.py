@@ -16,7 +16,7 @@ from tests.training.conftest import small_run
 from tests.training.launch import launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.train import train
 
 TrainInRanks = Callable[[int, Path, list[str]], None]

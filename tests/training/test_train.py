@@ -20,9 +20,9 @@ from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import model_config
 from training.optim.stability import StabilityConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, Summary, read_metrics
 from training.train import main, train
 

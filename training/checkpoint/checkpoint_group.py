@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gristmill.errors import GristmillError
 from training.distributed.process_group import init_distributed
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.mesh import World, build_world
 
 Result = TypeVar("Result")
@@ -58,4 +58,4 @@ class CheckpointGroup:
 def single_process_group() -> Iterator[CheckpointGroup]:
     """A group of this process alone, for tools that read and write checkpoints outside a training run."""
     with init_distributed("cpu") as device:
-        yield CheckpointGroup.create(build_world(ParallelConfig(dp=1, zero_group=1), device))
+        yield CheckpointGroup.create(build_world(Layout(dp=1, zero_group=1), device))

@@ -13,7 +13,7 @@ from training.data.mix import EpochOrder, MixOrder
 from training.data.sequences import Sequences
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BatchSplit:
     micro_batch_size: int
 
     @classmethod
-    def of(cls, config: DataConfig, layout: ParallelConfig, runs: int = 1) -> "BatchSplit":
+    def of(cls, config: DataConfig, layout: Layout, runs: int = 1) -> "BatchSplit":
         """Split `data.batch_size` for a resolved layout, or for `runs` replicas that have one each.
 
         Raises UsageError if it does not divide evenly.

@@ -88,7 +88,7 @@ def _init_process_group(kind: str, timeout: float) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         return
     store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
-    # torchrun may keep one store over restarts, which still holds the addresses of dead processes
+    # torchrun may keep one store over restarts, which still has the addresses of dead processes
     store = dist.PrefixStore(restart_prefix(), store)
     _wait_for_start(store, size)
     try:

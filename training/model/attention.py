@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:
         """Queries, keys and values of features (B, T, D), each (B, T, …)."""
-        return self.q.beside(x, self.k, self.v)
+        return self.q.fused_with(x, self.k, self.v)
 
 
 class QueryAttention(Attention):
@@ -74,4 +74,4 @@ class QueryAttention(Attention):
     def project(self, x: Tensor, documents: Documents | None) -> Sequence[Tensor]:
         positions = torch.arange(x.shape[1], device=x.device) if documents is None else documents.positions
         q = self.q(embedding(positions, self.query.weight))
-        return q.expand(len(x), -1, -1), *self.k.beside(x, self.v)
+        return q.expand(len(x), -1, -1), *self.k.fused_with(x, self.v)

@@ -15,7 +15,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
-    def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
+    def fused_with(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
         """Apply this layer and `others` to the same `x`, in one product where that is faster."""
         return fused_linears(x, (self, *others))
 

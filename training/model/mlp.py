@@ -21,7 +21,7 @@ class GatedMLP(nn.Module):
         self.combine = geglu if config.mlp == "geglu" else swiglu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.combine(*self.gate.beside(x, self.up)))
+        return self.down(self.combine(*self.gate.fused_with(x, self.up)))
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:

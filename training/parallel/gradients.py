@@ -7,27 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.layout import ParallelConfig
-from training.parallel.mesh import World
-from training.parallel.placement_table import DATA_PARALLEL
-from training.sharding.axis import Axes, Axis
+from training.parallel.data.placements import DATA_PARALLEL
+from training.sharding.axis import Axes
 from training.sharding.sharded_parameter import ShardedParameter
-
-
-def tied_axis(layout: ParallelConfig, world: World) -> Axis:
-    """The axis "tied": the pipeline ranks of the first and the last stage; collective: every rank calls it.
-
-    Of size 1 on the ranks of other stages, and where one rank has both.
-    """
-    axis, ranks = Axis("tied", 1, 0, None), world.mesh.mesh  # (pp, replicate, shard, tp)
-    first, last = layout.stage_ranks[0], layout.stage_ranks[-1]
-    if first == last:
-        return axis
-    for pair in zip(ranks[first].flatten().tolist(), ranks[last].flatten().tolist(), strict=True):
-        # every rank must create every group
-        group = dist.new_group(list(pair), timeout=world.timeout, group_desc="tied embedding")
-        axis = Axis("tied", 2, pair.index(world.rank), group) if world.rank in pair else axis
-    return axis
 
 
 class RemainingSums:

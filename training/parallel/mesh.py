@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from training.distributed.process_group import group_timeout
-from training.parallel.layout import ParallelConfig
+from training.parallel.experiment import experiment_of
+from training.parallel.layout import Layout
 from training.sharding.axis import Axes, Axis, JointAxis
 
 AXES = ("pp", "replicate", "shard", "tp")
-GRID = ("depth", "row", "column")
 OUTER = "outer"  # of replicas that take local steps
 
 
@@ -39,6 +39,8 @@ class World:
     axes: Axes
     device: torch.device
     timeout: timedelta
+    tp_axes: tuple[str, ...] = ("tp",)
+    """The axes into which the tensor-parallel ranks are divided."""
 
     @property
     def rank(self) -> int:
@@ -66,8 +68,8 @@ class World:
 
     @property
     def finest_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh in order, with those of a grid of tensor-parallel ranks in place of "tp"."""
-        return (*AXES[:-1], *GRID) if "row" in self.axes else AXES
+        """The axes of the mesh in order, with those into which "tp" is divided in its place."""
+        return (*AXES[:-1], *self.tp_axes)
 
     def joint_axis(self, *names: str) -> JointAxis:
         """Several of the `finest_axes`, in their order, as one; collective if more than one has several ranks."""
@@ -112,11 +114,11 @@ class World:
         return int(x)
 
 
-def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 60.0) -> World:
+def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> World:
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
-    shape = (layout.pp, layout.replicas // layout.shards, layout.shards, layout.tp)
+    shape, tp_axes = layout.mesh_shape, experiment_of(layout).tp_axes
     ranks = torch.arange(dist.get_world_size()).view(shape)
-    if layout.local_steps:
+    if layout.has_outer_replicas:
         ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     limit = group_timeout(device.type, timeout)
     groups = []
@@ -125,14 +127,14 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
     axes = {name: _axis(mesh[name], name) for name in AXES}
-    if layout.local_steps:
+    if layout.has_outer_replicas:
         axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
-    if layout.tensor != "1d":
-        axes |= _further_axes(GRID, ranks.reshape(-1, *layout.grid), limit)
+    if tp_axes:
+        axes |= _further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
     if layout.cp > 1:
-        neighbours = ranks.reshape(layout.pp, -1, layout.cp, layout.tp).transpose(2, 3).reshape(-1, layout.cp)
+        neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
         axes |= _further_axes(("cp",), neighbours, limit)
-    return World(mesh, axes, device, limit)
+    return World(mesh, axes, device, limit, tuple(tp_axes) or ("tp",))
 
 
 def _further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from training.distributed.collectives import all_gather
+from training.distributed.collectives import all_gather, gather_rows
 from training.kernels.cross_entropy import ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
@@ -16,13 +17,12 @@ from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.optim.optimizer import AfterUpdate
-from training.parallel.compression.bucket import CompressedBucket
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import reshard
 from training.parallel.data.grad_reducer import GradReducer
+from training.parallel.experiment import experiment_of
 from training.parallel.gradients import RemainingSums
-from training.parallel.grid.sequences import all_sequences, own_batch, own_sequences
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.mesh import World
 from training.sharding.axis import Axes, JointAxis
 from training.sharding.shard_spec import shard_range
@@ -43,7 +43,7 @@ class ParallelModel:
     def __init__(
         self,
         config: ModelConfig,
-        layout: ParallelConfig,
+        layout: Layout,
         world: World,
         parts: list[Decoder],
         params: list[ShardedParameter],
@@ -57,10 +57,10 @@ class ParallelModel:
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
         self.z_loss = ZLoss(0.0)
-        # of a grid: the layers and rows that divide the sequences, and the axis that divides the vocabulary
-        self.rows = world.joint_axis("depth", "row") if "row" in world.axes else JointAxis()
+        experiment = experiment_of(layout)
+        self.rows = world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
         self.order = TokenOrder.of(layout, world)
-        self.vocabulary = world.axis({"1d": "tp", "3d": "row"}.get(layout.tensor, "column"))
+        self.vocabulary = world.axis(experiment.vocabulary_axis)
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
@@ -68,7 +68,7 @@ class ParallelModel:
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
         is the global one.
         """
-        batch = self.order.own_batch(own_batch(batch, self.rows))
+        batch = self.order.own_batch(_own_batch(batch, self.rows))
         loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
         for param in self.params:
             if isinstance(param.module_param, DTensor):
@@ -114,11 +114,11 @@ class ParallelModel:
         all ranks counts each target once.
         """
         own = [
-            [self.order.own(own_sequences(x, self.rows)) for x in parts] for parts in (ids, targets, positions or ())
+            [self.order.own(_own_sequences(x, self.rows)) for x in parts] for parts in (ids, targets, positions or ())
         ]
         losses = self._forward(own[0], own[1], own[2] or None)
         losses = [
-            all_sequences(self.order.gather(x), self.rows)[: len(whole)] for x, whole in zip(losses, ids, strict=False)
+            _all_sequences(self.order.gather(x), self.rows)[: len(full)] for x, full in zip(losses, ids, strict=False)
         ]
         return losses if self.world.axis("tp").rank == self.order.axis.rank == 0 else []
 
@@ -133,8 +133,8 @@ class ParallelModel:
         length = min(ids.shape[1], longest)
 
         def padded(x: Tensor) -> list[Tensor]:
-            whole = torch.nn.functional.pad(x[:, -longest:], (0, -length % parts))
-            return [self.order.own(whole).to(self.world.device)]
+            padded_ids = F.pad(x[:, -longest:], (0, -length % parts))
+            return [self.order.own(padded_ids).to(self.world.device)]
 
         # causal: padding has no effect
         outputs = self._forward(padded(ids), None, None if positions is None else padded(positions))
@@ -145,31 +145,21 @@ class ParallelModel:
         return self._broadcast_from_last_stage(logits)
 
     @torch.no_grad()
-    def publish_params(self) -> None:
+    def all_gather_params(self) -> None:
         """After an update: cast the master weights to the compute dtype, and with ZeRO-1 and 2 all-gather them."""
-        self.start_publishing()
-        self.finish_publishing()
+        self.start_all_gather()
+        self.finish_all_gather()
 
     @torch.no_grad()
-    def start_publishing(self) -> None:
-        """Start what `publish_params` does: before its forward pass every module waits for its parameters."""
+    def start_all_gather(self) -> None:
+        """Start what `all_gather_params` does: before its forward pass every module waits for its parameters."""
         for reducer in self.reducers:
-            reducer.start_publish()
+            reducer.start_all_gather()
 
-    def finish_publishing(self) -> None:
+    def finish_all_gather(self) -> None:
         """Wait until all parameters are complete: before they are used otherwise, or changed."""
         for reducer in self.reducers:
-            reducer.finish_publish()
-
-    @property
-    def compressed(self) -> list[CompressedBucket]:
-        """The buckets whose gradients are compressed, with the memories of what was left out."""
-        return [b for reducer in self.reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
-
-    def keep_errors(self) -> None:
-        """Remember what compression left out of the gradients that an update uses; of no other ones."""
-        for bucket in self.compressed:
-            bucket.keep()
+            reducer.finish_all_gather()
 
     def after_load(self) -> None:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
@@ -182,7 +172,7 @@ class ParallelModel:
         return None if self.files is None else self.files.after_update
 
     def matrix_holders(self) -> JointAxis:
-        """The axes along which matrices are sharded: the ranks that hold whole ones together; collective."""
+        """The axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
         names = {name for param in self.params for name in param.placement.shard}
         return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
 
@@ -245,7 +235,7 @@ class ParallelModel:
             return logits
         step = shard_range(size, axis.size, 0)[1]
         gathered = logits.new_empty(axis.size * step)
-        all_gather(gathered, torch.nn.functional.pad(logits, (0, step - len(logits))), group=axis.group)
+        all_gather(gathered, F.pad(logits, (0, step - len(logits))), group=axis.group)
         return gathered[:size]
 
     def _broadcast_from_last_stage(self, logits: Tensor | None) -> Tensor:
@@ -257,3 +247,23 @@ class ParallelModel:
         logits = torch.empty(self.config.vocab_size, device=self.world.device) if logits is None else logits.float()
         dist.broadcast(logits, group=axis.group, group_src=self.layout.stage_ranks[-1])
         return logits
+
+
+def _own_batch(batch: Batch, rows: JointAxis) -> Batch:
+    """The part of a batch of this one of the `rows`, which divide it evenly; by default all of it."""
+    if rows.size == 1:
+        return batch
+    assert len(batch.ids) % rows.size == 0, f"{len(batch.ids)} sequences on {rows.size} rows"
+    return batch.chunk(rows.size)[rows.rank]
+
+
+def _own_sequences(x: Tensor, rows: JointAxis) -> Tensor:
+    """The part of sequences (B, T) of this one of the rows, after zeros are added that let them divide evenly."""
+    if rows.size == 1:
+        return x
+    return F.pad(x, (0, 0, 0, -len(x) % rows.size)).chunk(rows.size)[rows.rank]
+
+
+def _all_sequences(parts: Tensor, rows: JointAxis) -> Tensor:
+    """The parts of all rows: (B / n, T) to (B, T)."""
+    return parts if rows.size == 1 else gather_rows(parts, rows)

@@ -1,7 +1,7 @@
 """Parallelize: split and shard a decoder over the ranks. Read this first: its steps are the files of this folder.
 
 The decoder is plain single-device code; parallelism is applied to it from outside. It is split and sharded on the meta
-device, so a rank only allocates the parameters that it holds.
+device, so a rank only allocates the parameters of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,20 @@ from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
-from training.parallel.compression.bucket import compressed_buckets
 from training.parallel.context.context_parallel import apply_context
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import apply_fsdp
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
-from training.parallel.gradients import RemainingSums, tied_axis
-from training.parallel.grid.cube_modules import apply_cube
-from training.parallel.grid.modules import apply_grid
-from training.parallel.grid.summa import Grid
+from training.parallel.data.placements import DATA_PARALLEL
+from training.parallel.experiment import experiment_of
+from training.parallel.gradients import RemainingSums
 from training.parallel.initialize import init_shard
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.mesh import World
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages
-from training.parallel.placement_table import DATA_PARALLEL, placement_table
+from training.parallel.pipeline.placements import tied_axis
+from training.parallel.placement_table import placement_table
 from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 def parallelize(
     decoder: Decoder,
-    layout: ParallelConfig,
+    layout: Layout,
     world: World,
     seed: int,
     precision: str = "fp32",
@@ -53,7 +52,7 @@ def parallelize(
 ) -> ParallelModel:
     """Build this rank's part of the model; collective: every rank calls it.
 
-    `decoder` is the whole one, on the meta device; `layout` is resolved; `seq_len`: tokens of a training sequence, for
+    `decoder` is unsplit, on the meta device; `layout` is resolved; `seq_len`: tokens of a training sequence, for
     which pipeline stages are balanced; by default the context. Initial weights depend on `seed` and the
     parameters' names only, so every layout starts with the same.
     """
@@ -71,17 +70,17 @@ def parallelize(
                 files.after_load()
     for part, reducer in zip(parts, reducers, strict=True):
         # compiled blocks contain their hooks: they are waited for together
-        reducer.publish_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])
+        reducer.all_gather_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])
     sums = RemainingSums(params, axes)
-    pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pp > 1 else None
+    pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pipeline is not None else None
     model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files)
-    model.publish_params()
+    model.all_gather_params()
     return model
 
 
 def shard_model(
     decoder: Decoder,
-    layout: ParallelConfig,
+    layout: Layout,
     world: World,
     dtype: torch.dtype = torch.float32,
     memory: MemoryConfig = MemoryConfig(),
@@ -90,25 +89,21 @@ def shard_model(
 ) -> list[Decoder]:
     """Split, shard and wrap the decoder on the meta device: this rank's pipeline stages, or one decoder.
 
-    `dtype` is the compute dtype. FSDP holds its shards in the accumulation dtype and gathers them in `dtype`; any other
+    `dtype` is the compute dtype. FSDP keeps its shards in the accumulation dtype and gathers them in `dtype`; any other
     parameter is in `dtype`.
     """
     parts = split_stages(decoder, layout, world.axis("pp").rank, seq_len or decoder.config.context)
     pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
-        part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)
-        if layout.tensor == "1d":
+        part.to(accumulation_dtype(dtype) if layout.shards_parameters else dtype)
+        if not experiment_of(layout).shard_modules(part, pieces, world.axes):
             apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
-        elif layout.tensor == "3d":
-            apply_cube(part, pieces, Grid.of(world.axes), world.axis("depth"))
-        else:
-            apply_grid(part, pieces, Grid.of(world.axes))
         apply_context(part, layout, TokenOrder.of(layout, world), compiled)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it
                 block.compile()  # includes recomputation, excludes FSDP's hooks
-        if layout.zero == 3:
+        if layout.shards_parameters:
             apply_fsdp(part, layout, world, dtype, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
     return parts
 
@@ -120,13 +115,12 @@ def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes)
 
 
 def _grad_reducer(
-    part: Decoder, layout: ParallelConfig, world: World, table: Mapping[str, Placement], seed: int
+    part: Decoder, layout: Layout, world: World, table: Mapping[str, Placement], seed: int
 ) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
-    compresses = layout.compression != "none"
-    bucket = compressed_buckets(part, layout, table, world.axes, seed) if compresses else GradBucket
+    bucket = experiment_of(layout).make_bucket(part, table, world.axes, seed) or GradBucket
     axes = world.axis(shard), world.axis(replicate)
     return GradReducer(plain, *axes, layout.zero, layout.micro_batches, reduce_dtype, bucket)
 
@@ -159,7 +153,7 @@ def _local_shard(p: nn.Parameter, reducer: GradReducer) -> nn.Parameter:
 
 
 def _pipeline(
-    parts: Sequence[Decoder], reducers: Sequence[GradReducer], layout: ParallelConfig, world: World, dtype: torch.dtype
+    parts: Sequence[Decoder], reducers: Sequence[GradReducer], layout: Layout, world: World, dtype: torch.dtype
 ) -> "Pipeline":
     # takes a second to import, needed for pipelines only
     from training.parallel.pipeline.pipeline_parallel import Pipeline

@@ -14,7 +14,7 @@ class ParameterShape:
     name: str
     shape: tuple[int, ...]
     divided: bool
-    """True if the tensor-parallel ranks hold different parts of it; otherwise each holds all of it."""
+    """True if the tensor-parallel ranks hold different parts of it; otherwise each has all of it."""
     unit: str
     """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"."""
     of_heads: bool = False
@@ -37,7 +37,7 @@ class ParameterShape:
 def stage_parameters(
     model: ModelConfig, layers: range, first: bool, last: bool, tp: int = 1, tp_rank: int = 0
 ) -> list[ParameterShape]:
-    """Parameters of a pipeline stage, or of the whole decoder, in the order of the forward pass.
+    """Parameters of a pipeline stage, or of the unsplit decoder, in the order of the forward pass.
 
     A tied output matrix is the embedding's where one stage has both.
     """

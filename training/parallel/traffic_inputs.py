@@ -1,15 +1,14 @@
-"""Traffic inputs: what decides the traffic of one rank, and the pieces of parameters that follow from it."""
+"""Traffic inputs: what decides the traffic of one rank, and what an experimental kind replaces of the formulas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import NamedTuple
 
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.grid.traffic import GridSizes
-from training.parallel.layout import ParallelConfig
-from training.parallel.parameter_shapes import ParameterShape
-from training.parallel.rank_parameters import rank_parameters
+from training.parallel.layout import Layout
+from training.parallel.parameter_shapes import ParameterShape, stage_parameters
 
 
 class Volume(NamedTuple):
@@ -51,7 +50,7 @@ class TrafficInputs:
     """
 
     config: ModelConfig
-    layout: ParallelConfig
+    layout: Layout
     rank: Coordinates
     sequences: int
     seq_len: int
@@ -75,15 +74,6 @@ class TrafficInputs:
         object.__setattr__(self, "parameters", found)
 
     @property
-    def grid(self) -> GridSizes:
-        """This rank's place on a grid of tensor-parallel ranks."""
-        side = self.layout.grid[1]
-        sequences = self.sequences // (self.layout.micro_batches * self.layout.batch_shards)
-        row, column = self.rank.tp // side % side, self.rank.tp % side
-        tokens = sequences * self.seq_len
-        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide, sequences)
-
-    @property
     def tokens(self) -> int:
         """Tokens of the replica's sequences that this rank computes with."""
         return self.sequences * self.seq_len // self.layout.cp
@@ -104,5 +94,56 @@ class TrafficInputs:
         return self.layout.stages_of_rank(self.rank.pp)
 
     def holds_stage(self, stage: int) -> bool:
-        """True if this rank holds the stage; -1 is the last stage."""
+        """True if this rank has the stage; -1 is the last stage."""
         return stage % self.layout.stages in self.stages
+
+    def recomputations(self, stage: int) -> int:
+        """Number of times a stage's blocks are recomputed: once per backward pass, twice if backward is split."""
+        return 0 if self.recompute == "none" else self.backward_passes(stage)
+
+    def backward_passes(self, stage: int) -> int:
+        """Number of a stage's backward passes; those for inputs and for weights are two."""
+        order = self.passes.get(stage, "B" * self.layout.micro_batches)
+        return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
+
+    def own_numel(self, p: ParameterShape) -> int:
+        """Number of elements in the rows of a parameter that this rank updates."""
+        return p.rows_numel(self.layout.shards, self.rank.shard)
+
+
+class Formulas:
+    """What the formulas of an experimental kind replace; this one replaces nothing, as for the core's kinds alone."""
+
+    def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape] | None:
+        """The blocks of a stage's parameters on a tensor-parallel rank."""
+
+    def tensor_traffic(self, inputs: TrafficInputs) -> Traffic | None:
+        """Traffic within layers, and of the gradients that tensor-parallel ranks sum."""
+
+    def reduction_traffic(self, inputs: TrafficInputs) -> Traffic | None:
+        """Traffic of the gradients that replicas sum."""
+
+
+@singledispatch
+def formulas_of(_layout: Layout) -> Formulas:
+    """The formulas of the experiment that the options of a layout ask for."""
+    return Formulas()
+
+
+def rank_parameters(
+    model: ModelConfig, layout: Layout, layers: range, stage: int, tp_rank: int = 0
+) -> list[ParameterShape]:
+    """Parameters of a stage, in the order of the forward pass; of a vocabulary rank 0 has the most."""
+    other = formulas_of(layout).parameters(model, layers, stage, tp_rank)
+    if other is not None:
+        return other
+    return stage_parameters(model, layers, stage == 0, stage == layout.stages - 1, layout.tp, tp_rank)
+
+
+def add_traffic(parts: Iterable[Traffic]) -> Traffic:
+    """The sum of several, without zero entries."""
+    total: Traffic = {}
+    for part in parts:
+        for key, volume in part.items():
+            total[key] = total.get(key, Volume(0, 0)) + volume
+    return {key: volume for key, volume in total.items() if volume.calls}

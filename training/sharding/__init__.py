@@ -1,1 +1,1 @@
-"""Sharding: the shard of each global parameter that a rank holds."""
+"""Sharding: the shard of each global parameter that a rank has."""

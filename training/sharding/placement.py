@@ -1,4 +1,4 @@
-"""Placement: the piece of a parameter that each rank of the mesh holds, and the axes its gradient is summed over."""
+"""Placement: the piece of a parameter that each rank of the mesh has, and the axes its gradient is summed over."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ class Placement:
 
     In DTensor's terms the parameter is Shard(dim) along the axes of `shard` and Replicate along `replicated`, and its
     gradient is Partial along `gradient_sum` after the backward pass. An axis is in one of the first two, or in neither
-    where a single rank along it holds the parameter, as pipeline stages do.
+    where a single rank along it has the parameter, as pipeline stages do.
     """
 
     shard: Mapping[str, int] = field(default_factory=dict)
     """Axis: the dimension that its ranks split. Each axis splits the pieces of those before it: two axes may split two
     dimensions, or one of them twice."""
     replicated: tuple[str, ...] = ()
-    """Axes along which every rank holds the same piece."""
+    """Axes along which every rank has the same piece."""
     gradient_sum: tuple[str, ...] = ()
     """Axes along which the ranks' gradients are terms of a sum, as each rank computes with other activations. The sum
     is reduce-scattered along an axis of `shard`, and all-reduced along one that is `replicated`."""

@@ -1,4 +1,4 @@
-"""ShardedParameter: a parameter as one rank holds it."""
+"""ShardedParameter: a parameter on one rank."""
 
 from dataclasses import dataclass, field
 

@@ -25,11 +25,11 @@ from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 from training.sharding.shard_spec import ShardSpec

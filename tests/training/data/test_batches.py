@@ -8,7 +8,7 @@ from gristmill.errors import UsageError
 from tests.training.data.conftest import OpenSequences
 from training.data.batches import Batches, BatchSplit
 from training.data.data_config import DataConfig, OrderKind
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 
 @pytest.mark.parametrize("sequences", [24, 29])

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from tests.training.launch import Fault, launch
 from training.config import TrainConfig
 from training.distributed.hang_detection import Activity, diagnose, is_peer_failure
+from training.experimental.parallel_config import ParallelConfig
 from training.optim.stability import StabilityConfig
-from training.parallel.layout import ParallelConfig
 
 HUNG = (
     "error: rank 1 hung; the other ranks timed out waiting for it",

@@ -13,10 +13,10 @@ from tests.training.conftest import write_shards
 from tests.training.hf_models import MODELS, save
 from tests.training.hugging_face.test_tokenizer_json import train
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import export_hf
 from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize

@@ -33,10 +33,10 @@ from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.sequences import TokenSequences
+from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import ExportDtype, export_hf
 from training.hugging_face.families import FAMILIES
 from training.hugging_face.import_hf import import_hf
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 

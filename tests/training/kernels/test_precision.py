@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.trainer import Trainer

@@ -8,9 +8,9 @@ import torch
 from benchmarks.bench_memory import Run
 from gristmill.errors import InputError, UsageError
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 
 RunRanks = Callable[..., list[Any]]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from benchmarks.live_bytes import LiveBytes
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.dispatch import gelu
 from training.memory.recompute import checkpoint_activations
 from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize

@@ -13,11 +13,11 @@ from gristmill.errors import UsageError
 from gristmill_parity.plain.muon import newton_schulz
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.muon import orthogonalize
 from training.optim.optim_config import MATRICES, OptimConfig, part_of
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gristmill.errors import UsageError
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.optim.stability import Stability, StabilityConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train

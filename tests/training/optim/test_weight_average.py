@@ -17,12 +17,12 @@ from training.checkpoint.shard_storage import read_shards
 from training.config import TrainConfig
 from training.evaluate_config import EvaluateConfig
 from training.evaluation import evaluate_checkpoint
+from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import export_hf
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.optim.weight_average import AveragingOptimizer
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training.config import TrainConfig
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 

@@ -11,9 +11,10 @@ import torch
 
 from gristmill.errors import UsageError
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.dropout import Dropout
-from training.parallel.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
+from training.parallel.pipeline.schedules import SPLIT_BACKWARD, Schedule
 from training.parallel.tensor.tensor_parallel import ShardedDropout
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.reporting_config import EvalConfig

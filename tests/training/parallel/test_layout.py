@@ -10,8 +10,9 @@ from torch.torch_version import TorchVersion
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig
+from training.parallel.pipeline.schedules import SCHEDULES, SPLIT_BACKWARD
 
 MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=6, ffn_width=96).resolve(300, 32)
 SEQ_LEN = 32
@@ -59,8 +60,8 @@ def of(**layout: Any) -> dict[str, Any]:
 REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(dp=3, tp=2), 8, r"dp 3 x tp 2 x pp 1 = 6 processes, and 8 were started; try --parallel.dp 4", of(dp=4), 8),
     (of(tp=3), 8, r"dp 2 x tp 3 x pp 1 = 6 processes, and 8 were started; try 6 processes", {}, 6),
-    (of(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; wanted 1 or more of each", of(tp=1), 1),
-    (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; wanted 1 or more of each", of(dp=2), 2),
+    (of(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; expected 1 or more of each", of(tp=1), 1),
+    (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; expected 1 or more of each", of(dp=2), 2),
     (of(zero_group=2), 4, r"zero_group 2 has no effect with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
     (of(zero=1, zero_group=3), 4, r"dp 4 is not divisible by parallel.zero_group 3; try", of(zero_group=2), 4),
     (of(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", of(tp=3), 3),
@@ -98,7 +99,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(compression="powersgd", tensor="2d", tp=4), 8, r"blocks of a grid .*try .* 1d", of(tensor="1d", tp=2), 4),
     (of(compression="int8", reduce_bf16=True), 2, r"two ways to send less; try", of(reduce_bf16=False), 2),
     (of(compression_rank=2), 2, r"rank 2 has no effect with .*none; try", of(compression="powersgd"), 2),
-    (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
+    (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; expected 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def test_errors_that_depend_on_data_and_vocabulary() -> None:
     st.integers(1, 16),
     st.builds(
         ParallelConfig, st.integers(0, 4), st.integers(0, 3), st.integers(0, 4), st.integers(0, 4), st.booleans(),
-        st.integers(0, 4), st.sampled_from(sorted(STAGES_PER_RANK)), st.integers(0, 3), st.integers(0, 9),
+        st.integers(0, 4), st.sampled_from(sorted(SCHEDULES)), st.integers(0, 3), st.integers(0, 9),
     ),
 )  # fmt: skip
 def test_every_layout_is_fully_resolved_or_an_error_with_advice(processes: int, layout: ParallelConfig) -> None:

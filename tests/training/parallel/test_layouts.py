@@ -12,8 +12,8 @@ from gristmill.errors import UsageError
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.rank_pool import RankError
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 

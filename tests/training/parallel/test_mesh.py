@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from gristmill.errors import UsageError
 from training.distributed.process_group import init_distributed, main_only
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.mesh import World, build_world
 
 

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 import training.parallel.data.grad_reducer
 from gristmill.errors import UsageError
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -48,7 +48,7 @@ def batch(model: ParallelModel, sequences: int = 4) -> Batch:
 def step(model: ParallelModel, sequences: int = 4) -> None:
     """Compute gradients, and publish parameters that have not changed."""
     model.forward_backward(batch(model, sequences), 1 / (4 * TOKENS))
-    model.publish_params()
+    model.all_gather_params()
     drop_gradients(model)
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.parallel.placement_table import placement_table
 from training.sharding.axis import Axis

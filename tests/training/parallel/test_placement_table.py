@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from training.experimental.grids.placements import cube_table, grid_table
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
-from training.parallel.placement_table import cube_table, grid_table, placement_table, tensor_parallel_table
+from training.parallel.placement_table import placement_table
+from training.parallel.tensor.placements import tensor_parallel_table
 from training.sharding.placement import Placement
 
 DATA = ("replicate", "shard")

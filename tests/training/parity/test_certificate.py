@@ -26,13 +26,13 @@ from gristmill_parity.worker import RankResult, run_case
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.positions import PositionEmbedding
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
-from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_parallel import Pipeline
 from training.parallel.tensor.tensor_parallel import ShardedDropout
@@ -166,18 +166,18 @@ def first_micro_batch_forgotten(patch: Patch) -> None:
 
 
 def updates_not_published(patch: Patch) -> None:
-    right, published = GradReducer.start_publish, []
+    right, published = GradReducer.start_all_gather, []
 
     def once(self: GradReducer) -> None:
         if not published:
             right(self)
         published.append(True)
 
-    patch.setattr(GradReducer, "start_publish", once)
+    patch.setattr(GradReducer, "start_all_gather", once)
 
 
 def updates_used_before_they_arrive(patch: Patch) -> None:
-    patch.setattr(GradReducer, "publish_before_use", lambda *_: None)
+    patch.setattr(GradReducer, "all_gather_before_use", lambda *_: None)
 
 
 def stale_gathered_parameters(patch: Patch) -> None:
@@ -285,13 +285,13 @@ def test_a_piece_that_other_ranks_hold_than_the_table_says_turns_red(rank_pool: 
 def superfluous_sum(chosen: Case) -> RankResult:
     """Compute correctly, with one superfluous all-reduce of four elements."""
     with pytest.MonkeyPatch.context() as patch:
-        right = GradReducer.start_publish
+        right = GradReducer.start_all_gather
 
         def publish(self: GradReducer) -> None:
             right(self)
             dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
 
-        patch.setattr(GradReducer, "start_publish", publish)
+        patch.setattr(GradReducer, "start_all_gather", publish)
         return run_case(chosen)
 
 

@@ -15,12 +15,12 @@ from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.block_attention import Seen, WeightDropout
 from training.model.dropout import Dropout
 from training.parallel.context.context_parallel import _OwnDropout
 from training.parallel.context.ring import _Blocks, _Exchange
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.layout import ParallelConfig
 from training.parallel.tensor.tensor_parallel import ShardedDropout
 
 Patch = pytest.MonkeyPatch
@@ -85,13 +85,13 @@ def a_ring_step_lost(patch: Patch) -> None:
 
 def change_seen(patch: Patch, changed: Callable[[Seen, int], Seen]) -> None:
     """Replace what queries see of each block by what `changed` makes of it and the chunks' length."""
-    right = _Blocks.beside
+    right = _Blocks.visible
 
-    def beside(self: _Blocks, source: int) -> Iterator[tuple[slice, slice, Seen]]:
+    def visible(self: _Blocks, source: int) -> Iterator[tuple[slice, slice, Seen]]:
         for rows, columns, seen in right(self, source):
             yield rows, columns, changed(seen, self.size)
 
-    patch.setattr(_Blocks, "beside", beside)
+    patch.setattr(_Blocks, "visible", visible)
 
 
 def a_mask_shifted_by_a_block(patch: Patch) -> None:

@@ -12,8 +12,8 @@ from gristmill_parity.comparison import Certifier, limits
 from gristmill_parity.feature_cases import feature_case
 from gristmill_parity.worker import RankResult, run_case
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.model.documents import Documents
-from training.parallel.layout import ParallelConfig
 from training.parallel.pipeline.pipeline_parallel import Pipeline
 from training.parallel.tensor.tensor_parallel import _ShardedPositions
 

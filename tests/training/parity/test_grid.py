@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import training.parallel.grid.cube
-import training.parallel.grid.cube_modules
-import training.parallel.grid.norms
-import training.parallel.grid.summa
-import training.parallel.grid.tokens
+import training.experimental.grids.cube
+import training.experimental.grids.cube_modules
+import training.experimental.grids.norms
+import training.experimental.grids.summa
+import training.experimental.grids.tokens
 import training.parallel.placement_table
 from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.rank_pool import RankPool
+from training.experimental.grids.grid_modules import GridDropout
+from training.experimental.parallel_config import ParallelConfig
 from training.model.dropout import Dropout
-from training.parallel.grid.modules import GridDropout
-from training.parallel.layout import ParallelConfig
 from training.sharding.axis import Axis
 from training.sharding.placement import Placement
 
@@ -70,20 +70,20 @@ def test_a_grid_agrees_with_one_process_and_with_theory(certifier: Certifier, ch
 
 
 def wrong_root(patch: Patch) -> None:
-    right = training.parallel.grid.summa.blocks_along
+    right = training.experimental.grids.summa.blocks_along
 
     def others_first(axis: Axis, own: Tensor) -> Iterator[Tensor]:
         return iter([*right(axis, own)][::-1] if axis.name == "column" else right(axis, own))
 
-    patch.setattr(training.parallel.grid.summa, "blocks_along", others_first)
+    patch.setattr(training.experimental.grids.summa, "blocks_along", others_first)
 
 
 def not_transposed(patch: Patch) -> None:
-    patch.setattr(training.parallel.grid.tokens, "exchange", lambda x, _grid: x)
+    patch.setattr(training.experimental.grids.tokens, "exchange", lambda x, _grid: x)
 
 
 def local_statistics(patch: Patch) -> None:
-    patch.setattr(training.parallel.grid.norms, "mean_over", lambda x, _axis: x.mean(-1, keepdim=True))
+    patch.setattr(training.experimental.grids.norms, "mean_over", lambda x, _axis: x.mean(-1, keepdim=True))
 
 
 def without_sums_along(patch: Patch, axis: str) -> None:
@@ -121,16 +121,16 @@ def every_column_drops_as_the_first(patch: Patch) -> None:
 
 
 def axes_not_exchanged(patch: Patch) -> None:
-    patch.setattr(training.parallel.grid.cube.Turn, "back", property(lambda self: self))
+    patch.setattr(training.experimental.grids.cube.Turn, "back", property(lambda self: self))
 
 
 def targets_of_other_sequences(patch: Patch) -> None:
-    patch.setattr(training.parallel.grid.cube_modules, "exchange", lambda x, _grid: x)
+    patch.setattr(training.experimental.grids.cube_modules, "exchange", lambda x, _grid: x)
 
 
 def no_sum_over_the_layers_of_a_cube(patch: Patch) -> None:
     patch.setattr(
-        training.parallel.grid.cube,
+        training.experimental.grids.cube,
         "scatter_inputs",
         lambda grad, axis: grad.chunk(axis.size, 1)[axis.rank].contiguous(),
     )

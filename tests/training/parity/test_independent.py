@@ -29,6 +29,7 @@ from gristmill_parity.comparison import Certifier, limits
 from gristmill_parity.feature_cases import feature_case, feature_cases
 from gristmill_parity.worker import RankResult, run_case
 from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
 from training.model.dropout import Dropout
@@ -37,7 +38,6 @@ from training.model.positions import PositionEmbedding
 from training.optim.moments import MomentsOnDisk
 from training.optim.muon import Muon, WholeMatrices
 from training.optim.optimizer import AdamW
-from training.parallel.layout import ParallelConfig
 from training.parallel.parallel_model import ParallelModel
 
 Patch = pytest.MonkeyPatch

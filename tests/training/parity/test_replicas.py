@@ -8,11 +8,11 @@ import pytest
 from gristmill_parity.feature_cases import _replica_cases, feature_case
 from tests.training.planted_faults import Fault, require_finite_difference
 from training.distributed.rank_pool import RankPool
+from training.experimental.compression.bucket import CompressedBucket
+from training.experimental.compression.int8 import Int8Sum
+from training.experimental.compression.powersgd import PowerSGD
 from training.experimental.local_steps import replicas
 from training.experimental.local_steps.outer_optimizer import OuterOptimizer
-from training.parallel.compression.bucket import CompressedBucket
-from training.parallel.compression.int8 import Int8Sum
-from training.parallel.compression.powersgd import PowerSGD
 
 POWERSGD, INT8, LOCAL = (feature_case(preset, layout, **options) for preset, layout, options in _replica_cases(False))
 CASES = {"powersgd": POWERSGD, "int8": INT8, "local steps": LOCAL}

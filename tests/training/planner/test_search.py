@@ -23,8 +23,8 @@ from gristmill_planner.nothing_fits import nothing_fits
 from gristmill_planner.published_runs import PublishedRun, published_runs
 from gristmill_planner.run_memory import RESERVE, run_memory
 from gristmill_planner.search import search
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 MODEL = ModelConfig(preset="gpt2", layers=8, width=512, heads=8).resolve(32_000, 512)
 REQUEST = PlanRequest(MODEL, 64, 512, Cluster(find_device("a100-40gb"), 16))

@@ -12,7 +12,7 @@ from gristmill_planner.published_runs import PublishedRun, find_published_run, p
 from gristmill_planner.shrink import shrunk_config, shrunk_layout
 from training.config import TrainConfig
 from training.data.batches import BatchSplit
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 
 SIZES = {"layers", "width", "heads", "kv_heads", "head_dim", "ffn_width", "vocab_size", "context"}

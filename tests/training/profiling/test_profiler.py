@@ -15,8 +15,8 @@ from gristmill.errors import UsageError
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.loop import train_as_planned
-from training.parallel.layout import ParallelConfig
 from training.profiling.profile_config import ProfileConfig
 from training.profiling.profiler import layer_of
 from training.reporting.metrics_file import METRICS, read_metrics

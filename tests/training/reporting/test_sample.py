@@ -12,9 +12,9 @@ from msgspec.structs import replace as replace_struct
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest, TokenizerRecord
 from training.distributed.process_group import init_distributed
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from gristmill.config import Range
 from gristmill.errors import require
 from gristmill.urls import is_remote
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig
-from training.parallel.layout import ParallelConfig
 
 _MOST = 2**31 - 1
 

@@ -51,10 +51,10 @@ class MeetingReplicas(LocalReplicas):
         """After every `local_steps` steps meet the others; returns the step to go on after."""
         if step % self.local_steps:
             return step
-        self.model.finish_publishing()
+        self.model.finish_all_gather()
         step = self._meet(step // self.local_steps)
         self.optimizer.copy_tied()
-        self.model.start_publishing()
+        self.model.start_all_gather()
         return step
 
     def _meet(self, number: int) -> int:

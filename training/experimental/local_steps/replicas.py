@@ -37,10 +37,10 @@ class LocalReplicas(Plugin):
     def after_step(self, step: int) -> int:
         """After every `local_steps` steps average the replicas' weights by an outer step."""
         if step % self.local_steps == 0:
-            self.model.finish_publishing()  # what is gathered would overwrite the rows of now
+            self.model.finish_all_gather()  # what is gathered would overwrite the rows of now
             self.outer.step(self._mean)
             self.optimizer.copy_tied()
-            self.model.start_publishing()
+            self.model.start_all_gather()
         return step
 
     @contextmanager
@@ -53,11 +53,11 @@ class LocalReplicas(Plugin):
             self._swap()
 
     def _swap(self) -> None:
-        self.model.finish_publishing()
+        self.model.finish_all_gather()
         self.outer.swap()
         with torch.no_grad():
             self.optimizer.copy_tied()
-        self.model.publish_params()
+        self.model.all_gather_params()
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
         """The shared weights and momenta, and this replica's own states; of a run without replicas `state` is all.

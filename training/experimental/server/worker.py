@@ -96,7 +96,7 @@ class _Worker:
         for p, values in zip(params, self.weights.split([p.local.numel() for p in params]), strict=True):
             p.local.copy_(values.view_as(p.local))
         self.model.after_load()
-        self.model.publish_params()
+        self.model.all_gather_params()
 
     def _backward(self, step: int, number: int) -> float:
         """Leave the gradient of a part of a batch on the parameters; returns its term of the mean loss."""

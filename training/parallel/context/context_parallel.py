@@ -19,11 +19,11 @@ from training.model.positions import Alibi, DocumentTable, PositionEmbedding, Ro
 from training.parallel.context.ring import RingAttention
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.context.ulysses import Ulysses
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout
 
 
-def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder, compiled: bool = False) -> None:
+def apply_context(part: Decoder, layout: Layout, order: TokenOrder, compiled: bool = False) -> None:
     """Replace the modules of a decoder, or a pipeline stage of one, after tensor parallelism; in place.
 
     `compiled`: its blocks will be.
@@ -47,7 +47,7 @@ def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder, comp
             part.embed.positions = _OwnPositions(part.embed.positions, order, layout.sequence_shards)
 
 
-def _reach_other_ranks(attention: Attention, layout: ParallelConfig, order: TokenOrder, compiled: bool) -> None:
+def _reach_other_ranks(attention: Attention, layout: Layout, order: TokenOrder, compiled: bool) -> None:
     """Let tokens see those of other ranks; in place."""
     is_ring = layout.context == "ring"
     across = RingAttention(order) if is_ring else Ulysses(order)
@@ -113,7 +113,7 @@ class _OwnAlibi(ShardedAlibi):
 
 
 def _of_attention(documents: Documents, order: TokenOrder) -> Documents:
-    """The documents of the sequences that attention sees: with Ulysses whole ones, in a ring this rank's tokens."""
+    """The documents of the sequences that attention sees: with Ulysses all of them, in a ring this rank's tokens."""
     return documents if order.per_rank > 1 else Documents.of(order.gather(documents.positions))
 
 

@@ -1,7 +1,7 @@
 """Ring attention: keys and values go around the ranks, and meet each rank's queries (Liu et al. 2023).
 
-Rank r keeps its queries. In n steps it has the keys and values of ranks r, r - 1, …, sends them to rank r + 1
-meanwhile, and merges what its queries see of them (training/kernels/block_attention.py). The backward pass goes around
+Rank r keeps its queries. In n steps it has the keys and values of ranks r, r - 1, …, sends them at the same time to
+rank r + 1, and merges what its queries see of them (training/kernels/block_attention.py). The backward pass goes around
 once more: the gradients of keys and values travel one step behind them, from rank to rank, which each add a term, and
 end where the keys began. With N elements of keys and values on a rank it sends (n - 1) N forward and 2 (n - 1) N
 backward, half of these in the accumulation dtype. It keeps queries, keys, values, outputs and a number for each query
@@ -59,11 +59,11 @@ class _Blocks:
     """The pairs of chunks, of this rank's queries and of a rank's keys, in which queries see keys."""
 
     def __init__(self, order: TokenOrder, length: int, seen: Seen) -> None:
-        """`length`: tokens of a rank; `seen`: what holds for all of their keys, with `first` (B, `length`)."""
+        """`length`: tokens of a rank; `seen`: what is the same for all of their keys, with `first` (B, `length`)."""
         self.order, self.axis, self.seen = order, order.axis, seen
         self.size = length // order.per_rank
 
-    def beside(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
+    def visible(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
         """The queries, the keys of rank `source`, and which of these they see."""
         size = self.size
         for i, query in enumerate(self.order.chunks(self.axis.rank)):
@@ -82,7 +82,7 @@ class _Ring(torch.autograd.Function):
         own = torch.stack((k, v))
         out, lse = torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=wide)
         for source, (keys, values) in around(own, blocks.axis):
-            for rows, columns, seen in blocks.beside(source):
+            for rows, columns, seen in blocks.visible(source):
                 term = attend_block(q[:, :, rows], keys[:, :, columns], values[:, :, columns], seen)
                 merge_block(out[:, :, rows], lse[:, :, rows], term)
         out = out.to(q.dtype)
@@ -118,7 +118,7 @@ def _add_gradients(
 
     `output`: its gradient, its sums and their delta, as of `block_gradients`.
     """
-    for rows, columns, seen in blocks.beside(source):
+    for rows, columns, seen in blocks.visible(source):
         k, v = keys[:, :, :, columns]
         grad, lse, delta = (x[:, :, rows] for x in output)
         of_q, of_k, of_v = block_gradients(q[:, :, rows], k, v, seen, grad, lse, delta)
@@ -128,7 +128,7 @@ def _add_gradients(
 
 
 def around(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
-    """Each rank's `x` and its rank, from this one's backwards; the next one is on its way meanwhile."""
+    """Each rank's `x` and its rank, from this one's backwards; the next one is sent at the same time."""
     for step in range(axis.size):
         sent = _Exchange(x, axis, _KEYS) if step + 1 < axis.size else None
         yield (axis.rank - step) % axis.size, x

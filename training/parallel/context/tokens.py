@@ -1,6 +1,6 @@
-"""Tokens: which ones of a sequence each context-parallel rank holds, and where they go back together.
+"""Tokens: which ones of a sequence each context-parallel rank has, and how they are gathered.
 
-A sequence is cut into chunks of equal length. With Ulysses rank r of n holds chunk r. With ring attention it holds two
+A sequence is cut into chunks of equal length. With Ulysses rank r of n has chunk r. With ring attention it has two
 of 2 n: r and 2 n - 1 - r. A causal mask lets late tokens see more than early ones, so consecutive tokens would give the
 last rank almost twice the average work; an early chunk with a late one gives each the same (the zigzag order of
 Llama team 2024, "The Llama 3 herd of models"; Brandon et al. 2023, "Striped attention", balance with single tokens).
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.distributed.collectives import gather_rows
 from training.model.batch import Batch
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.mesh import World
 from training.sharding.axis import Axis
 
@@ -22,22 +22,22 @@ _ALONE = Axis("cp", 1, 0, None)
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """The chunks of a sequence that each rank along `axis` holds, `per_rank` each: one, or two in zigzag order."""
+    """The chunks of a sequence that each rank along `axis` has, `per_rank` each: one, or two in zigzag order."""
 
     axis: Axis
     per_rank: int
 
     @classmethod
-    def of(cls, layout: ParallelConfig, world: World) -> "TokenOrder":
+    def of(cls, layout: Layout, world: World) -> "TokenOrder":
         """The order of a layout; without context parallelism all tokens are this rank's."""
         return cls(world.axes.get("cp", _ALONE), layout.context_chunks)
 
     def chunks(self, rank: int) -> tuple[int, ...]:
-        """Numbers of the chunks of a rank, in the order in which it holds them."""
+        """Numbers of the chunks of a rank, in the order in which it has them."""
         return (rank,) if self.per_rank == 1 else (rank, 2 * self.axis.size - 1 - rank)
 
     def positions(self, local: Tensor, length: int) -> Tensor:
-        """Positions in the whole sequence of this rank's tokens of numbers `local`, of `length` that it holds."""
+        """Positions in the global sequence of this rank's tokens of numbers `local`, of `length` that it has."""
         size = length // self.per_rank
         shifts = [size * (chunk - i) for i, chunk in enumerate(self.chunks(self.axis.rank))]
         return torch.where(local < size, local + shifts[0], local + shifts[-1])
@@ -66,7 +66,7 @@ class TokenOrder:
         return held[:, sorted(range(len(chunks)), key=chunks.__getitem__)].flatten(1)
 
     def holder(self, position: int, length: int) -> tuple[int, int]:
-        """The rank that holds a token of a sequence of `length`, and the token's number there."""
+        """The rank that has a token of a sequence of `length`, and the token's number there."""
         size = length // (self.per_rank * self.axis.size)
         chunk, within = divmod(position, size)
         rank = next(rank for rank in range(self.axis.size) if chunk in self.chunks(rank))

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume
+
 
 @dataclass(frozen=True)
 class ContextSizes:
@@ -26,7 +28,20 @@ class ContextSizes:
     """Bytes of a gradient that ranks add to."""
 
 
-def context_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
+def context_traffic(inputs: TrafficInputs) -> Traffic:
+    """Context parallelism: what attention sends between the ranks that share sequences, for all layers and passes."""
+    layout, config = inputs.layout, inputs.config
+    if layout.cp == 1:
+        return {}
+    tokens, widths = inputs.tokens // layout.micro_batches, (config.q_width // layout.tp, config.kv_width // layout.tp)
+    sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
+    passes = layout.micro_batches * sum(len(inputs.stage_layers[stage]) for stage in inputs.stages)
+    again = sum(inputs.recomputations(stage) * len(inputs.stage_layers[stage]) for stage in inputs.stages)
+    found = attention_traffic(sizes, passes + again, passes)
+    return {("cp", operation): Volume(*volume) for operation, volume in found.items()}
+
+
+def attention_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
     """Calls and bytes by operation, of so many forward and backward passes of attention layers."""
     return _ring(sizes, forward, backward) if sizes.kind == "ring" else _ulysses(sizes, forward, backward)
 

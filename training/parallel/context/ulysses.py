@@ -29,7 +29,7 @@ class Ulysses:
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
 
-        `mask` is that of whole sequences, and of this rank's heads where it depends on heads.
+        `mask` is that of all tokens, and of this rank's heads where it depends on heads.
         """
         return self._attend(mask, mask.attend, q, k, v)
 

@@ -16,12 +16,12 @@ from training.memory.memory_config import OffloadTarget
 from training.memory.offload_parameters import offload_policy
 from training.model.decoder import Decoder
 from training.model.embedding import Embedding, Head
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 from training.parallel.mesh import World
 
 
 def apply_fsdp(
-    part: Decoder, layout: ParallelConfig, world: World, dtype: torch.dtype, offload: OffloadTarget = "device"
+    part: Decoder, layout: Layout, world: World, dtype: torch.dtype, offload: OffloadTarget = "device"
 ) -> None:
     """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in place.
 
@@ -42,7 +42,7 @@ def apply_fsdp(
     units = _units(part)
     every: list[list[nn.Module]] = [*units, [part]]
     for modules in every:
-        keep = layout.pp > 1 or modules[-1] in (part.head, part)
+        keep = layout.pipeline is not None or modules[-1] in (part.head, part)
         fully_shard(
             modules, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
         )
@@ -54,8 +54,8 @@ def apply_fsdp(
         _fsdp(part.embed).set_unshard_in_backward(False)  # a lookup's gradient does not depend on the weights
     for modules, following in pairwise(units):
         _fsdp(modules[0]).set_modules_to_forward_prefetch([_fsdp(following[0])])
-    if layout.pp > 1:
-        # torch's stages switch the reduction off until the last micro-batch, and keep whole gradients until then
+    if layout.pipeline is not None:
+        # torch's stages switch the reduction off until the last micro-batch, and keep full gradients until then
         part.set_requires_gradient_sync = _leave_gradient_sync  # type: ignore[assignment]
 
 

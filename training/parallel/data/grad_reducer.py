@@ -9,7 +9,7 @@ parameters in the compute dtype, a step
 - with ZeRO-2 does the same, but reduce-scatters after each micro-batch, so that no full gradient is kept;
 - with several groups (hybrid sharding) also all-reduces each rank's G / n over "replicate".
 
-In mixed precision a module holds a 16-bit copy of each parameter, and this rank float32 master weights of the rows that
+In mixed precision a module has a 16-bit copy of each parameter, and this rank float32 master weights of the rows that
 it updates; the 16-bit gradients of a micro-batch are summed in the buckets, in float32.
 """
 
@@ -32,7 +32,7 @@ BUCKETS_IN_FLIGHT = 2  # with ZeRO: before a third one is reduced or gathered, t
 class GradBucket:
     """Parameters whose gradients one collective reduces; `own[i]`: the shard of `full[i]` that this rank updates.
 
-    The buffer of gradient sums is (n, L), n ranks along "shard": row r holds rank r's rows of every parameter, each
+    The buffer of gradient sums is (n, L), n ranks along "shard": row r has rank r's rows of every parameter, each
     padded to the same length on all ranks, so one reduce-scatter gives each rank the rows that it updates. Gradients
     are moved into it as they are computed, and those of `own` are views of what the collective leaves: none exists
     twice.
@@ -120,7 +120,7 @@ class GradBucket:
         self._sums = self._buffer = None
         self._filled = set()
 
-    def start_publish(self) -> None:
+    def start_all_gather(self) -> None:
         """Start to all-gather the updated rows, cast; without shards, copy them to the full parameters."""
         if self.shard.size > 1:
             own, dtype = zip(self.own, self.lengths, strict=True), self.full[0].dtype
@@ -131,7 +131,7 @@ class GradBucket:
         elif self.full[0] is not self.own[0]:
             torch._foreach_copy_([p.detach() for p in self.full], [p.detach() for p in self.own])
 
-    def finish_publish(self) -> None:
+    def finish_all_gather(self) -> None:
         """Wait for the rows that are gathered, and copy them to the full parameters."""
         if self._gathering is None:
             return
@@ -150,7 +150,7 @@ class GradBucket:
 
 
 class GradReducer:
-    """Reduces the gradients of one pipeline stage, or of the whole decoder, over the replicas; ZeRO-0 to 2.
+    """Reduces the gradients of one pipeline stage, or of the unsplit decoder, over the replicas; ZeRO-0 to 2.
 
     `own`: the shard that this rank updates, by the id of the full parameter: the rows themselves, or float32 master
     weights of 16-bit ones. Without replicas and in one dtype gradients stay where autograd puts them. `make_bucket`
@@ -179,7 +179,7 @@ class GradReducer:
         self._passes = self._started = 0
         self._in_pass = False
         self._by_use = self.buckets[::-1]  # the order of the forward pass
-        self._published = len(self.buckets)  # of those: the others are being gathered, or wait for it
+        self._gathered = len(self.buckets)  # of those: the others are being gathered, or wait for it
         for bucket in self.buckets:
             for p in bucket.full:
                 p.register_post_accumulate_grad_hook(self._on_grad)
@@ -210,29 +210,29 @@ class GradReducer:
         for bucket in self.buckets:
             bucket.finish_reduce()
 
-    def start_publish(self) -> None:
+    def start_all_gather(self) -> None:
         """After an update: start to copy the updated rows to the full parameters, cast, and between ranks."""
-        self.finish_publish()
-        self._published = 0
+        self.finish_all_gather()
+        self._gathered = 0
         for bucket in self._by_use[:BUCKETS_IN_FLIGHT]:
-            bucket.start_publish()
+            bucket.start_all_gather()
         if self.shard.size == 1:
-            self.finish_publish()
+            self.finish_all_gather()
 
-    def finish_publish(self, count: int | None = None) -> None:
+    def finish_all_gather(self, count: int | None = None) -> None:
         """Wait until the first `count` buckets in the order of use are complete, by default all; start those after."""
-        while self._published < (len(self._by_use) if count is None else count):
-            self._by_use[self._published].finish_publish()
-            self._published += 1
-            for bucket in self._by_use[self._published + BUCKETS_IN_FLIGHT - 1 :][:1]:
-                bucket.start_publish()
+        while self._gathered < (len(self._by_use) if count is None else count):
+            self._by_use[self._gathered].finish_all_gather()
+            self._gathered += 1
+            for bucket in self._by_use[self._gathered + BUCKETS_IN_FLIGHT - 1 :][:1]:
+                bucket.start_all_gather()
 
-    def publish_before_use(self, modules: Iterable[nn.Module]) -> None:
+    def all_gather_before_use(self, modules: Iterable[nn.Module]) -> None:
         """Make every one of `modules` wait, before its forward pass, for the buckets of its parameters only."""
         for module in modules if self.buckets and self.shard.size > 1 else ():
             own = {id(self._bucket_of[id(p)]) for p in module.parameters()}
             count = max((i + 1 for i, bucket in enumerate(self._by_use) if id(bucket) in own), default=0)
-            module.register_forward_pre_hook(lambda *_, count=count: self.finish_publish(count))
+            module.register_forward_pre_hook(lambda *_, count=count: self.finish_all_gather(count))
 
     @property
     def _reduces(self) -> bool:

@@ -1,7 +1,7 @@
 """Pipeline: the stages of one rank, run by torch's schedules in training, and by a plain forward pass in evaluation."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,18 +18,9 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.parallel.data.grad_reducer import GradReducer
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
+from training.parallel.pipeline.schedules import SCHEDULES
 from training.sharding.axis import Axis
-
-SCHEDULES: dict[str, Callable[..., Any]] = {
-    "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019
-    "1f1b": schedules.Schedule1F1B,  # Narayanan et al. 2019, PipeDream; 2021, section 2.2.1
-    "interleaved-1f1b": schedules.ScheduleInterleaved1F1B,  # Narayanan et al. 2021, section 2.2.2
-    "looped-bfs": schedules.ScheduleLoopedBFS,  # Lamy-Poirier 2023, breadth-first
-    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,  # Qi et al. 2023
-    "zbv": schedules.ScheduleZBVZeroBubble,  # Qi et al. 2024
-    "dualpipev": schedules.ScheduleDualPipeV,  # DeepSeek-AI 2024, DualPipe in its V-shaped form
-}
 
 
 class _Stage(PipelineStage):
@@ -78,7 +69,7 @@ class Pipeline:
         self,
         parts: Sequence[Decoder],
         reducers: Sequence[GradReducer],
-        layout: ParallelConfig,
+        layout: Layout,
         axis: Axis,
         device: torch.device,
         dtype: torch.dtype,
@@ -96,7 +87,7 @@ class Pipeline:
         A micro-batch has `sequences` of `seq_len` tokens in all, of which a grid's rows and ranks of cp have parts.
         """
         sequences, seq_len = sequences // self.layout.batch_shards, seq_len // self.layout.cp
-        width = self.parts[self.stages[0]].config.width // self.layout.grid[2]
+        width = self.parts[self.stages[0]].config.width // self.layout.feature_shards
         length = seq_len // self.layout.sequence_shards
         ids = torch.empty(sequences, seq_len, dtype=torch.int64, device="meta")
         features = torch.empty(sequences, length, width, dtype=self.dtype, device="meta", requires_grad=True)
@@ -110,13 +101,13 @@ class Pipeline:
         ])  # fmt: skip
 
     def _schedule(self, shapes: Sequence[dict[str, Any]]) -> Any:
-        """torch's schedule of this rank's stages, each with what it is told of shapes."""
+        """torch's schedule of this rank's stages, each with the shapes that are known."""
         stages = []
         for number, reducer, known in zip(self.stages, self.reducers, shapes, strict=True):
             stage = _Stage(self.parts[number], number, self.layout.stages, self.device, group=self.axis.group, **known)
             stage.reducer, stage.schedule = reducer, self.layout.schedule
             stages.append(stage)
-        return SCHEDULES[self.layout.schedule](
+        return getattr(schedules, SCHEDULES[self.layout.schedule].torch_class)(
             stages[0] if self.layout.virtual_stages == 1 else stages,
             n_microbatches=self.layout.micro_batches,
             loss_fn=lambda loss, _: loss.sum() * self.scale,
@@ -182,7 +173,7 @@ class Pipeline:
         """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
-        width = self.parts[stage].config.width // self.layout.grid[2]
+        width = self.parts[stage].config.width // self.layout.feature_shards
         length = tokens.shape[1] // self.layout.sequence_shards
         x = torch.empty(len(tokens), length, width, dtype=self.dtype, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])

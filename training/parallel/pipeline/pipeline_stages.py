@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
+from training.parallel.layout import Layout
 
 
 def stage_layers(config: ModelConfig, stages: int, seq_len: int) -> list[range]:
@@ -60,7 +60,7 @@ class _PassOn(nn.Module):
         return x
 
 
-def split_stages(decoder: Decoder, layout: ParallelConfig, rank: int, seq_len: int) -> list[Decoder]:
+def split_stages(decoder: Decoder, layout: Layout, rank: int, seq_len: int) -> list[Decoder]:
     """Copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it.
 
     `seq_len` as of `stage_layers`.

@@ -1,9 +1,14 @@
-"""Pipeline passes: the order in which a pipeline rank takes the passes of its stages, from the schedules' papers."""
+"""Pipeline schedules: everything that is known of each, in one table. A new schedule is a new entry of SCHEDULES.
+
+A schedule is the order in which a pipeline rank takes the passes of its stages. torch runs it by a class of its own;
+the functions here give the same order from the papers, for the planner, and a test compares the two.
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
-from training.parallel.layout import ParallelConfig
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev"]
 
 
 class Pass(NamedTuple):
@@ -16,47 +21,95 @@ class Pass(NamedTuple):
     stage: int
 
 
-def pipeline_passes(layout: ParallelConfig, rank: int) -> list[Pass]:
+class RankStages(NamedTuple):
+    """A pipeline rank of `ranks`, the stages that it has, and the number of micro-batches in a step."""
+
+    ranks: int
+    rank: int
+    stages: list[int]
+    micro_batches: int
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """What a schedule is, to torch, to the checks of options and to the planner."""
+
+    torch_class: str
+    """In torch.distributed.pipelining.schedules."""
+    stages_per_rank: int | None
+    """Pipeline stages per rank that it is defined for; None: any number above 1."""
+    passes: Callable[[RankStages], list[Pass]]
+    """The order of a rank's passes."""
+    splits_backward: bool = False
+    """True if it computes gradients of inputs and of weights separately (Qi et al. 2023)."""
+    is_v_shaped: bool = False
+    """True if rank r of p has stages r and 2 p - 1 - r, so that the first and the last stage share a rank."""
+    fills: Literal["nothing", "ranks", "stages"] = "nothing"
+    """What it needs a micro-batch for each of: with fewer its order is not defined."""
+
+
+class _Stages(Protocol):
+    """What pipeline options say of the stages."""
+
+    @property
+    def pp(self) -> int: ...
+    @property
+    def pipeline(self) -> PipelineSchedule | None: ...
+    @property
+    def micro_batches(self) -> int: ...
+    def stages_of_rank(self, rank: int) -> list[int]: ...
+
+
+def pipeline_passes(layout: _Stages, rank: int) -> list[Pass]:
     """Passes of pipeline rank `rank` in a step, in order; `layout` is resolved. Without a pipeline: F and B in turn."""
-    stages, count = layout.stages_of_rank(rank), layout.micro_batches
-    if layout.pp == 1:
-        return [Pass(kind, 0) for _ in range(count) for kind in "FB"]
-    if layout.schedule == "1f1b":  # Narayanan et al. 2021, section 2.2.1
-        warm = min(count, layout.pp - rank)
-        return [Pass(kind, rank) for kind in "F" * warm + "BF" * (count - warm) + "B" * warm]
-    if layout.schedule in ("gpipe", "looped-bfs"):  # Huang et al. 2019; Lamy-Poirier 2023
-        forward = [Pass("F", stage) for stage in stages for _ in range(count)]
-        return [*forward, *(Pass("B", stage) for stage in reversed(stages) for _ in range(count))]
-    if layout.schedule in ("interleaved-1f1b", "zero-bubble"):
-        return _interleaved(layout, rank)
-    if layout.schedule == "dualpipev":
-        return _dualpipev(layout, rank)
-    return _zbv(layout, rank)
+    if layout.pipeline is None:
+        return [Pass(kind, 0) for _ in range(layout.micro_batches) for kind in "FB"]
+    return layout.pipeline.passes(RankStages(layout.pp, rank, layout.stages_of_rank(rank), layout.micro_batches))
 
 
-def _interleaved(layout: ParallelConfig, rank: int) -> list[Pass]:
-    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2), and with a split backward pass ZB-1P (Qi et al. 2023).
+def _1f1b(own: RankStages) -> list[Pass]:
+    """1F1B, PipeDream's (Narayanan et al. 2019; 2021, section 2.2.1)."""
+    warm = min(own.micro_batches, own.ranks - own.rank)
+    order = "F" * warm + "BF" * (own.micro_batches - warm) + "B" * warm
+    return [Pass(kind, own.rank) for kind in order]
 
-    Micro-batches pass in rounds of one per rank, each round through all stages of the rank before the next one.
-    """
-    stages, split = layout.stages_of_rank(rank), layout.schedule == "zero-bubble"
-    per_round = layout.micro_batches // max(1, layout.micro_batches // layout.pp)
-    total = layout.micro_batches * len(stages)
-    warm = min(total, (len(stages) - 1) * per_round + (1 if split else 2) * (layout.pp - 1 - rank))
+
+def _all_forward_first(own: RankStages) -> list[Pass]:
+    """GPipe (Huang et al. 2019), and with several stages breadth-first (Lamy-Poirier 2023)."""
+    forward = [Pass("F", stage) for stage in own.stages for _ in range(own.micro_batches)]
+    return [*forward, *(Pass("B", stage) for stage in reversed(own.stages) for _ in range(own.micro_batches))]
+
+
+def _interleaved(own: RankStages) -> list[Pass]:
+    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2)."""
+    return _in_rounds(own, split=False)
+
+
+def _zero_bubble(own: RankStages) -> list[Pass]:
+    """ZB-1P (Qi et al. 2023): interleaved 1F1B with a split backward pass."""
+    return _in_rounds(own, split=True)
+
+
+def _in_rounds(own: RankStages, split: bool) -> list[Pass]:
+    """Micro-batches pass in rounds of one per rank, each round through all stages of the rank before the next one."""
+    stages = own.stages
+    per_round = own.micro_batches // max(1, own.micro_batches // own.ranks)
+    total = own.micro_batches * len(stages)
+    warm = min(total, (len(stages) - 1) * per_round + (1 if split else 2) * (own.ranks - 1 - own.rank))
     forward = [Pass("F", stages[i // per_round % len(stages)]) for i in range(total)]
     order = [stages[-1 - i // per_round % len(stages)] for i in range(total)]
     passes, weights = forward[:warm], iter(order)
     for i, stage in enumerate(order):
         passes += [*forward[warm + i : warm + i + 1], Pass("I" if split else "B", stage)]
-        if split and i >= rank:
+        if split and i >= own.rank:
             passes.append(Pass("W", next(weights)))
     return [*passes, *(Pass("W", stage) for stage in weights)] if split else passes
 
 
-def _zbv(layout: ParallelConfig, rank: int) -> list[Pass]:
+def _zbv(own: RankStages) -> list[Pass]:
     """ZB-V (Qi et al. 2024): each rank has a stage on the way down and one on the way up."""
-    down, up = layout.stages_of_rank(rank)
-    count, pp = layout.micro_batches, layout.pp
+    (down, up), ranks, rank = own.stages, own.ranks, own.rank
+    count = max(2 * ranks - 1, own.micro_batches)
     done: dict[Pass, int] = {}
     passes: list[Pass] = []
 
@@ -64,26 +117,17 @@ def _zbv(layout: ParallelConfig, rank: int) -> list[Pass]:
         for kind in kinds:
             each = Pass(kind, stage)
             done[each] = done.get(each, 0) + 1
-            if done[each] <= count:  # the order is that of enough micro-batches; the others are left out
+            if done[each] <= own.micro_batches:  # the order is that of enough micro-batches; the others are left out
                 passes.append(each)
 
-    _zbv_order(take, lambda kind, stage: done.get(Pass(kind, stage), 0), (down, up), (pp, rank, max(2 * pp - 1, count)))
-    return passes
+    def taken(kind: str, stage: int) -> int:
+        return done.get(Pass(kind, stage), 0)
 
-
-def _zbv_order(
-    take: Callable[[int, str], None],
-    taken: Callable[[str, int], int],
-    stages: tuple[int, int],
-    sizes: tuple[int, int, int],
-) -> None:
-    """Take the passes of `stages` (down, up) for `sizes` (ranks, rank, micro-batches); `taken` counts them."""
-    (down, up), (pp, rank, count) = stages, sizes
-    take(down, "F" * (2 * (pp - rank) - 1))
+    take(down, "F" * (2 * (ranks - rank) - 1))
     for _ in range(rank):
         take(up, "F")
         take(down, "F")
-    for _ in range(pp - rank):
+    for _ in range(ranks - rank):
         take(up, "FIW")
     while taken("F", up) < taken("F", down) or taken("F", down) < count:
         take(down, "FIW" if taken("F", down) < count else "IW")
@@ -91,33 +135,46 @@ def _zbv_order(
     for _ in range(rank):
         take(down, "I")
         take(up, "I")
-    for _ in range(pp - rank):
+    for _ in range(ranks - rank):
         take(down, "IW")
     take(up, "W" * (taken("I", up) - taken("W", up)))
     take(down, "W" * (taken("I", down) - taken("W", down)))
+    return passes
 
 
-def _dualpipev(layout: ParallelConfig, rank: int) -> list[Pass]:
+def _dualpipev(own: RankStages) -> list[Pass]:
     """DualPipeV: DualPipe (DeepSeek-AI 2024, section 3.2.1) on half of its ranks, with a stage on the way down and up.
 
     In its middle a forward pass of one stage and the backward pass of the other make a pair, which two streams of a GPU
     can overlap; torch runs the one after the other. It needs as many micro-batches as stages.
     """
-    down, up = layout.stages_of_rank(rank)
-    behind, own = layout.pp - rank - 1, rank + 1  # ranks further down, and those up to this one
-    middle = layout.micro_batches - layout.stages + own
+    down, up = own.stages
+    behind, before = own.ranks - own.rank - 1, own.rank + 1  # ranks further down, and those up to this one
+    middle = own.micro_batches - 2 * own.ranks + before
     turns = (
         (2 * behind, [("F", down)]),
-        (own, [("F", down), ("F", up)]),
+        (before, [("F", down), ("F", up)]),
         (behind, [("I", up), ("W", up), ("F", up)]),
         (middle, [("F", down), ("B", up), ("F", up), ("B", down)]),
         (behind, [("B", up), ("F", up), ("B", down)]),
     )
     passes = [Pass(*each) for times, turn in turns for _ in range(times) for each in turn]
-    last = [up, down] * own  # the first half of them in whole, the second half split
-    inputs = last[own:] + [down] * behind
+    last = [up, down] * before  # the first half of them unsplit, the second half split
+    inputs = last[before:] + [down] * behind
     weights = iter(inputs)
-    passes += [*(Pass("B", stage) for stage in last[:own]), *(Pass("I", stage) for stage in last[own:])]
+    passes += [*(Pass("B", stage) for stage in last[:before]), *(Pass("I", stage) for stage in last[before:])]
     for _ in range(behind):
         passes += [Pass("W", next(weights)), Pass("I", down)]
     return [*passes, *(Pass("W", stage) for stage in weights)]
+
+
+SCHEDULES: dict[Schedule, PipelineSchedule] = {
+    "gpipe": PipelineSchedule("ScheduleGPipe", 1, _all_forward_first),
+    "1f1b": PipelineSchedule("Schedule1F1B", 1, _1f1b, fills="ranks"),
+    "interleaved-1f1b": PipelineSchedule("ScheduleInterleaved1F1B", None, _interleaved),
+    "looped-bfs": PipelineSchedule("ScheduleLoopedBFS", None, _all_forward_first),
+    "zero-bubble": PipelineSchedule("ScheduleInterleavedZeroBubble", None, _zero_bubble, splits_backward=True),
+    "zbv": PipelineSchedule("ScheduleZBVZeroBubble", 2, _zbv, splits_backward=True, is_v_shaped=True),
+    "dualpipev": PipelineSchedule("ScheduleDualPipeV", 2, _dualpipev, True, True, fills="stages"),
+}
+SPLIT_BACKWARD = tuple(name for name, schedule in SCHEDULES.items() if schedule.splits_backward)

@@ -1,34 +1,63 @@
-"""Checks that a model and its sequences fit tensor parallelism by rows and columns (1d)."""
+"""Tensor parallelism's options, and the check that a model and its sequences fit them."""
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import ClassVar
 
+from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
 
-if TYPE_CHECKING:
-    from training.parallel.layout import ParallelConfig
 
+@dataclass(frozen=True)
+class TensorOptions:
+    """Ranks over which every matrix is sharded, by rows or columns."""
 
-def check_tensor(layout: "ParallelConfig", model: ModelConfig, seq_len: int) -> None:
-    """Raise UsageError unless the resolved `layout` divides the model, and with sequence parallelism the sequences."""
-    tp = layout.tp
-    require(layout.depth == 1, f"parallel.depth {layout.depth} with parallel.tensor 1d; try --parallel.tensor 2.5d")
-    possible = possible_sizes(model)
-    advice = f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
-    for name in ("heads", "kv_heads", "ffn_width"):
-        size = getattr(model, name)
-        require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
-    require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
-    require(
-        not layout.sequence_parallel or tp > 1,
-        "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1; try --parallel.tp 2",
-    )
-    require(
-        not layout.sequence_parallel or seq_len % tp == 0,
-        f"data.seq_len {seq_len} is not divisible by parallel.tp {tp}, over which sequence_parallel shards it; "
-        f"try --data.seq_len {-(-seq_len // tp) * tp}",
-    )
+    tp: int = 1
+    """Tensor-parallel ranks: every matrix is sharded over them (Shoeybi et al. 2019, Megatron-LM)."""
+    sequence_parallel: bool = False
+    """With tp: shard the activations between the matrices along the sequence, which saves memory (Korthikanti et al.
+    2022)."""
+    RANGES: ClassVar[dict[str, Range]] = {"tp": Range(1, 2**31 - 1)}
+
+    @property
+    def sequence_shards(self) -> int:
+        """Ranks that share the tokens of a sequence between the tensor-parallel regions."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
+    def batch_shards(self) -> int:
+        """Parts into which tensor-parallel ranks divide the sequences of a replica."""
+        return 1
+
+    @property
+    def feature_shards(self) -> int:
+        """Parts into which tensor-parallel ranks divide the features between two layers."""
+        return 1
+
+    def describe_tensor(self) -> list[str]:
+        """Words for logs, such as "tp 2"."""
+        return [f"tp {self.tp}" + " with sequence parallelism" * self.sequence_parallel] * (self.tp > 1)
+
+    def check_tensor(self, model: ModelConfig, seq_len: int) -> None:
+        """Raise UsageError unless tp divides the model, and with sequence parallelism the sequences."""
+        tp, possible = self.tp, possible_sizes(model)
+        advice = (
+            f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
+        )
+        for name in ("heads", "kv_heads", "ffn_width"):
+            size = getattr(model, name)
+            require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
+        require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
+        require(
+            not self.sequence_parallel or tp > 1,
+            "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1; try --parallel.tp 2",
+        )
+        require(
+            not self.sequence_parallel or seq_len % tp == 0,
+            f"data.seq_len {seq_len} is not divisible by parallel.tp {tp}, over which sequence_parallel shards it; "
+            f"try --data.seq_len {-(-seq_len // tp) * tp}",
+        )
 
 
 def possible_sizes(model: ModelConfig) -> list[int]:

@@ -4,7 +4,7 @@ Attention and MLP are each a tensor-parallel region: a column-parallel product, 
 collective at the entry and one at the exit suffice. Outside the regions activations are replicated, (B, T, D), or with
 sequence parallelism sharded along the sequence, (B, T / n, D) (Korthikanti et al. 2022, figure 5). Per region a forward
 pass all-reduces B T D numbers, and so does the backward pass; with sequence parallelism each all-reduce becomes an
-all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors; which rank holds which is in
+all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors; which rank has which is in
 placement_table.py.
 """
 

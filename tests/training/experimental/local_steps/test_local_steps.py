@@ -21,12 +21,12 @@ from training.config import TrainConfig
 from training.data.batches import Batches
 from training.distributed.rank_pool import RankError
 from training.experimental.local_steps import replicas
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
-from training.parallel.layout import ParallelConfig
 from training.parallel.traffic_counter import TrafficCounter
 from training.parallel.traffic_inputs import Volume
 from training.profiling.profile_config import ProfileConfig

@@ -29,7 +29,7 @@ from training.distributed.rank_pool import RankError
 from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
 from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.local_steps.meeting_folder import Start
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
 from training.trainer import Trainer

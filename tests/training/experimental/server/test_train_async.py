@@ -28,13 +28,13 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import plan_async
 from training.experimental.server.messages import Link
 from training.experimental.server.part_queue import Part, PartQueue
 from training.experimental.server.server import GradientServer
 from training.experimental.server.worker import work
-from training.parallel.layout import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 from training.train_async import train_async

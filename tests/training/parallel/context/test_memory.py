@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.bench_context import measured, small_model
 from training.distributed.rank_pool import RankPool
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 ONE, RING = ParallelConfig(), ParallelConfig(cp=4)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 from training.sharding.axis import Axis
 

@@ -11,8 +11,8 @@ from gristmill.errors import UsageError
 from tests.training.parallel.test_layouts import assert_same, train_with
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
-from training.parallel.layout import ParallelConfig
 from training.train import train
 
 RunRanks = Callable[..., list[Any]]

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import training.parallel.data.grad_reducer
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.data.grad_reducer import GradReducer
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import World, build_world
 
 RunRanks = Callable[..., list[Any]]
@@ -62,8 +62,8 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
                 assert own.grad is not None and own.grad.shape == own.shape
                 grads.append(own.grad.clone())
                 own -= own.grad
-        reducer.start_publish()
-        reducer.finish_publish()
+        reducer.start_all_gather()
+        reducer.finish_all_gather()
     first = [(reducer.own[id(p)].data_ptr() - p.data_ptr()) // (p.stride(0) * p.element_size()) for p in parameters]
     return [(len(reducer.buckets), *x) for x in zip(first, grads, (p.detach() for p in parameters), strict=True)]
 
@@ -157,13 +157,13 @@ def used_while_gathered(dtype: torch.dtype) -> list[tuple[int, bool]]:
         patch.setattr(training.parallel.data.grad_reducer, "BUCKET_BYTES", 1)
         _, parameters, reducer = build(1, 2, dtype=dtype)
     modules = [Returns(p) for p in parameters]
-    reducer.publish_before_use(modules)
+    reducer.all_gather_before_use(modules)
     found = []
     for update in (1, 2):
         with torch.no_grad():
             for i, p in enumerate(parameters):
                 reducer.own[id(p)].fill_(10.0 * update + i)
-        reducer.start_publish()
+        reducer.start_all_gather()
         for i, module in enumerate(modules):
             complete = torch.equal(module(), torch.full(SHAPES[i], 10.0 * update + i, dtype=dtype))
             found.append((sum(bucket._gathering is not None for bucket in reducer.buckets), complete))

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import STAGES_PER_RANK, ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline.pipeline_parallel import SCHEDULES
+from training.parallel.pipeline.schedules import SCHEDULES
 
 RunRanks = Callable[..., list[Any]]
 CONFIG = ModelConfig(preset="gpt2", layers=6, width=16, heads=2, init_std=0.3).resolve(31, 8)
@@ -67,7 +67,7 @@ def orders(layout: ParallelConfig) -> dict[int, str]:
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_a_schedule_runs_every_micro_batch_once_on_every_stage(run_ranks: RunRanks, schedule: Any) -> None:
-    stages = 2 * (STAGES_PER_RANK[schedule] or 2)
+    stages = 2 * (SCHEDULES[schedule].stages_per_rank or 2)
     found = {k: v for part in run_ranks(2, orders, ParallelConfig(pp=2, schedule=schedule)) for k, v in part.items()}
     assert sorted(found) == list(range(stages))
     for order in found.values():

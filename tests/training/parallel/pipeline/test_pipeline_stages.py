@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages, stage_layers
 
 

@@ -7,28 +7,27 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from training.parallel.layout import STAGES_PER_RANK, ParallelConfig
-from training.parallel.pipeline.schedules import Pass, pipeline_passes
+from training.experimental.parallel_config import ParallelConfig
+from training.parallel.pipeline.schedules import SCHEDULES, Pass, pipeline_passes
 
 RunRanks = Callable[..., list[Any]]
-SCHEDULES = ("interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
+INTERLEAVED = ("interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
 
 
 def differences(micro_batches: tuple[int, ...]) -> list[str]:
     """Layouts whose passes differ from torch's, on this rank."""
-    from torch.distributed.pipelining import PipelineStage
-
-    from training.parallel.pipeline.pipeline_parallel import SCHEDULES as TORCH
+    from torch.distributed.pipelining import PipelineStage, schedules
 
     size, rank, found, compared = dist.get_world_size(), dist.get_rank(), [], 0
-    for schedule in SCHEDULES:
-        for virtual in [STAGES_PER_RANK[schedule]] if STAGES_PER_RANK[schedule] else [2, 3]:
+    for schedule in INTERLEAVED:
+        fixed, torch_class = SCHEDULES[schedule].stages_per_rank, getattr(schedules, SCHEDULES[schedule].torch_class)
+        for virtual in [fixed] if fixed else [2, 3]:
             for count in micro_batches:
                 layout = ParallelConfig(1, 0, 1, 1, False, size, schedule, virtual, count)  # type: ignore[arg-type]
                 here = [(n, torch.nn.Linear(2, 2)) for n in layout.stages_of_rank(rank)]
                 stages = [PipelineStage(part, n, layout.stages, torch.device("cpu")) for n, part in here]
                 try:
-                    real = TORCH[schedule](stages, n_microbatches=count, loss_fn=lambda a, _: a)
+                    real = torch_class(stages, n_microbatches=count, loss_fn=lambda a, _: a)
                 except ValueError:  # not a multiple of its rounds
                     continue
                 compared += 1

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
+from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.parallelize import shard_model
 from training.parallel.placement_table import tensor_parallel_table
 from training.parallel.tensor.tensor_parallel import ShardedDropout, apply_tensor_parallel

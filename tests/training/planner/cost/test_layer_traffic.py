@@ -11,8 +11,8 @@ from gristmill_planner.cost.layer_traffic import Seconds, layer_collectives
 from gristmill_planner.cost.planned_run import PlannedRun
 from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
 from gristmill_planner.layouts.crossings import layer_seconds
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 MODEL = ModelConfig(preset="llama", layers=8, width=1024, heads=16, kv_heads=16, ffn_width=3072).resolve(32_000, 8192)
 EXACT = Constants(link_share=1.0, network_share=1.0, collective_latency=0.0)

@@ -13,8 +13,8 @@ from gristmill_planner.cost.step_time import rank_parameters, step_time
 from gristmill_planner.published_runs import PublishedRun, divided_layers, published_runs
 from gristmill_planner.run_memory import megatron_memory
 from gristmill_planner.validation import narayanan_table_2
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
 

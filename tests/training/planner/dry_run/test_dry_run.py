@@ -12,9 +12,9 @@ from gristmill_planner.cost.planned_run import GRISTMILL, OptimizerStates, Plann
 from gristmill_planner.dry_run.dry_run import try_rank
 from gristmill_planner.published_runs import find_published_run
 from gristmill_planner.run_memory import run_memory
+from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig
 
 SIZES = {"layers": 9, "width": 64, "heads": 4, "kv_heads": 4, "ffn_width": 96, "vocab_size": 251, "context": 32}
 # layout, its processes, a rank, a preset, recomputation

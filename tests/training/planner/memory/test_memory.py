@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.memory_rows import Row, compare, kinds, small
-from training.parallel.layout import ParallelConfig
+from training.experimental.parallel_config import ParallelConfig
 
 RunRanks = Callable[..., list[Any]]
 LLAMA, GPT2 = (small(preset, layers=4, width=64, vocabulary=1024, seq_len=48) for preset in ("llama", "gpt2"))

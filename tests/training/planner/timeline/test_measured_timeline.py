@@ -14,13 +14,13 @@ from torch.profiler import profile
 from gristmill.errors import InputError, UsageError
 from gristmill_planner.plan import plan
 from gristmill_planner.timeline.measured_timeline import measured_costs, read_timeline
+from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.layout import ParallelConfig, Schedule
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline.schedules import pipeline_passes
+from training.parallel.pipeline.schedules import Schedule, pipeline_passes
 
 RunRanks = Callable[..., list[Any]]
 

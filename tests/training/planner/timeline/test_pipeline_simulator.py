@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from gristmill_planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
-from training.parallel.layout import Schedule
+from training.parallel.pipeline.schedules import Schedule
 
 EQUAL = PassCosts(1.0, 1.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""3D products: a linear layer on a cube of l x l x l ranks, of which each holds a block of every matrix.
+"""3D products: a linear layer on a cube of l x l x l ranks, of which each has a block of every matrix.
 
 Rank (k, i, j) is in layer k, row i and column j of a cube. A product takes the features of an axis of it to those of
 another one, and the next product takes them back (Bian et al. 2021). With the columns as inputs and the rows
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import gather_rows, scatter_rows
-from training.parallel.grid.summa import is_wanted, join
+from training.experimental.grids.summa import join, needs_gradient
 from training.sharding.axis import Axis
 
 
@@ -60,9 +60,9 @@ class _Product(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         turn, dx, dw = ctx.turn, None, [None] * len(weights)
         dy = gather_rows(grad, turn.inputs)
-        if is_wanted(ctx, 0):
+        if needs_gradient(ctx, 0):
             dx = scatter_rows(dy @ gather_inputs(join(weights), turn.layers), turn.outputs)
-        if is_wanted(ctx, 1):
+        if needs_gradient(ctx, 1):
             dw = scatter_inputs(dy.T @ gather_rows(x, turn.outputs), turn.layers).split([*map(len, weights)])
         return dx, None, *dw
 

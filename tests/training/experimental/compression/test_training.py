@@ -16,7 +16,8 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankError
-from training.parallel.layout import ParallelConfig
+from training.experimental.compression.bucket import buckets_of
+from training.experimental.parallel_config import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
 from training.trainer import Trainer
@@ -65,7 +66,8 @@ def unsent(config: TrainConfig) -> dict[str, Tensor]:
     """The sum over the replicas of what they have left out, by parameter, when the run is resumed."""
     with init_distributed("cpu") as device, Trainer(RunPlan.of(config), device) as trainer:
         trainer.load()
-        found = {name: error.double() for bucket in trainer.model.compressed for name, error in bucket.errors.items()}
+        buckets = buckets_of(trainer.model.reducers)
+        found = {name: error.double() for bucket in buckets for name, error in bucket.errors.items()}
         for error in found.values():
             dist.all_reduce(error, group=trainer.world.axis("replicate").group)
         return found

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.grid.summa import Grid, blocks_along, input_gradient, product, sum_to_each, weight_gradient
-from training.parallel.layout import ParallelConfig
+from training.experimental.grids.summa import Grid, blocks_along, input_gradient, product, sum_to_each, weight_gradient
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.mesh import World, build_world
 from training.parallel.traffic_counter import TrafficCounter
 from training.parallel.traffic_inputs import Traffic

@@ -1,7 +1,7 @@
-"""SUMMA: the products of a linear layer on a grid of q x q ranks, of which each holds a block of every matrix.
+"""SUMMA: the products of a linear layer on a grid of q x q ranks, of which each has a block of every matrix.
 
-Rank (i, j) holds block (i, j) of the features X: the tokens of grid row i, the features of grid column j. Of a weight
-W, which torch stores as (outputs, inputs), it holds the outputs of grid column j and the inputs of grid row i, called
+Rank (i, j) has block (i, j) of the features X: the tokens of grid row i, the features of grid column j. Of a weight
+W, which torch stores as (outputs, inputs), it has the outputs of grid column j and the inputs of grid row i, called
 W_ij here: block (i, j) of the paper's B = W^T. A layer and its gradients are then (van de Geijn & Watts 1997; Xu et al.
 2021, algorithms 1 to 3)
 
@@ -63,8 +63,8 @@ class _Summa(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        dx = input_gradient(grad, join(weights), ctx.grid) if is_wanted(ctx, 0) else None
-        if not is_wanted(ctx, 1):
+        dx = input_gradient(grad, join(weights), ctx.grid) if needs_gradient(ctx, 0) else None
+        if not needs_gradient(ctx, 1):
             return dx, *[None] * (1 + len(weights))
         return dx, None, *weight_gradient(grad, x, ctx.grid).split([*map(len, weights)])
 
@@ -74,8 +74,8 @@ def join(weights: Sequence[Tensor]) -> Tensor:
     return weights[0] if len(weights) == 1 else torch.cat([*weights])
 
 
-def is_wanted(ctx: Any, index: int) -> bool:
-    """True if this backward pass goes on to an argument, numbered among tensors.
+def needs_gradient(ctx: Any, index: int) -> bool:
+    """True if this backward pass continues to an argument, numbered among tensors.
 
     A split one computes gradients of inputs and weights apart.
     """

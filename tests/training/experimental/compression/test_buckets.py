@@ -12,12 +12,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-import training.parallel.compression.int8
-from training.parallel.compression.bucket import CompressedBucket, Compression
-from training.parallel.compression.int8 import BLOCK, decode, encode
-from training.parallel.compression.powersgd import PowerSGD, initial_q
+import training.experimental.compression.int8
+from training.experimental.compression.bucket import CompressedBucket, Compression
+from training.experimental.compression.int8 import BLOCK, decode, encode
+from training.experimental.compression.powersgd import PowerSGD, initial_q
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.data.grad_reducer import GradReducer
-from training.parallel.layout import ParallelConfig
 from training.parallel.mesh import build_world
 
 RunRanks = Callable[..., list[Any]]
@@ -76,7 +76,7 @@ def planted(fault: str) -> Iterator[None]:
         if fault == "memory dropped":
             patch.setattr(CompressedBucket, "keep", lambda _: None)
         if fault == "scale lost":
-            patch.setattr(training.parallel.compression.int8, "decode", lambda codes, _, dtype: codes.to(dtype))
+            patch.setattr(training.experimental.compression.int8, "decode", lambda codes, _, dtype: codes.to(dtype))
         yield
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from training.experimental.grids.summa import needs_gradient
 from training.kernels.precision import accumulation_dtype
 from training.model.layers import LayerNorm, RMSNorm
-from training.parallel.grid.summa import is_wanted
 from training.sharding.axis import Axis
 
 
@@ -53,7 +53,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         normed, grad, dx = x.to(scale.dtype) * scale, grad.to(scale.dtype), None
-        if is_wanted(ctx, 0):
+        if needs_gradient(ctx, 0):
             own = grad * weight
             dx = (own - normed * mean_over(own * normed, ctx.axis)).mul_(scale).to(x.dtype)
         return dx, _sum_of_tokens(grad * normed, weight), None, None
@@ -75,7 +75,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         normed, grad, dx = (x.to(scale.dtype) - mean).mul_(scale), grad.to(scale.dtype), None
-        if is_wanted(ctx, 0):
+        if needs_gradient(ctx, 0):
             own = grad * weight
             shift, slope = mean_over(torch.stack((own, own * normed)), ctx.axis)
             dx = (own - shift - normed * slope).mul_(scale).to(x.dtype)

@@ -5,20 +5,20 @@ replicas: gradients + old memories = what all of them get + new memories. Vector
 data parallelism have terms, are summed as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from training.experimental.compression.int8 import Int8Sum
+from training.experimental.compression.options import CompressionOptions
+from training.experimental.compression.powersgd import PowerSGD, initial_q, is_smaller
 from training.model.decoder import Decoder
-from training.parallel.compression.int8 import Int8Sum
-from training.parallel.compression.powersgd import PowerSGD, initial_q, is_smaller
-from training.parallel.data.grad_reducer import GradBucket
-from training.parallel.layout import ParallelConfig
+from training.parallel.data.grad_reducer import GradBucket, GradReducer
+from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.pipeline.pipeline_stages import global_name
-from training.parallel.placement_table import DATA_PARALLEL
 from training.sharding.axis import Axes, Axis
 from training.sharding.placement import Placement
 
@@ -117,8 +117,13 @@ class CompressedBucket(GradBucket):
         return list(flat.split(self.lengths))
 
 
+def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
+    """The buckets of a model's reducers that are sent compressed."""
+    return [b for reducer in reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
+
+
 def compressed_buckets(
-    part: Decoder, layout: ParallelConfig, table: Mapping[str, Placement], axes: Axes, seed: int
+    part: Decoder, options: CompressionOptions, table: Mapping[str, Placement], axes: Axes, seed: int
 ) -> "partial[CompressedBucket]":
     """Makes the buckets of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
     names = {}
@@ -127,4 +132,6 @@ def compressed_buckets(
         others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
         if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
             names[id(p)] = name
-    return partial(CompressedBucket, compression=Compression(layout.compression, layout.compression_rank, seed, names))
+    return partial(
+        CompressedBucket, compression=Compression(options.compression, options.compression_rank, seed, names)
+    )

@@ -1,6 +1,6 @@
 """PowerSGD: replicas sum a rank-r approximation of each gradient matrix (Vogels et al. 2019, arXiv 1905.13727).
 
-One step of a power iteration that goes on over training steps. With M_w (n, m), replica w's gradient and what it has
+One step of a power iteration, continued over training steps. With M_w (n, m), replica w's gradient and what it has
 left out so far, and Q (m, r) of the step before:
     P = sum of M_w Q      all-reduce of n r numbers, then orthonormal columns
     Q = sum of M_w^T P    all-reduce of m r numbers

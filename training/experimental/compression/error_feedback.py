@@ -19,6 +19,7 @@ from torch import Tensor
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards, stored_shapes
+from training.experimental.compression.bucket import buckets_of
 from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin
 from training.sharding.shard_spec import ShardSpec
@@ -31,20 +32,21 @@ class ErrorFeedback(Plugin):
     """Keeps what compression left out of the gradients that an update uses, and PowerSGD's warm starts."""
 
     def __init__(self, model: ParallelModel) -> None:
-        self.model = model
+        self.model, self.buckets = model, buckets_of(model.reducers)
 
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
         """Remember what was left out of the gradients of this update; of no other ones."""
         yield
-        self.model.keep_errors()
+        for bucket in self.buckets:
+            bucket.keep()
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
         """This rank's memories and warm starts, too; they are read apart."""
         if stored is not None:
             return state
         replicate, state = self.model.world.axis("replicate"), {**state}
-        for bucket in self.model.compressed:
+        for bucket in self.buckets:
             for name, error in bucket.errors.items():
                 spec = _of_replica(_param(self.model, name).spec, replicate.rank, replicate.size)
                 state[_error_key(name)] = [(error[None], spec)]
@@ -60,7 +62,7 @@ class ErrorFeedback(Plugin):
 
 def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist.ProcessGroup) -> None:
     replicate, state = model.world.axis("replicate"), State()
-    for bucket in model.compressed:
+    for bucket in buckets_of(model.reducers):
         for name, error in bucket.errors.items():
             count = stored.get(_error_key(name), (0,))[0]  # 0: a branch from a run without compression
             specs = [
@@ -69,7 +71,7 @@ def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist
             if specs:
                 state[_error_key(name)] = [(torch.empty_like(error[None]), spec) for spec in specs]
     read_shards(state, folder, group)
-    for bucket in model.compressed:
+    for bucket in buckets_of(model.reducers):
         for name, error in bucket.errors.items():
             error.zero_()
             for values, _ in state.get(_error_key(name), ()):
@@ -79,7 +81,7 @@ def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist
 def _warm_starts(model: ParallelModel) -> Iterator[tuple[str, Tensor, ShardSpec]]:
     """Each Q with its key, and its place among those of the tensor-parallel pieces."""
     axis = model.world.axis("tp")
-    for bucket in model.compressed:
+    for bucket in buckets_of(model.reducers):
         for name, q in bucket.qs.items():
             parts, index = (axis.size, axis.rank) if "tp" in _param(model, name).placement.shard else (1, 0)
             yield _q_key(name), q, ShardSpec((parts, *q.shape), (index, 0, 0), (1, *q.shape))

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.grid.cube import Turn, product_3d
-from training.parallel.layout import ParallelConfig
+from training.experimental.grids.cube import Turn, product_3d
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.mesh import build_world
 from training.parallel.traffic_counter import TrafficCounter
 from training.parallel.traffic_inputs import Traffic

@@ -7,7 +7,7 @@ gathered tensor (l - 1) / l comes from other ranks, (l - 1) (n h + h h' + n h') 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from training.parallel.grid.traffic import INT64, GridSizes, ModuleTraffic, Passes, vocabulary_part
+from training.experimental.grids.grid_traffic import INT64, GridSizes, ModuleTraffic, Passes, vocabulary_part
 from training.parallel.parameter_shapes import ParameterShape
 
 
@@ -83,9 +83,9 @@ def _is_inner(p: ParameterShape) -> bool:
     return p.name.endswith(tuple(f".{name}.bias" for name in ("q", "k", "v", "gate", "up")))
 
 
-def cube_parameters(sizes: GridSizes, whole: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
-    """The blocks of whole parameters that a rank of a cube holds."""
-    for p in whole:
+def cube_parameters(sizes: GridSizes, parameters: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
+    """The blocks of global parameters that a rank of a cube has."""
+    for p in parameters:
         rows, *inputs = p.shape
         if p.of_heads and not inputs:
             yield p

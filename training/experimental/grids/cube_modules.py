@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from training.distributed.collectives import gather_rows, scatter_rows
+from training.experimental.grids.cube import Turn, gather_inputs, product_3d, scatter_inputs
+from training.experimental.grids.grid_modules import GridLinear, on_grid
+from training.experimental.grids.summa import Grid
+from training.experimental.grids.tokens import exchange
 from training.kernels.cross_entropy import logits_cross_entropy, logits_losses
 from training.kernels.dispatch import embedding
 from training.model.attention import Attention
@@ -20,10 +24,6 @@ from training.model.documents import Documents
 from training.model.embedding import Head, TokenEmbedding
 from training.model.layers import Linear
 from training.model.positions import Alibi, DocumentTable
-from training.parallel.grid.cube import Turn, gather_inputs, product_3d, scatter_inputs
-from training.parallel.grid.modules import GridLinear, on_grid
-from training.parallel.grid.summa import Grid
-from training.parallel.grid.tokens import exchange
 from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec

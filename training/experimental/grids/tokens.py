@@ -1,8 +1,8 @@
 """Embedding of token ids on a grid, from the block of the matrix that the output layer multiplies with.
 
-Rank (i, j) holds the ids of grid column j and the features of grid row i, and wants the tokens of grid row i and the
+Rank (i, j) has the ids of grid column j and the features of grid row i, and needs the tokens of grid row i and the
 features of grid column j. So it looks the tokens of all grid rows up; a reduce-scatter along its row leaves it those of
-grid row j, in the features of grid row i; rank (j, i) has what it wants, and wants what it has. For n tokens of h
+grid row j, in the features of grid row i; rank (j, i) has what it needs, and needs what it has. For n tokens of h
 features that is (q - 1) n h / q^2 elements and n h / q^2 more. The paper multiplies one-hot vectors instead, which
 broadcasts the matrix: (q - 1) V h / q^2 elements, more wherever a step has fewer tokens than the vocabulary V.
 """
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.distributed.collectives import gather_rows, scatter_rows, wait
+from training.experimental.grids.summa import Grid
 from training.kernels.dispatch import embedding
 from training.model.embedding import TokenEmbedding
-from training.parallel.grid.summa import Grid
 from training.sharding.shard_spec import ShardSpec
 
 

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from training.experimental.grids.norms import GridLayerNorm, GridRMSNorm
+from training.experimental.grids.summa import Grid, summa
+from training.experimental.grids.tokens import GridTokens
 from training.kernels.cross_entropy import logits_cross_entropy, logits_losses
 from training.model.attention import Attention
 from training.model.decoder import Decoder
@@ -19,9 +22,6 @@ from training.model.dropout import Dropout
 from training.model.embedding import Head, TokenEmbedding
 from training.model.layers import LayerNorm, Linear, RMSNorm
 from training.model.positions import Alibi
-from training.parallel.grid.norms import GridLayerNorm, GridRMSNorm
-from training.parallel.grid.summa import Grid, summa
-from training.parallel.grid.tokens import GridTokens
 from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
@@ -35,7 +35,7 @@ def apply_grid(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid) -> No
     cut_parameters(part, pieces)
     for name, module in list(part.named_modules()):
         if name.endswith(("q_norm", "k_norm")):
-            continue  # of each head, which is whole
+            continue  # of each head, which is not divided
         other = on_grid(name, module, pieces, grid)
         if other is not None:
             part.set_submodule(name, other)
@@ -81,7 +81,7 @@ class GridLinear(Linear):
         y = self.product(x, self.weight)
         return y if self.bias is None else y + self.bias
 
-    def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
+    def fused_with(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
         """One product for all of them, which sends `x` once."""
         layers = (self, *others)
         outputs = self.product(x, *(layer.weight for layer in layers))

@@ -122,9 +122,9 @@ def vocabulary_part(model: ModelConfig, side: int, column: int) -> int:
     return min(part, model.vocab_size - column * part)
 
 
-def grid_parameters(sizes: GridSizes, whole: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
-    """The blocks of whole parameters that a rank of a grid holds."""
-    for p in whole:
+def grid_parameters(sizes: GridSizes, parameters: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
+    """The blocks of global parameters that a rank of a grid has."""
+    for p in parameters:
         if p.of_heads and len(p.shape) == 1:
             yield p
         elif len(p.shape) == 1:

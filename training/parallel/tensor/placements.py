@@ -1,0 +1,37 @@
+"""Placements: which rows or columns of each parameter a tensor-parallel rank has."""
+
+from training.sharding.placement import Placement
+
+
+def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
+    """Megatron's placement of each parameter over "tp", by the end of its name (Shoeybi et al. 2019, section 3).
+
+    Norms, learned positions and biases of row-parallel products act outside the tensor-parallel regions. There each
+    rank has all tokens and computes the same gradient, or with sequence parallelism some of the tokens and a term of it
+    (Korthikanti et al. 2022, section 4.2.2).
+    """
+    # torch stores (outputs, inputs)
+    colwise, rowwise, vocab = Placement(shard={"tp": 0}), Placement(shard={"tp": 1}), Placement(shard={"tp": 0})
+    outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
+    of_all_heads = Placement(replicated=("tp",), gradient_sum=("tp",))  # each rank's own give a term of its gradient
+    table = {
+        "embed.tokens": {"weight": vocab},
+        "embed.positions": {"weight": outside},
+        "embed_norm": {"weight": outside, "bias": outside},
+        "input_norm": {"weight": outside, "bias": outside},
+        "attention_norm": {"weight": outside, "bias": outside},
+        "attention.q": {"weight": colwise, "bias": colwise},  # shards the heads
+        "attention.k": {"weight": colwise, "bias": colwise},
+        "attention.v": {"weight": colwise, "bias": colwise},
+        "attention.q_norm": {"weight": of_all_heads, "bias": of_all_heads},
+        "attention.k_norm": {"weight": of_all_heads, "bias": of_all_heads},
+        "attention.query": {"weight": of_all_heads},
+        "attention.o": {"weight": rowwise, "bias": outside},
+        "mlp_norm": {"weight": outside, "bias": outside},
+        "mlp.gate": {"weight": colwise, "bias": colwise},
+        "mlp.up": {"weight": colwise, "bias": colwise},
+        "mlp.down": {"weight": rowwise, "bias": outside},
+        "norm": {"weight": outside, "bias": outside},
+        "head": {"weight": vocab},
+    }
+    return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}

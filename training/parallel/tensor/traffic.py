@@ -1,0 +1,62 @@
+"""Tensor traffic: what ranks that share matrices send each other, by the formulas of its papers."""
+
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
+
+
+def tensor_traffic(inputs: TrafficInputs) -> Traffic:
+    """Within layers, and of gradients."""
+    return add_traffic([_layers(inputs), _gradients(inputs)]) if inputs.layout.tp > 1 else {}
+
+
+def _layers(inputs: TrafficInputs) -> Traffic:
+    """Per layer two all-reduces of the hidden states forward and two backward.
+
+    (Shoeybi et al. 2019, figure 4.) With sequence parallelism each is an all-gather and a reduce-scatter (Korthikanti
+    et al. 2022, figure 5). One more forward for the embedding and one more backward for the output matrix. The loss
+    takes two all-reduces a chunk of tokens, of three numbers per token together.
+    """
+    layout = inputs.layout
+    micro_batches, each = layout.micro_batches, inputs.hidden_bytes // layout.micro_batches
+    # number of times hidden states enter and leave a tensor-parallel region, in the forward and the backward pass
+    entries = exits = backward_entries = backward_exits = 0
+    for stage in inputs.stages:
+        layers, recomputed = len(inputs.stage_layers[stage]), inputs.recomputations(stage)
+        # recomputing a block stops before its last all-reduce, unless dropout after it is needed
+        recomputed_exits = 2 if inputs.config.dropout else 1
+        entries += layers * (2 * micro_batches + 2 * recomputed)
+        exits += layers * (2 * micro_batches + recomputed_exits * recomputed)
+        backward_entries += 2 * layers * micro_batches
+        backward_exits += 2 * layers * micro_batches
+    if inputs.holds_stage(0):
+        exits, backward_exits = exits + micro_batches, backward_exits + micro_batches
+    if inputs.holds_stage(-1):
+        entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
+    chunks = 2 * micro_batches * _loss_chunks(inputs)
+    loss = Volume(chunks, 3 * inputs.tokens * inputs.wide)
+    loss = loss if inputs.holds_stage(-1) else Volume(0, 0)
+    if layout.sequence_parallel:
+        gathers, scatters = entries + backward_exits, exits + backward_entries
+        return {
+            ("tp", "all-gather"): Volume(gathers, gathers * each),
+            ("tp", "reduce-scatter"): Volume(scatters, scatters * each),
+            ("tp", "all-reduce"): loss,
+        }
+    sums = exits + backward_entries  # entries forward and exits backward communicate nothing
+    return {("tp", "all-reduce"): Volume(sums, sums * each) + loss}
+
+
+def _gradients(inputs: TrafficInputs) -> Traffic:
+    """Sequence parallelism: replicated parameters have a partial gradient on each rank; one all-reduce sums them.
+
+    Norms of the queries and keys of each head have one without it, too.
+    """
+    every = [p for stage in inputs.parameters.values() for p in stage if not p.divided]
+    sizes = [inputs.own_numel(p) for p in every if inputs.layout.sequence_parallel or p.of_heads]
+    return {("tp", "all-reduce"): Volume(bool(sizes), sum(sizes) * inputs.wide)}
+
+
+def _loss_chunks(inputs: TrafficInputs) -> int:
+    """Chunks of tokens in which the loss takes a micro-batch, by the largest logits of a rank; one token at least."""
+    rows = -(-inputs.config.vocab_size // inputs.layout.tp)
+    tokens = inputs.tokens // inputs.layout.micro_batches
+    return -(-tokens // max(1, inputs.chunk_bytes // (rows * inputs.wide)))
