@@ -12,8 +12,7 @@ import pyarrow as pa
 from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
-from gristmill.io.arrow_values import records
+from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
 from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
 from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, DocKey, Document, Slice, list_corpus, slices_at
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark

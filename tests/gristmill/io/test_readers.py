@@ -19,7 +19,7 @@ from gristmill.batches import batched
 from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import arrow_tables, readers
-from gristmill.io.arrow_values import records
+from gristmill.io.arrow_tables import records
 from gristmill.io.documents import DocKey, Document, list_corpus
 from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
 from gristmill.io.writers import Rejects
