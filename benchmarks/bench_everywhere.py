@@ -25,7 +25,7 @@ import tyro
 from rich.table import Table
 
 from benchmarks.kill_pipeline import hash_tree
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from gristmill.io.files import REJECTS_SUFFIX
 from gristmill.storage.objects import delete_objects, download, list_objects, upload
 from tests.object_store import BUCKET, Store, object_store

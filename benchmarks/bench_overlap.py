@@ -23,7 +23,8 @@ from rich.table import Column, Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.bench_training import write_tokens
-from gristmill.command import run_with_exit_code, wide_console
+from gristmill.command import run_with_exit_code
+from gristmill.console import wide_console
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.distributed.process_group import init_distributed

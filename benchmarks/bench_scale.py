@@ -26,7 +26,7 @@ from rich.table import Table
 
 from dedup.minhash.signature_shards import write_shard
 from dedup.minhash.signatures import Sketch
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 
 SHARD_DOCUMENTS = 100_000
 BATCH_DOCUMENTS = 10_000

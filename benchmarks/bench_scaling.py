@@ -33,7 +33,7 @@ from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import to_hash
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from gristmill.engine.executors.context import ExecutionContext
 from gristmill.engine.options import RunOptions
 from gristmill.engine.scratch import Scratch

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.kill_pipeline import hash_tree
 from benchmarks.process_memory import descendants
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "memory": 16 << 30}  # bytes
 _HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}

@@ -29,7 +29,7 @@ import tyro
 from rich.table import Table
 
 from benchmarks.process_memory import descendants
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from tests.gristmill_cli.corpus import tree
 from tests.object_faults import FAULTS, Evenly
 from tests.object_store import Store, object_store

@@ -26,7 +26,7 @@ if not __package__: sys.path[0] = str(ROOT)  # fmt: skip
 import tyro
 from rich.table import Table
 
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from gristmill.storage.walking import walk
 
 NOT_COMPARED = ("run.json",)  # holds the number of workers

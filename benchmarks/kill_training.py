@@ -25,7 +25,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from training.checkpoint.checkpoint import LATEST, RECORD
 from training.reporting.metrics_file import METRICS, read_metrics
 

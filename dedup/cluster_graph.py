@@ -12,13 +12,13 @@ import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from tyro.conf import Positional
 
 from dedup.candidates.document_ids import is_of_index, scope_of
 from dedup.minhash.matching_form import Unit
 from dedup.removal.clusters import read_cluster
 from dedup.removal.similarity import Similarities, pairwise_estimates, pairwise_jaccard
 from dedup.removal.texts import read_texts
+from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import OutputError, UsageError

@@ -8,37 +8,27 @@
 `python dedup/x.py`, `python -m dedup.x`, `gristmill x` and `from dedup import x` all call the same function.
 """
 
-import dataclasses
-import functools
 import importlib
 import inspect
 import io
-import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from types import FunctionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any
 
-import tyro
-from rich.console import Console
-from rich.text import Text
-
-from gristmill.arguments import check_words
+from gristmill.arguments import function_options, key_of, parse_words, require_all
 from gristmill.engine.options import RunOptions
 from gristmill.errors import (
     LIMIT_HINTS,
     FinishedElsewhere,
     GristmillError,
-    OutputError,
-    UsageError,
-    wrap_write_errors,
+    require,
 )
-from gristmill.process_end import TERMINATED, raised_signals
+from gristmill.process_end import TERMINATED, discard_output, raised_signals
 from gristmill.urls import unknown_scheme_in
 
-_POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
 INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
 
 
@@ -53,16 +43,49 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
         arguments: Command-line arguments; sys.argv[1:] by default.
         prog: Name of the program in the help.
     """
-    named = {function.__name__: _checked(_name_positionals(_imported_by_name(function))) for function in functions}
-    parser = next(iter(named.values())) if len(named) == 1 else named
-    kinds = {name: kind for function in named.values() for name, kind in _option_kinds(function).items()}
-    words = _spell_flags(kinds, sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    prog = prog or Path(sys.argv[0]).name
+    named = {function.__name__: function for function in map(_imported_by_name, functions)}
+    sys.exit(run_with_exit_code(lambda: _call(named, words, prog)))
 
-    def call() -> Any:
-        check_words(words, kinds)
-        return _parse_and_call(parser, words, prog)
 
-    sys.exit(run_with_exit_code(call))
+def _call(named: dict[str, Callable[..., Any]], words: list[str], prog: str) -> Any:
+    """Parse the words, and call the function that they choose."""
+    is_help = words[:1] in (["-h"], ["--help"])
+    if len(named) > 1 and is_help:
+        from gristmill.help_text import subcommands_help
+
+        return print(subcommands_help(prog, named), flush=True)
+    if len(named) > 1:
+        name = words.pop(0) if words else ""
+        require(name in named, f"expected {' or '.join(named)}, got {name or 'nothing'}; try {prog} --help")
+        return _call({name: named[name]}, words, f"{prog} {name}")
+    (function,) = named.values()
+    if {"-h", "--help"} & {*words}:
+        from gristmill.help_text import function_help
+
+        return print(function_help(function, prog), flush=True)
+    options = function_options(function)
+    values = parse_words(options, words)
+    require_all(options, values, prog)
+    return _call_checked(function, values)
+
+
+def _call_checked(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call a function with its arguments' values, unless a path is a URL of an unknown scheme."""
+    arguments = dict[str, Any]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        default: Any = parameter.default
+        if is_dataclass(default):
+            given = {field.name: values[field.name] for field in fields(default) if field.name in values}
+            arguments[name] = replace(default, **given)  # type: ignore[type-var]
+        elif key_of(name) in values:
+            arguments[name] = values[key_of(name)]
+    require(not (fault := unknown_scheme_in([arguments])), fault)
+    for options in arguments.values():
+        if isinstance(options, RunOptions):
+            options.check_scratch([arguments])
+    return function(**arguments)
 
 
 def run_with_exit_code(action: Callable[[], Any]) -> int:
@@ -76,6 +99,8 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
         with raised_signals(sigint=signal.getsignal(signal.SIGINT) == signal.default_int_handler) as received:
             result = action()
             if result is not None:
+                from gristmill.console import wide_console  # rich takes a tenth of a second
+
                 wide_console().print(result)
     except GristmillError as error:
         if signal.SIGTERM in received:  # the signal went to the workers, too, and they ended first
@@ -88,8 +113,9 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         is_terminated = signal.SIGTERM in received
         return _resumable("terminated", TERMINATED) if is_terminated else _resumable("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        return 0  # the reader of the pipe, such as `head`, has ended
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
+        discard_output()
+        return 0
     except OSError as error:
         if error.errno not in LIMIT_HINTS:
             raise
@@ -99,68 +125,13 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
 
 
 def _print_error(message: str) -> None:
-    # As Text: a string would be parsed for markup and emoji names, which file names may contain.
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
-
-
-class _Output(Console):
-    """Console on standard output whose errors are an OutputError, or the end of the program if its reader has ended."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        try:
-            with wrap_write_errors(Path("standard output")):
-                super().print(*objects, **options)
-        except OutputError:
-            _discard_output()
-            raise
-
-    def on_broken_pipe(self) -> None:
-        _discard_output()
-        sys.exit(0)  # the reader, such as `head`, has read what it wanted
-
-
-def _discard_output() -> None:
-    """Send what is still in the buffer of standard output nowhere: Python would fail to write it at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    start = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
+    print(f"{start} {message}", file=sys.stderr, flush=True)
 
 
 def _resumable(what: str, exit_code: int) -> int:
     print(f"{what}: run the same command again to resume", file=sys.stderr)
     return exit_code
-
-
-def wide_console() -> Console:
-    """Console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by `>&-`
-    return _Output(soft_wrap=True, width=None if is_terminal else 160)
-
-
-def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | None) -> Any:
-    if isinstance(parser, dict):
-        return tyro.extras.subcommand_cli_from_dict(parser, args=arguments, prog=prog, use_underscores=True)
-    return tyro.cli(parser, args=arguments, prog=prog, use_underscores=True)
-
-
-def _option_kinds(function: Callable[..., Any]) -> dict[str, Any]:
-    """Types of the options of a function, those of its dataclasses of options included, by `--option`."""
-    kinds = get_type_hints(function)
-    for kind in [*kinds.values()]:
-        kinds |= get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    return {f"--{name}": kind for name, kind in kinds.items()}
-
-
-def _spell_flags(kinds: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--flag true` as `--flag`, and `--flag=False` as `--no_flag`, as tyro takes them."""
-    flags = {name for name, kind in kinds.items() if kind is bool}
-    words: list[str] = []
-    for argument in arguments:
-        option, _, value = argument.partition("=")
-        if words and words[-1] in flags and argument.lower() in ("true", "false"):
-            option, value = words.pop(), argument
-        flag = option[:2] + option[2:].replace("-", "_")
-        spelt = {"": flag, "true": flag, "false": f"--no_{flag[2:]}"}.get(value.lower(), argument)
-        words.append(spelt if flag in flags else argument)
-    return words
 
 
 def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,27 +144,3 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     file, spec = Path(inspect.getfile(function)).resolve(), function.__globals__.get("__spec__")  # None: run by path
     module = importlib.import_module(spec.name if spec else f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
-
-
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which refuses paths that are URLs of an unknown scheme, and a scratch size without effect."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        if fault := unknown_scheme_in([arguments, named]):
-            raise UsageError(fault)
-        for options in (value for value in (*arguments, *named.values()) if isinstance(value, RunOptions)):
-            options.check_scratch([arguments, named])
-        return function(*arguments, **named)
-
-    return call
-
-
-def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of the function whose help shows a positional argument as INPUT_DIR, not as PATH."""
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    copy.__doc__, copy.__kwdefaults__ = function.__doc__, function.__kwdefaults__
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        is_positional = _POSITIONAL in getattr(hint, "__metadata__", ())
-        copy.__annotations__[name] = Annotated[hint, tyro.conf.arg(metavar=name.upper())] if is_positional else hint
-    return copy

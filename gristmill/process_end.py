@@ -149,3 +149,8 @@ def how_ended(processes: Iterable[BaseProcess]) -> str:
         return "or the process that starts them did"
     number = signal.SIGTERM if code == TERMINATED else -code
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
+
+
+def discard_output() -> None:
+    """Send what is still in the buffer of standard output nowhere: Python would fail to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

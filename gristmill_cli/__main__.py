@@ -80,7 +80,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "import-hf": Command("training.hugging_face.import_hf:import_hf", "import a Hugging Face model"),
     },
     "look: before, during and after a run": {
-        "estimate": Command("gristmill_cli.estimate.estimate:main", "estimate core hours, disk and requests of a run"),
+        "estimate": Command("gristmill_cli.estimate:main", "estimate core hours, disk and requests of a run"),
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
         "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),

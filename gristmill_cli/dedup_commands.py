@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-from tyro.conf import Positional
-
 from dedup.candidates.input_shards import Scope
 from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
@@ -12,6 +10,7 @@ from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.removal.similarity import Measure
 from dedup.to_hash import to_hash
+from gristmill.arguments import Positional
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 

@@ -1,6 +1,5 @@
 """Command: the quick start, from documents on this machine to a trained language model."""
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -11,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.arguments import check_words, option_name
-from gristmill.command import run_with_exit_code, wide_console
+from gristmill.arguments import Argument, Option, option_name, parse_words
+from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
+from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote, reject_unknown_scheme
 from gristmill_cli.harvest.harvest_corpus import harvest_corpus
@@ -26,34 +26,43 @@ TRAINING = Path(__file__).with_name("quickstart_training.toml")
 _SECTIONS = ("normalize", "apply", "filter", "dedup", "mix", "tokenizer")  # of the pipeline; the trainer has others
 _SINGLE = ("text_column", "max_malformed", "memory")  # options of the pipeline without a section
 
+_OWN = (Option("corpus", Path, None, Argument(positional=True)), Option("out", Path, Path("quickstart")))
+
 HELP = """\
-Gather a corpus from this machine, run the data pipeline on it, and train a small Llama with two processes.
-Give CORPUS, a folder of <source>/*.jsonl or other formats, to use your own documents instead.
-Run the same command again after an interruption: it resumes.
-Other options are those of `gristmill train` and, of `gristmill run`, --text_column, --max_malformed, --memory and
-those of its sections, such as --normalize.read_also csv.
-"""
+usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
+
+Gather a corpus from this machine, run the data pipeline on it, and train a small
+Llama with two processes. Give CORPUS, a folder of <source>/*.jsonl or other
+formats, to use your own documents instead. Run the same command again after an
+interruption: it resumes.
+
+options:
+  -h, --help              Show this help and exit.
+  --out PATH              Folder for all output. (default: quickstart)
+  --text_column, --max_malformed, --memory, --normalize.read_also and so on
+                          As in `gristmill run`, for the pipeline.
+  --model.width, --optim.steps and so on
+                          As in `gristmill train`, for the trainer."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`gristmill quickstart [CORPUS] [--out DIR] [options …]`: exits with 0, or the failed step's code."""
-    parser = argparse.ArgumentParser(
-        "gristmill quickstart", "%(prog)s [CORPUS] [--out DIR] [options, such as --optim.steps 100]",
-        description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, default=Path("quickstart"), help="folder for all output (default: ./quickstart)"
-    )
-    arguments = sys.argv[1:] if argv is None else argv
-    known, others = parser.parse_known_args(arguments)
-    # The corpus comes before all other options: after one, it would look like its value.
-    corpus = Path(others.pop(0)) if others and not others[0].startswith("-") else None
+    words = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(run_with_exit_code(lambda: _start(words)))
 
-    def start() -> None:
-        check_words(arguments, {})
-        quickstart(corpus, known.out, others)
 
-    sys.exit(run_with_exit_code(start))
+def _start(words: list[str]) -> None:
+    if {"-h", "--help"} & {*words}:
+        print(HELP, flush=True)
+        return
+    own, others = list[str](), list[str]()
+    chosen = own  # the corpus comes before all options: after one, it would look like its value
+    for word in words:
+        if name := option_name(word):
+            chosen = own if name == "--out" else others
+        chosen.append(word)
+    values = parse_words(_OWN, own)
+    quickstart(values.get("corpus"), values.get("out", Path("quickstart")), others)
 
 
 def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from gristmill.command import run_with_exit_code, wide_console
+from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
+from gristmill.console import wide_console
 from gristmill.counts import Counts
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server

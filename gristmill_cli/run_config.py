@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.hash_families import Hash
@@ -152,7 +150,7 @@ class RunConfig:
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
-    from_: Annotated[StageName | None, tyro.conf.arg(name="from")] = None
+    from_: StageName | None = None
     """First stage to run; those before it must have finished, and are not looked at again."""
     until: StageName | None = None
     """Last stage to run."""

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from gristmill.errors import GristmillError, UsageError
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes

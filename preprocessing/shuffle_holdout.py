@@ -16,11 +16,11 @@ from typing import Annotated
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import tyro
-from tyro.conf import Positional
 
+from gristmill.arguments import Argument, Positional
 from gristmill.budget import Budget
-from gristmill.command import command, wide_console
+from gristmill.command import command
+from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
@@ -62,7 +62,7 @@ def pass1(
     out_dir: Path,
     duplicates: Path | None = None,
     short_docs: Path | None = None,
-    weights: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
+    weights: Annotated[Mapping[str, float] | str, Argument(kind=str, metavar="TEXT|FILE.toml")] = "",
     seed: int = 1,
     options: RunOptions = RunOptions(),
     text_column: str = "text",

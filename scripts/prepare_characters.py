@@ -12,10 +12,10 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import numpy as np
 import sentencepiece
-import tyro
 from numpy.typing import NDArray
 
-from gristmill.command import run_with_exit_code
+from gristmill.arguments import Positional
+from gristmill.command import command
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
 from gristmill.io.token_shards import TokenShardWriter, write_sources
@@ -25,9 +25,7 @@ SHARD, TOKENIZER = "characters", "tokenizer.model"
 _SPACE = "\u2581"  # SentencePiece's character for a space
 
 
-def prepare_characters(
-    text: tyro.conf.Positional[Path], out_dir: tyro.conf.Positional[Path], holdout: float = 0.1
-) -> None:
+def prepare_characters(text: Positional[Path], out_dir: Positional[Path], holdout: float = 0.1) -> None:
     """Write the first part of a text to OUT_DIR/train and the rest to OUT_DIR/holdout, each with its tokenizer.
 
     Each part is one document. The vocabulary is the distinct characters, plus a last id for the end of a
@@ -105,4 +103,4 @@ def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, en
 
 
 if __name__ == "__main__":
-    sys.exit(run_with_exit_code(lambda: tyro.cli(prepare_characters)))
+    command(prepare_characters)

@@ -20,10 +20,10 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import tyro
 from rich.table import Table
 from scipy.optimize import least_squares
 
+from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill_planner.cost.fitted_constants import Constants
 from gristmill_planner.cost.layer_work import model_flops
@@ -43,7 +43,7 @@ _TYPICAL = Constants()
 _FAR = 0.1  # share by which a row is away from what neighbouring layouts let expect
 
 
-def score_planner(data_folder: tyro.conf.Positional[Path], folds: int = 5, write: bool = False) -> Table:
+def score_planner(data_folder: Positional[Path], folds: int = 5, write: bool = False) -> Table:
     """Print the planner's error on the measured steps in `data_folder`.
 
     Args:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import tyro
-
+from gristmill.arguments import HIDDEN
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
 from gristmill.storage.files import is_folder
@@ -40,7 +39,6 @@ class Shard:
         return cls(int(index) % int(count), int(count))
 
 
-@tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
 @dataclass(frozen=True)
 class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
@@ -74,7 +72,7 @@ class RunOptions:
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
     """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    of_run: tyro.conf.Suppress[Any] = None
+    of_run: Annotated[Any, HIDDEN] = None
     """The executor and scratch folder of the run that the stage is part of; none: the stage has its own."""
 
     def check(self) -> None:

@@ -28,8 +28,8 @@ import msgspec
 import pyarrow.parquet
 import zstandard
 from rich.table import Column, Table
-from tyro.conf import Positional
 
+from gristmill.arguments import Positional
 from gristmill.batches import batched
 from gristmill.errors import UsageError
 from gristmill.storage.files import exists, is_file, reject_remote

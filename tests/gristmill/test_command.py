@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import tyro
 
+from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
 from tests.gristmill_cli.corpus import write_records
@@ -55,7 +55,9 @@ def test_a_reader_that_has_ended_is_no_error() -> None:
 
 
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "tyro.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    (tmp_path / "msgspec.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); sys.argv[1] = 'run'; import gristmill_cli.__main__ as m; m.main()"
     )
@@ -73,7 +75,7 @@ def test_a_character_that_the_encoding_lacks(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "b\\xfcch\n"
 
 
-def mill(grain: tyro.conf.Positional[Path], out: Path = Path("out"), more: Path | None = None, text: str = "a") -> str:
+def mill(grain: Positional[Path], out: Path = Path("out"), more: Path | None = None, text: str = "a") -> str:
     """Mill grain."""
     return f"{grain} {out} {more} {text!r}"
 

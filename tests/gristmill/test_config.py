@@ -1,12 +1,9 @@
-import io
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
-import tyro
 
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
@@ -61,7 +58,7 @@ def test_defaults_then_the_file_then_the_command_line(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Range:
-    from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    from_: str | None = None
     quick: bool = False
     slow: bool | None = None
 
@@ -90,13 +87,13 @@ def test_underscores_hyphens_signs_and_booleans(wet: str, cover: str) -> None:
     [
         ("[stones]\nturns_per_minut = 3", "unknown key stones.turns_per_minut; did you mean stones.turns_per_minute?"),
         ("kindd = 'wind'", "unknown key kindd; did you mean kind?"),
-        ("[stones]\nturns_per_minute = 'x'", "stones.turns_per_minute is 'x'; wanted int"),
-        ("[stones]\nturns_per_minute = 1.5", "stones.turns_per_minute is 1.5; wanted int"),
-        ("[stones]\nsizes = [1]", "wanted tuple"),
-        ("kind = 'steam'", "kind is 'steam'; wanted 'water' or 'wind'"),
-        ('out_dir = "a\\u0000b"', r"out_dir is 'a\x00b'; wanted Path"),
-        ("stones = 3", r"stones is 3; wanted a table [stones]"),
-        ("[weights]\ncode = 'much'", "wanted dict[str, float]"),
+        ("[stones]\nturns_per_minute = 'x'", "stones.turns_per_minute: expected a whole number, got 'x'"),
+        ("[stones]\nturns_per_minute = 1.5", "stones.turns_per_minute: expected a whole number, got 1.5"),
+        ("[stones]\nsizes = [1]", "stones.sizes: expected 2 numbers, got [1]"),
+        ("kind = 'steam'", "kind: expected water or wind, got 'steam'"),
+        ('out_dir = "a\\u0000b"', r"out_dir: expected a path, got 'a\x00b'"),
+        ("stones = 3", r"stones is 3; expected a table [stones]"),
+        ("[weights]\ncode = 'much'", "weights: expected a table of numbers, got"),
     ],
 )
 def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, message: str) -> None:
@@ -117,11 +114,14 @@ def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, messa
         ("--turns_per_minute 3", "did you mean --stones.turns_per_minute?"),
         ("--zzzzzz", "there are --out_dir, --stones.wood"),
         ("--stones 3", "unknown option --stones; there are --stones.wood, --stones.turns_per_minute, --stones.sp"),
-        ("--stones.turns_per_minute 1.5", "--stones.turns_per_minute: invalid literal for int() with base 10: '1.5'"),
-        ("--kind steam", "invalid choice 'steam' for argument '--kind'"),
-        ("--stones.speed", "--stones.speed"),
-        ("stray", "stray"),
-        ("--stones.wet=maybe", "Maybe"),
+        (
+            "--stones.turns_per_minute 1.5",
+            "--stones.turns_per_minute: expected a whole number, got '1.5'; try --stones",
+        ),
+        ("--kind steam", "--kind: expected water or wind, got 'steam'"),
+        ("--stones.speed", "--stones.speed: expected a number, got nothing"),
+        ("stray", "expected an option, got 'stray'"),
+        ("--stones.wet=maybe", "--stones.wet: expected true or false, got 'maybe'"),
         ("--config", "--config was given without a file"),
         ("--config nowhere.toml", "cannot read --config nowhere.toml: No such file"),
     ],
@@ -131,13 +131,6 @@ def test_a_wrong_command_line_says_what_to_try(options: str, message: str, capfd
         load_config(Mill, ["--out_dir", "a", "--stones.wood", "b", *options.split()])
     assert message in str(error.value)
     assert capfd.readouterr() == ("", "")  # the caller prints it, once
-
-
-def test_an_error_has_no_box_where_the_terminal_cannot_draw_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
-    with pytest.raises(UsageError) as error:
-        load_config(Mill, ["--out_dir", "a", "--stones.wood", "b", "--kind", "steam"])
-    assert "invalid choice 'steam' for argument '--kind'" in str(error.value) and "---" not in str(error.value)
 
 
 def test_what_is_required_may_come_from_either_and_must_come_from_one(file: Path) -> None:
@@ -161,7 +154,7 @@ def test_a_file_that_is_nested_too_deeply(file: Path) -> None:
 
 def test_an_empty_path_is_not_the_current_folder(file: Path) -> None:
     file.write_text("out_dir = ''")
-    with pytest.raises(UsageError, match="out_dir is ''; wanted Path"):
+    with pytest.raises(UsageError, match="out_dir: expected a path, got ''"):
         load_config(Mill, ["--config", str(file)])
     with pytest.raises(UsageError, match=r"--stones.wood is empty: is a variable of your shell not set\?"):
         load_config(Mill, ["--out_dir", "out", "--stones.wood", ""])
@@ -201,9 +194,9 @@ def test_a_table_of_the_command_line_replaces_or_extends_that_of_the_file(file: 
     [
         ("--weights a 1 a 2", "--weights: a is given twice; give it one value"),
         ("--weights.a 1 --weights.a=2", "--weights: a is given twice; give it one value"),
-        ("--weights a", r"--weights a: wanted a value for each key: --weights KEY VALUE …"),
-        ("--weights.a 1 2", "wanted a value for each key"),
-        ("--weights a much", r"--weights is {'a': 'much'}; wanted dict\[str, float\]"),
+        ("--weights a", r"--weights: expected a value for each key, got 'a'; try --weights KEY VALUE …"),
+        ("--weights.a 1 2", "expected a value for each key, got 'a 1 2'"),
+        ("--weights a much", "--weights.a: expected a number, got 'much'"),
     ],
 )
 def test_a_key_of_a_table_has_one_value(given: str, message: str) -> None:
@@ -214,7 +207,7 @@ def test_a_key_of_a_table_has_one_value(given: str, message: str) -> None:
 def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         load_config(Mill, ["--help"], prog="grind")
-    assert end.value.code == 0 and "--stones.turns_per_minute INT" in capsys.readouterr().out
+    assert end.value.code == 0 and "--stones.turns_per_minute N" in capsys.readouterr().out
 
 
 @dataclass(frozen=True)

@@ -203,5 +203,5 @@ def test_folders_and_weights_come_from_the_command_line_and_from_a_file(tmp_path
     (tmp_path / "one.toml").write_text('out_dir = "run"\n[data]\ntrain = "a"\nholdout = "h"\n')
     assert load_config(TrainConfig, ["--config", str(tmp_path / "one.toml")]).data == DataConfig(Path("a"), Path("h"))
     (tmp_path / "bad.toml").write_text('out_dir = "run"\n[data]\ntrain = 5\nholdout = "h"\n')
-    with pytest.raises(UsageError, match=r"data.train is 5; wanted Path"):
+    with pytest.raises(UsageError, match=r"data.train: expected a path or a list of paths, got 5"):
         load_config(TrainConfig, ["--config", str(tmp_path / "bad.toml")])

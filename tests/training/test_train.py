@@ -299,4 +299,4 @@ def test_every_way_to_start_training_prints_its_help(door: list[str]) -> None:
     shown = subprocess.run(
         [sys.executable, *door, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    assert "--optim.warmup_steps INT" in shown.stdout
+    assert "--optim.warmup_steps N" in shown.stdout

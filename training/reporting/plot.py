@@ -9,8 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tyro.conf import Positional
-
+from gristmill.arguments import Positional
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.command import wide_console
+from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill_parity.cases import covering_cases
 from gristmill_parity.comparison import CaseResult

@@ -1,0 +1,32 @@
+"""Console on standard output, for tables: its errors are one line, and a reader that has ended ends the program."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gristmill.errors import OutputError, wrap_write_errors
+from gristmill.process_end import discard_output
+
+
+class OutputConsole(Console):
+    """Console whose errors are an OutputError, or the end of the program if its reader has ended."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            with wrap_write_errors(Path("standard output")):
+                super().print(*objects, **options)
+        except OutputError:
+            discard_output()
+            raise
+
+    def on_broken_pipe(self) -> None:
+        discard_output()
+        sys.exit(0)  # the reader, such as `head`, has read enough
+
+
+def wide_console() -> Console:
+    """Console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by `>&-`
+    return OutputConsole(soft_wrap=True, width=None if is_terminal else 160)

@@ -1,0 +1,408 @@
+"""Command: what `gristmill run` will cost on a corpus, from the real pipeline on a sample of it, scaled linearly."""
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil, log10
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.table import Table
+
+from gristmill.command import run_with_exit_code
+from gristmill.config import load_config
+from gristmill.console import wide_console
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.errors import DamagedFile, InputError, UsageError, require
+from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.readers import SLICE_BYTES, read_corpus
+from gristmill.io.writers import open_jsonl_writer
+from gristmill.storage.objects import download
+from gristmill.text import utf8_size
+from gristmill.urls import is_remote
+from gristmill_cli.harvest.harvest_corpus import harvest_corpus
+from gristmill_cli.run_check import check_config
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_stages import PipelineStage, plan_stages
+
+MAX_CORES = 1_000_000
+SMALL_SHARE = 4  # the small sample is this part of the large one
+_FILES = 4  # of a source and format that are sampled
+TRAINING = "train_tokenizer"
+SERIAL = ("generate_connected_components", "generate_duplicates_dict", TRAINING)  # one process does the work
+AFTER_MIX = ("pass2", "dedup_train", TRAINING, "tokenize_corpus", "tokenize_holdout")  # read no duplicates
+REQUESTS = {  # a slice, by benchmarks/bench_scaling.py, at 100,000 slices
+    "normalize_text": 3.0, "apply": 3.0, "filter": 4.0, "generate_exact_pairs": 6.0, "to_hash": 5.0,
+    "generate_connected_components": 4.0, "generate_duplicates_dict": 7.3, "pass1": 11.0, "pass2": 4.5,
+    "dedup_train": 5.0, TRAINING: 4.0, "tokenize_corpus": 9.2,
+}  # fmt: skip
+DOLLARS_A_REQUEST = (0.6 * 0.0004 + 0.4 * 0.005) / 1000  # S3 Standard, us-east-1: of five about two write
+
+
+@dataclass(frozen=True)
+class EstimateConfig(RunConfig):
+    """Estimate core hours, wall time, disk and storage requests of `gristmill run`, stage by stage.
+
+    `gristmill estimate CORPUS`, or --config pipeline.toml; CORPUS --bytes 4.5TB for a larger corpus of such documents;
+    --documents 931_000_000 --bytes 4.5TB where there is none. Runs all stages on a sample in a temporary folder, which
+    takes some seconds, and scales. Takes the options of `gristmill run`; --from and --until choose the stages.
+    """
+
+    corpus: Path | None = None  # type: ignore[assignment]  # None: --documents and --bytes say how large it is
+    """Folder of the corpus: CORPUS/<source>/**."""
+    out: Path = Path("out")
+    """Not written to: the folder of the run."""
+    documents: int | None = None
+    """Number of documents of a corpus that is not here."""
+    bytes: str | None = None
+    """Size of its text, such as 4.5TB; units are powers of 1000, or of 1024 in 4.5TiB."""
+    cores: int = 64
+    """Cores of the machines together, for the wall time."""
+    duplicates: float | None = None
+    """Fraction of the documents that are duplicates; by default that of the sample, which sees only some of them."""
+    sample: str = "16MB"
+    """Size of the sample to measure."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    @property
+    def run_options(self) -> RunOptions:
+        """Those of the sample's run: one process, this one, without messages."""
+        options = replace(super().run_options, workers=1, quiet=True)
+        return replace(options, executor="local", address="", shard="", scratch_size="")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large a corpus is."""
+
+    documents: int
+    text_bytes: int
+    files: int
+    slices: int  # of 64 MiB at most
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a stage takes; `disk_bytes` is what lies on disk after it, beside the corpus."""
+
+    name: str
+    core_seconds: float
+    wall_seconds: float
+    read_bytes: float
+    written_bytes: float
+    disk_bytes: float
+    requests: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The costs of a run on a corpus, and the sample that they were measured on."""
+
+    extent: Extent
+    cores: int
+    sample: Extent
+    duplicates: float
+    stages: list[StageCost]
+
+    def to_json(self) -> str:
+        """JSON: the corpus, the sample, the stages, and their total."""
+        found = dataclasses.asdict(self)
+        names = [field.name for field in fields(StageCost)][1:]
+        total = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
+        total["disk_bytes"] = self.stages[-1].disk_bytes
+        return json.dumps({**found, "total": total | {"dollars": total["requests"] * DOLLARS_A_REQUEST}}, indent=2)
+
+
+def estimate(config: EstimateConfig) -> Estimate:
+    """Run all stages on a sample of the corpus, or of text of this machine, and scale to the whole corpus.
+
+    Raises UsageError for an option out of range, and any GristmillError of a stage.
+    """
+    size = parse_bytes(config.sample, "--sample")
+    first, last = _check(config)
+    with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
+        folder, corpus = Path(name), config.corpus
+        if corpus is None:
+            corpus = folder / "machine"
+            harvest_corpus(corpus, size / 1e6)
+        extent = _write_samples(corpus, config, size, folder)
+        sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
+        check_config(sample_of["small"])
+        _run(replace(sample_of["small"], out=folder / "warm-out"))  # loads and compiles what runs use
+        small, large = _run(sample_of["small"]), _run(sample_of["large"])
+    text = large[0].counts.total("read").bytes
+    sampled = Extent(large[0].counts.total("read").documents, text, 0, 1)
+    mixed = next(run for run in large if run.name == "pass1").counts
+    duplicates = mixed.total("duplicate").documents / max(1, sampled.documents)
+    if config.bytes:
+        given = parse_bytes(config.bytes, "--bytes")
+        documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
+        extent = Extent(documents, given, ceil(given / SLICE_BYTES), ceil(given / SLICE_BYTES))
+    costs = _scale(small, large, extent, config, duplicates)
+    return Estimate(extent, config.cores, sampled, duplicates, costs[first : last + 1])
+
+
+def _check(config: EstimateConfig) -> tuple[int, int]:
+    """The positions of the first and the last stage. Raises UsageError for an option out of range."""
+    replace(super(EstimateConfig, config).run_options, shard="").check()
+    if config.corpus is None:
+        require(
+            bool(config.documents and config.bytes),
+            "expected the folder of a corpus, or --documents and --bytes; try gristmill estimate CORPUS, or "
+            "gristmill estimate --documents 931_000_000 --bytes 4.5TB",
+        )
+        named = config.mix.weights or config.dedup.keep.startswith("source:")
+        require(not named, "--mix.weights and --dedup.keep source: name sources of a corpus; try with its folder")
+        size = parse_bytes(config.bytes or "", "--bytes")
+        require(
+            1 <= (config.documents or 0) <= size,
+            f"--documents: expected 1 to {size:,}, one for each byte, got {config.documents}",
+        )
+    elif config.documents is not None:
+        raise UsageError(
+            f"expected --bytes alone with a corpus, got --documents {config.documents}: the corpus says how long "
+            "documents are"
+        )
+    require(1 <= config.cores <= MAX_CORES, f"--cores: expected 1 to {MAX_CORES:,}, got {config.cores}; try 64")
+    if config.duplicates is not None and not 0 <= config.duplicates < 1:
+        raise UsageError(f"--duplicates: expected a fraction below 1, got {config.duplicates}; try 0.4")
+    names = [stage.name for stage in plan_stages(config)]
+    for option, name in (("--from", config.from_), ("--until", config.until)):
+        if name is not None and name not in names:
+            raise UsageError(f"{option}: expected one of {', '.join(names)}, got {name}")
+    first = names.index(config.from_) if config.from_ else 0
+    last = names.index(config.until) if config.until else len(names) - 1
+    require(first <= last, f"--from {config.from_} --until {config.until}: expected stages in the order of the run")
+    return first, last
+
+
+def _sample_config(config: EstimateConfig, corpus: Path, out: Path) -> EstimateConfig:
+    tokenizer = replace(config.tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
+    return replace(config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=1.0, text_column="text")
+
+
+def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path) -> Extent:
+    """Write the small and the large sample; return how large the corpus is, as far as some files of it tell.
+
+    Of each source and format some files, spread evenly, are read to their end: what a byte on disk has of text and
+    documents there, it has in the others.
+    """
+    files = list_corpus(corpus, text_column=config.text_column, read_also=config.normalize.read_also)
+    kinds = defaultdict[tuple[str, str], list[CorpusFile]](list)
+    for file in files:
+        kinds[file.source, file.path.suffix].append(file)
+    total, documents, text, sampled = sum(file.size for file in files), 0.0, 0.0, 0
+    for number, (kind, of_kind) in enumerate(kinds.items()):
+        on_disk = sum(file.size for file in of_kind)
+        quota = ceil(size * on_disk / max(1, total))
+        lines, count, count_bytes, read = list[bytes](), 0, 0, 0
+        chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
+        for file in chosen:
+            left = quota / len(chosen)
+            for line, length in _documents(file, config, folder / "copies"):
+                count, count_bytes = count + 1, count_bytes + length
+                if left > 0:
+                    lines.append(line)
+                    left -= len(line)
+            read += file.size
+        documents += count * on_disk / max(1, read)
+        text += count_bytes * on_disk / max(1, read)
+        sampled += len(lines)
+        for name, share in (("small", SMALL_SHARE), ("large", 1)):
+            with open_jsonl_writer(folder / name / kind[0] / f"{number:04}.jsonl") as sink:
+                sink.write(b"".join(lines[::share]))
+    if not sampled:
+        raise InputError(f"{corpus}: expected a corpus with documents, got none in {len(files):,} files")
+    return Extent(round(documents), round(text), len(files), sum(max(1, ceil(it.size / SLICE_BYTES)) for it in files))
+
+
+def _documents(file: CorpusFile, config: EstimateConfig, copies: Path) -> Iterator[tuple[bytes, int]]:
+    """The documents of a file as JSON with the field `text`, and the bytes of their texts; a remote file is fetched."""
+    path = file.path
+    if is_remote(path):
+        path = copies / file.path.name
+        copies.mkdir(exist_ok=True)
+        download(file.path, path)
+    try:
+        for document in read_corpus(path, config.text_column, config.normalize.read_also, on_malformed="skip"):
+            yield json.dumps({"text": document.text}).encode() + b"\n", utf8_size(document.text)
+    except DamagedFile as error:
+        print(f"note: left out, as `gristmill run` does: {error}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _StageRun:
+    """A stage on a sample: its counts, CPU seconds, bytes through the operating system and left on disk."""
+
+    name: str
+    counts: Counts
+    cpu: float
+    read: int
+    written: int
+    kept: int
+
+
+def _run(config: EstimateConfig) -> list[_StageRun]:
+    return [_run_stage(stage, config.out) for stage in plan_stages(config)]
+
+
+def _run_stage(stage: PipelineStage, out: Path) -> _StageRun:
+    disk, before, cpu = _disk_bytes(out), psutil.Process().io_counters(), time.process_time()
+    counts = stage.call()
+    cpu, after = time.process_time() - cpu, psutil.Process().io_counters()
+    stage.reject_empty(counts)
+    read, written = after.read_chars - before.read_chars, after.write_chars - before.write_chars
+    return _StageRun(stage.name, counts, cpu, read, written, _disk_bytes(out) - disk)
+
+
+def _disk_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _scale(
+    small: Sequence[_StageRun], large: Sequence[_StageRun], extent: Extent, config: EstimateConfig, duplicates: float
+) -> list[StageCost]:
+    """The costs on the whole corpus: work grows with the text, what is needed without text with the slices.
+
+    A tokenizer is trained on a sample of a fixed size, and after the mix there are no duplicates.
+    """
+    texts = [runs[0].counts.total("read").bytes for runs in (small, large)]
+    costs, on_disk = list[StageCost](), 0.0
+    for less, more in zip(small, large, strict=True):
+        text = float(extent.text_bytes)
+        if more.name in AFTER_MIX and config.duplicates is not None:
+            text *= (1 - config.duplicates) / (1 - duplicates)
+        if more.name == TRAINING:
+            text = min(text, parse_size(config.tokenizer.sample) * texts[1] / max(1, more.counts.total("read").bytes))
+        slope = max(0.0, more.cpu - less.cpu) / max(1, texts[1] - texts[0]) or more.cpu / texts[1]
+        fixed = max(0.0, more.cpu - slope * texts[1])
+        tasks = 1 if more.name in SERIAL else extent.slices
+        cores = slope * text + fixed * (1 if more.name == TRAINING else extent.slices / len(large[0].counts.tallies))
+        on_disk += more.kept * text / texts[1]
+        requests = REQUESTS.get(more.name, REQUESTS["tokenize_corpus"]) * extent.slices
+        if more.name == "tokenize_holdout":
+            requests *= config.mix.holdout
+        costs.append(
+            StageCost(
+                more.name, cores, cores / min(config.cores, tasks), more.read * text / texts[1],
+                more.written * text / texts[1], on_disk, ceil(requests),
+            )
+        )  # fmt: skip
+    return costs
+
+
+def cost_table(found: Estimate) -> Table:
+    """A row for each stage, and their total."""
+    extent = found.extent
+    title = f"{extent.documents:,} documents, {size_text(extent.text_bytes)} of text in {extent.files:,} files"
+    names = ("core time", "share", f"on {found.cores:,}", "read", "written", "on disk", "requests")
+    table = Table("stage", title=title, box=None, title_justify="left", pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    total = sum(stage.core_seconds for stage in found.stages)
+    whole = _total(found.stages)
+    for stage in [*found.stages, whole]:
+        cells: list[Any] = [
+            duration(stage.core_seconds), f"{stage.core_seconds / total:.0%}" if total else "",
+            duration(stage.wall_seconds), *map(size_text, (stage.read_bytes, stage.written_bytes, stage.disk_bytes)),
+            f"{stage.requests:,}",
+        ]  # fmt: skip
+        table.add_row(_SHORT.get(stage.name, stage.name), *cells, style="bold" if stage is whole else "")
+    return table
+
+
+_SHORT = {"generate_connected_components": "cluster", "generate_duplicates_dict": "remove"}  # as the commands
+
+
+def _total(stages: Sequence[StageCost]) -> StageCost:
+    sums = {name: sum(getattr(stage, name) for stage in stages) for name in [it.name for it in fields(StageCost)][1:]}
+    return StageCost(name="total", **sums | {"disk_bytes": stages[-1].disk_bytes})
+
+
+def explanation(found: Estimate, given: float | None) -> str:
+    """Sentences: the sum, what isn't linear, and what the sample was."""
+    whole = _total(found.stages)
+    of_sample = f"{found.duplicates:.1%} of the sample's documents"
+    duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
+        f"{of_sample}. A whole corpus has more, and then costs less after pass1; try --duplicates 0.4"
+    )  # fmt: skip
+    return (
+        f"\n{whole.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
+        f"{whole.requests:,} requests if all is in a bucket, about ${whole.requests * DOLLARS_A_REQUEST:,.2f}.\n"
+        "Linear in the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
+        "cluster, remove and train_tokenizer end in one process, whatever the cores.\n"
+        f"Duplicates: {duplicates}.\n"
+        f"Measured on this machine with {size_text(found.sample.text_bytes)} of text, "
+        f"{found.sample.documents:,} documents."
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds, minutes or hours.
+
+    >>> duration(3.21), duration(600), duration(7_200), duration(3.6e6)
+    ('3.2 s', '10.0 min', '2.0 h', '1,000 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    number, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
+    return f"{number:,.1f} {unit}" if number < 100 else f"{number:,.0f} {unit}"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes with a unit, a power of 1000.
+
+    >>> size_text(999), size_text(4.5e12), size_text(12_345_678)
+    ('999 B', '4.5 TB', '12.3 MB')
+    """
+    power = max(0, min(5, int(log10(max(count, 1)) // 3)))
+    return f"{count / 1000**power:,.1f} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}" if power else f"{count:.0f} B"
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size whose units are powers of 1000, such as 4.5TB or 100GB; of 1024 with an i, such as 4.5TiB.
+
+    >>> parse_bytes("4.5TB", "--bytes"), parse_bytes("1_000", "--bytes"), parse_bytes("2 KiB", "--bytes")
+    (4500000000000, 1000, 2048)
+    """
+    number = text.strip().upper().removesuffix("B").replace("_", "")
+    if number.endswith("I"):
+        return parse_size(text.replace("_", ""), option)
+    power = "KMGTP".find(number[-1:]) + 1 if number[-1:].isalpha() else 0
+    try:
+        size = float(number[:-1] if power else number) * 1000**power
+        if not 1 <= size < 1e21:
+            raise ValueError(text)
+    except ValueError:
+        raise UsageError(f"{option}: expected a size with a unit, got {text!r}; try 4.5TB or 512MiB") from None
+    return round(size)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`gristmill estimate [CORPUS | pipeline.toml] [options]`: prints a table, or JSON."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config" if arguments[0].endswith(".toml") else "--corpus")
+    sys.exit(run_with_exit_code(lambda: _estimate_and_print(arguments)))
+
+
+def _estimate_and_print(arguments: list[str]) -> None:
+    config = load_config(EstimateConfig, arguments, prog="gristmill estimate")
+    found, console = estimate(config), wide_console()
+    if config.json:
+        console.print(found.to_json(), highlight=False, markup=False)
+        return
+    console.print(cost_table(found))
+    console.print(explanation(found, config.duplicates), highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    main()

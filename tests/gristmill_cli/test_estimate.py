@@ -1,0 +1,57 @@
+"""`gristmill estimate`: how large a corpus is, what its options refuse, and costs that grow as they should."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill_cli.estimate import REQUESTS, EstimateConfig, estimate, main
+from gristmill_cli.run_config import Tokenizer
+from tests.gristmill_cli.corpus import make_corpus
+
+MISTAKES = {
+    "{corpus} --documents 9": "expected --bytes alone with a corpus, got --documents 9",
+    "--documents 9": "expected the folder of a corpus, or --documents and --bytes",
+    "--documents 9 --bytes 4.5XB": "--bytes: expected a size with a unit, got '4.5XB'",
+    "--documents 9 --bytes 3": "--documents: expected 1 to 3, one for each byte, got 9",
+    "--documents 9 --bytes 9kB --mix.weights a 2": "name sources of a corpus; try with its folder",
+    "{corpus} --sample 0": "--sample: expected a size",
+    "{corpus} --cores 0": "--cores: expected 1 to 1,000,000, got 0; try 64",
+    "{corpus} --duplicates nan": "--duplicates: expected a fraction below 1",
+    "{corpus} --until apply": "--until: expected one of normalize_text, filter",
+    "{corpus} --from pass2 --until pass1": "expected stages in the order of the run",
+    "{corpus} --workers 0": "--workers 0: ",
+    "{corpus} --core 2": "unknown option --core; did you mean --cores?",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("estimate") / "corpus")
+
+
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES.items())
+def test_a_mistake_is_refused_in_one_sentence(corpus: Path, capsys, arguments: str, said: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([word.replace("{corpus}", str(corpus)) for word in arguments.split()])
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and message.startswith("error: ") and said in message
+
+
+def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    config = EstimateConfig(corpus, sample="300kB", tokenizer=Tokenizer(vocab_size=420), cores=4)
+    found = estimate(config)
+    assert found.extent.documents == pytest.approx(753, rel=0.1)
+    assert [stage.name for stage in found.stages][:2] == ["normalize_text", "filter"]
+    assert found.stages[0].requests == REQUESTS["normalize_text"] * found.extent.slices
+    assert all(stage.wall_seconds <= stage.core_seconds for stage in found.stages)
+    large = estimate(replace(config, bytes="1TB", from_="normalize_text", until="filter"))
+    assert large.extent.text_bytes == 10**12 and len(large.stages) == 2
+    assert large.stages[0].disk_bytes / found.stages[0].disk_bytes == pytest.approx(
+        10**12 / found.extent.text_bytes, rel=0.1
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.vocab_size", "420"])
+    assert json.loads(capsys.readouterr().out)["total"]["requests"] > 0
