@@ -64,7 +64,7 @@ def choose_bands(
         return Curve(band_parameters(threshold, permutations, false_positive_weight), threshold, permutations)
     if range < 1 or bands < 1 or range * bands > permutations:
         raise UsageError(
-            f"{bands} bands of {range} slots: wanted 1 or more of each, and together no more than "
+            f"{bands} bands of {range} slots: expected 1 or more of each, and together no more than "
             f"--permutations {permutations}"
         )
     return Curve(Bands(range, bands), threshold, permutations)

@@ -30,7 +30,7 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
     """
     check_texts(texts)
     if not isinstance(width, Integral) or width < 1 or unit not in get_args(Unit):
-        raise UsageError(f"shingles of {width} {unit}: wanted 1 or more of {' or '.join(get_args(Unit))}")
+        raise UsageError(f"shingles of {width} {unit}: expected 1 or more of {' or '.join(get_args(Unit))}")
     sets: list[NDArray[np.uint64]] = []
     for _, data, offsets in pack(texts):
         hashes, counts = np.empty(len(data), np.uint64), np.empty(len(offsets) - 1, np.int64)

@@ -35,7 +35,7 @@ class Shard:
         """
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 0 <= int(index) <= int(count) and int(count)):
-            raise UsageError(f"--shard {text}: wanted i/n, such as 3/8: process 3 of 8, counted from 0 or from 1")
+            raise UsageError(f"--shard {text}: expected i/n, such as 3/8: process 3 of 8, counted from 0 or from 1")
         return cls(int(index) % int(count), int(count))
 
 
@@ -79,9 +79,9 @@ class RunOptions:
         """Raise UsageError if an option is out of range."""
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if self.scratch and is_remote(self.scratch):
-            raise UsageError(f"--scratch {object_name(self.scratch).url}: wanted a folder of this machine")
+            raise UsageError(f"--scratch {object_name(self.scratch).url}: expected a folder of this machine")
         if self.scratch and not is_folder(self.scratch) and os.access(self.scratch, os.F_OK):  # a device, too
-            raise UsageError(f"--scratch {self.scratch}: wanted a folder, and it is a file")
+            raise UsageError(f"--scratch {self.scratch}: expected a folder, and it is a file")
         if self.shard:
             Shard.parse(self.shard)
         if self.address and self.executor != "ray":
@@ -91,7 +91,7 @@ class RunOptions:
         if self.executor == "ray" and not find_spec("ray"):
             raise UsageError("--executor ray: Ray is not installed. Try: pip install 'gristmill[ray]'")
         if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
-            raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
+            raise UsageError(f"--max_malformed {self.max_malformed}: expected a fraction from 0 to 1, such as 0.001")
 
     def check_scratch(self, arguments: Any) -> None:
         """Raise UsageError for a size if `arguments`, all that a command works with, name no object to fetch."""
@@ -105,7 +105,7 @@ class RunOptions:
     def processes(self) -> int:
         """Number of worker processes, on a node with Ray. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
-            raise UsageError(f"--workers {self.workers}: wanted 1 or more")
+            raise UsageError(f"--workers {self.workers}: expected 1 or more")
         cores = usable_cores()
         if self.executor == "ray":  # on nodes that may have more cores than this machine
             return self.workers or cores
@@ -118,7 +118,7 @@ class RunOptions:
             return free_memory() // 2
         size = parse_size(self.memory, "--memory")
         if size < _LEAST_WITHOUT_UNIT and self.memory.strip()[-1].isdecimal():
-            raise UsageError(f"--memory {self.memory} is a number of bytes: wanted one with a unit, such as 4GiB")
+            raise UsageError(f"--memory {self.memory} is a number of bytes: expected one with a unit, such as 4GiB")
         return size
 
     @property
@@ -168,5 +168,5 @@ def parse_size(text: str, option: str = "") -> int:
         size = 0
     if size <= 0:
         given = f"{option} {text!r}".lstrip()
-        raise UsageError(f"{given} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
+        raise UsageError(f"{given} is not a size: expected a number with a unit, such as 512MiB or 4GiB")
     return size

@@ -30,7 +30,7 @@ def reject_remote(*paths: Path) -> None:
     for path in paths:
         reject_unknown_scheme(path)
         if is_remote(path):
-            raise UsageError(f"{object_name(path).url}: wanted a folder of this machine")
+            raise UsageError(f"{object_name(path).url}: expected a folder of this machine")
 
 
 def file_info(path: Path) -> FileInfo | None:

@@ -226,5 +226,5 @@ def test_docstrings_come_under_their_qualified_names() -> None:
 
 
 def test_a_bucket_is_refused() -> None:
-    with pytest.raises(UsageError, match="s3://bucket/a: wanted a folder of this machine"):
+    with pytest.raises(UsageError, match="s3://bucket/a: expected a folder of this machine"):
         harvest_corpus(Path("s3://bucket/a"))

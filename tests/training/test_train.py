@@ -213,7 +213,7 @@ def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: 
         (["--optim.betas", "nan", "1"], "wanted a finite number, 0 or more; try --optim.betas 0.9 0.95"),
         (["--eval.prompt", "a\udcff"], "eval.prompt is 'a\\udcff', which is not UTF-8"),
         (["--timeout", "inf"], "timeout is inf; wanted a finite number, 0 or more; try --timeout 0.0"),
-        (["--timeout", "0.001"], "wanted 1 or more seconds, or 0 for the default"),
+        (["--timeout", "0.001"], "expected 1 or more seconds, or 0 for the default"),
         (["--data.batch_size", "10", "--parallel.micro_batches", "3"], "try --data.batch_size 12"),
         (["--parallel.tensor", "2d", "--compile", "true"], "compile and parallel.tensor 2d: blocks whose products"),
         (["--parallel.tensor", "2d", "--memory.recompute", "selective"], "try --memory.recompute full, or"),

@@ -38,7 +38,7 @@ def test_more_workers_than_help_are_not_started() -> None:
         (RunOptions(max_malformed=float("nan")), "--max_malformed nan"),
         (RunOptions(max_malformed=2.0), "--max_malformed 2.0"),
         (RunOptions(memory="much"), "is not a size"),
-        (RunOptions(memory="4"), "--memory 4 is a number of bytes: wanted one with a unit, such as 4GiB"),
+        (RunOptions(memory="4"), "--memory 4 is a number of bytes: expected one with a unit, such as 4GiB"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path: Path, options: RunOptions, message: str) -> None:

@@ -222,5 +222,5 @@ def test_nothing_is_written_to_a_dataset(hub: Hub, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=r"cannot write hf://datasets/org/name/out: .* only read: give a local"):
             write()
-    with pytest.raises(UsageError, match="--scratch hf://datasets/org/name: wanted a folder of this machine"):
+    with pytest.raises(UsageError, match="--scratch hf://datasets/org/name: expected a folder of this machine"):
         RunOptions(scratch=ROOT).check()
