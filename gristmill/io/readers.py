@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
-from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
+from gristmill.errors import DamagedFile, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
 from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
 from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, DocKey, Document, Slice, list_corpus, slices_at
@@ -251,6 +251,8 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
                 for record in records(batch, part.text_column):
                     yield row, record
                     row += 1
+    except GristmillError:  # which may be a ValueError
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:  # OSError: a damaged page; the last: a name that is not
         # UTF-8, or that two fields of a struct have
         raise damaged_table(part.path, f" after row {row:,}", error) from error
