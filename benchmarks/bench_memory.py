@@ -91,7 +91,7 @@ class Run:
             for weight in self.params:
                 init_shard(weight.local, weight.name, weight.spec, config, seed=1)
                 if self.files is not None:
-                    self.files.after_load()
+                    self.files.drop_pages()
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.part(ids, ids, torch.arange(len(ids), device=ids.device)).sum()

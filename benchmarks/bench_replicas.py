@@ -44,7 +44,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.experimental.server import messages
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import AsyncTrainer, plan_async
-from training.experimental.server.worker import work
+from training.experimental.server.async_worker import work
 from training.loop import train_as_planned
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig

@@ -33,8 +33,6 @@ def build_plugins(
         add(Profiler(config.profile, model, names, config.out_dir))
     if config.data.verify == "checksum":
         add(VerifiedShards([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
-    if model.files is not None:
-        add(VerifiedParameters(model))
     if buckets_of(model.reducers):
         add(ErrorFeedback(model))
     if config.eval.ema:
@@ -66,17 +64,6 @@ class VerifiedShards(Plugin):
 
     def close(self) -> None:
         self.verifier.close()
-
-
-class VerifiedParameters(Plugin):
-    """Verifies parameters on disk before they are saved."""
-
-    def __init__(self, model: ParallelModel) -> None:
-        self.model = model
-
-    def before_save(self) -> None:
-        """Raise InputError where they changed since their last update."""
-        self.model.verify_params()
 
 
 class EvaluatedAverage(Plugin):

@@ -19,7 +19,7 @@ def train_async(config: AsyncConfig) -> None:
     """
     from training.distributed.process_group import init_distributed
     from training.experimental.server.async_trainer import AsyncTrainer, plan_async
-    from training.experimental.server.worker import work
+    from training.experimental.server.async_worker import work
     from training.loop import train_as_planned
 
     serves = config.serves

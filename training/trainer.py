@@ -107,7 +107,6 @@ class Trainer:
     def _continue(self, record: CheckpointRecord, path: Path) -> None:
         """Continue after the step of a checkpoint whose tensors were loaded, from `path`."""
         self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
-        self.optimizer.after_load()
         self.plugins.read(path, self.checkpoints.group.process_group)
 
     def _branch(self, checkpoint: Path) -> CheckpointRecord:

@@ -36,8 +36,9 @@ from torch.distributed.checkpoint.planner import (
 from gristmill.errors import InputError
 from training.sharding.shard_spec import ShardSpec
 
+State = dict[str, list[tuple[Tensor, ShardSpec]]]
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size
-Boxes = NDArray[np.int64]
+Boxes = NDArray[np.int64]  # of n boxes of d dimensions: (n, 2, d)
 
 
 def box_array(boxes: Sequence[Box], dims: int) -> Boxes:
@@ -61,34 +62,6 @@ def intersect(box: Box, boxes: Boxes) -> Boxes:
     stop = np.minimum(boxes.sum(axis=1), offset + size)
     return np.stack([start, np.maximum(stop - start, 0)], axis=1)
 
-
-def sweep_pairs(boxes: Boxes) -> NDArray[np.int64]:
-    """Pairs of boxes, (k, 2), that share a coordinate of the dimension with the most distinct offsets; d >= 1.
-
-    Only these can overlap. Of n boxes that partition a tensor into rows there are none, of a square grid n * sqrt(n):
-    the sweep costs n log n and what it returns. No box may be empty.
-    """
-    dim = max(range(boxes.shape[2]), key=lambda dim: len(np.unique(boxes[:, 0, dim])))
-    order = np.argsort(boxes[:, 0, dim], kind="stable")
-    start, size = boxes[order, :, dim].T
-    number = np.arange(len(boxes))
-    later = np.searchsorted(start, start + size) - number - 1  # how many of those after it begin within it
-    first = np.repeat(number, later)
-    second = np.arange(len(first)) - np.repeat(np.cumsum(later) - later, later) + first + 1
-    return order[np.stack([first, second], axis=1)]
-
-
-def any_overlap(boxes: Boxes) -> bool:
-    """Whether two of the boxes share an element; empty ones share none."""
-    boxes = boxes[numel(boxes) > 0]
-    if boxes.shape[2] == 0 or len(boxes) < 2:
-        return len(boxes) > 1
-    one, other = boxes[sweep_pairs(boxes)].swapaxes(0, 1)
-    start, stop = np.maximum(one[:, 0], other[:, 0]), np.minimum(one.sum(axis=1), other.sum(axis=1))
-    return bool((start < stop).all(axis=1).any())
-
-
-State = dict[str, list[tuple[Tensor, ShardSpec]]]
 
 # The chunks of each way in which a shape is cut: layers are alike, so that a model has few
 Partitions = dict[tuple[tuple[int, ...], tuple[Box, ...]], list[ChunkStorageMetadata]]
@@ -257,4 +230,3 @@ def _tensor_metadata(key: str, held: list[HeldTensor], known: Partitions) -> Ten
 def _check_partition(key: str, shape: tuple[int, ...], boxes: Boxes) -> None:
     count, wanted = int(numel(boxes).sum()), math.prod(shape)
     assert count == wanted, f"the shards of {key} have {count} elements, and the whole {wanted}"
-    assert not any_overlap(boxes), f"shards of {key} overlap"

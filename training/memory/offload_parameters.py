@@ -6,7 +6,6 @@ After ZeRO-Infinity (Rajbhandari et al. 2021, section 5); the operating system d
 import mmap
 import os
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gristmill.errors import InputError, OutputError
+from gristmill.errors import OutputError
 from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file, remove_scratch_folder
 from training.model.decoder import Decoder
@@ -57,21 +56,9 @@ def allocate_parameters(
 class _MappedFile:
     """A memory-mapped file: this rank's shard of one parameter, and FSDP's padding rows."""
 
-    path: Path
     pages: mmap.mmap
     values: Tensor
-    """The mapped elements, flat; the first `numel` are the shard, the rest padding."""
-    numel: int
-    running_crc: int = 0
-    """CRC-32 of the elements updated so far in this step."""
-    crc32: int | None = None
-    """CRC-32 of the shard after its last update; None if unknown."""
-    verified: bool = False
-    """True if the file was compared with `crc32` since the last update."""
-
-    def crc(self, start: int, stop: int, before: int = 0) -> int:
-        """CRC-32 of elements start … stop, continuing from `before`."""
-        return zlib.crc32(memoryview(self.values[start:stop].numpy()).cast("B"), before)  # type: ignore[arg-type]
+    """The mapped elements, flat: the shard, then padding."""
 
     def drop_pages(self) -> None:
         """Free the pages until the next use; the operating system writes changed ones to the file."""
@@ -85,8 +72,7 @@ class _MappedFile:
 class ParametersOnDisk:
     """Parameters in mapped files, one per parameter; pages are dropped after each use.
 
-    A shard's CRC-32 is computed while it is updated and verified before its next use in a forward pass (reads of the
-    backward pass and of the update are not verified). The files are scratch files, removed by `close`.
+    The files are scratch files, removed by `close`.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -110,34 +96,21 @@ class ParametersOnDisk:
         self._materialized.clear()
         blocks = list(part.blocks.children())  # type: ignore[union-attr]
         local = [self._files_of(block.parameters()) for block in blocks]
-        inside = {id(file) for files in local for file in files}
-        outside = [file for file in self._files_of(part.parameters()) if id(file) not in inside]
-        _before_forward(part, partial(self._verify, outside))
         for block, files, following in zip(blocks, local, [*local[1:], []], strict=True):
-            _before_forward(block, partial(self._verify, files, following))
+            _before_forward(block, partial(_read_ahead, following))
             _after_forward(block, partial(_drop_pages, files))
         for parameter in part.parameters():
             parameter.register_post_accumulate_grad_hook(partial(_drop_after_grad, self._files_of([parameter])))
 
-    def after_update(self, param: ShardedParameter, start: int, stop: int) -> None:
-        """Record that elements start … stop of a shard were updated; call it for consecutive ranges, from 0."""
+    def after_update(self, param: ShardedParameter, _start: int, _stop: int) -> None:
+        """Drop the pages of a shard of which a part was updated."""
         file = self._files.get(_address(param.local))
         if file is not None:
-            file.running_crc = file.crc(start, stop, file.running_crc if start else 0)
-            file.crc32, file.verified = (file.running_crc, False) if stop == file.numel else (None, False)
             file.drop_pages()
 
-    def after_load(self) -> None:
-        """Accept values that were not written by an update: drop the checksums."""
-        for file in self._files.values():
-            file.crc32 = None
-            file.drop_pages()
-
-    def verify(self) -> None:
-        """Raise InputError if a shard differs from its last update; call it before saving."""
-        for file in self._files.values():
-            self._verify([file])
-            file.drop_pages()
+    def drop_pages(self) -> None:
+        """Drop the pages of all parameters, after these were read or written other than by a step."""
+        _drop_pages([*self._files.values()])
 
     def _materialize_tensor(self, meta: Tensor) -> Tensor:
         """Materialize a meta tensor, once for tied parameters."""
@@ -158,7 +131,7 @@ class ParametersOnDisk:
         pages = mmap.mmap(descriptor, padded * local.itemsize)
         os.close(descriptor)
         values = torch.frombuffer(pages, dtype=local.dtype)
-        self._files[_address(values)] = _MappedFile(path, pages, values, local.numel())
+        self._files[_address(values)] = _MappedFile(pages, values)
         return values[: local.numel()]
 
     def _files_of(self, parameters: Iterable[nn.Parameter]) -> list[_MappedFile]:
@@ -166,19 +139,6 @@ class ParametersOnDisk:
         with torch.no_grad():
             shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
         return [self._files[_address(t)] for t in shards if _address(t) in self._files]
-
-    def _verify(self, files: Sequence[_MappedFile], following: Sequence[_MappedFile] = ()) -> None:
-        """Start to read the `following` files, then compare the checksums of `files`."""
-        for file in following:
-            file.read_ahead()
-        for file in files:
-            if file.crc32 is not None and not file.verified and file.crc(0, file.numel) != file.crc32:
-                raise InputError(
-                    f"{file.path} differs from what was written: this run's parameters are lost. Run the same command "
-                    "again to resume from the last checkpoint; if it happens again, the disk may be faulty: choose "
-                    "another with --memory.folder"
-                )
-            file.verified = True
 
 
 class _PadInFile(TorchDispatchMode):
@@ -200,6 +160,11 @@ def _before_forward(module: nn.Module, action: Callable[[], None]) -> None:
 
 def _after_forward(module: nn.Module, action: Callable[[], None]) -> None:
     module.register_forward_hook(lambda *_: action())
+
+
+def _read_ahead(files: Sequence[_MappedFile]) -> None:
+    for file in files:
+        file.read_ahead()
 
 
 def _drop_pages(files: Sequence[_MappedFile]) -> None:

@@ -6,7 +6,6 @@ On disk, the next bucket is read and the previous one written while a bucket is 
 
 import os
 import weakref
-import zlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, OutputError, wrap_read_errors, wrap_write_errors
+from gristmill.errors import OutputError, wrap_read_errors, wrap_write_errors
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file, remove_scratch_folder
 from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
 
@@ -43,9 +42,6 @@ class Moments(Protocol):
 
     def flat_states(self) -> dict[str, Tensor]:
         """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`."""
-
-    def after_load(self) -> None:
-        """Accept values that a checkpoint load wrote to the tensors of `flat_states`."""
 
     def close(self) -> None:
         """Release memory and files."""
@@ -78,9 +74,6 @@ class MomentsInMemory:
     def flat_states(self) -> dict[str, Tensor]:
         return self.flat
 
-    def after_load(self) -> None:
-        pass
-
     def close(self) -> None:
         self.flat, self.slices = {}, []
 
@@ -88,15 +81,13 @@ class MomentsInMemory:
 class MomentsOnDisk:
     """Moments in two files, with BUCKETS_IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
 
-    Each bucket's CRC-32 is kept in memory and compared when the bucket is read (InputError if it differs). The
-    files are scratch files: allocated at the start (OutputError if the disk is full, or another run uses them), removed
-    by `close`.
+    The files are scratch files: allocated at the start (OutputError if the disk is full, or another run uses them),
+    removed by `close`.
     """
 
     def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
         self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
-        self.checksums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
         self.files: dict[str, int] = {}
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         pools = (self.reader, self.writer)
@@ -134,18 +125,8 @@ class MomentsOnDisk:
             self.writes.pop(index).result()
 
     def flat_states(self) -> dict[str, Tensor]:
-        """Both moments, memory-mapped; checksums are verified first, so no checkpoint stores damaged values."""
-        for index in range(len(self.buckets)):
-            self._read(index, None)
+        """Both moments, memory-mapped."""
         return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
-
-    def after_load(self) -> None:
-        """Recompute the checksums from the files."""
-        self.checksums = {name: [None] * len(self.buckets) for name in STATES}
-        for index in range(len(self.buckets)):
-            self._read(index, None)
-            for name, values in zip(STATES, self._slot(index), strict=True):
-                self.checksums[name][index] = zlib.crc32(_bytes(values))
 
     def _slot(self, index: int) -> tuple[Tensor, ...]:
         return tuple(values[: self.buckets[index].numel] for values in self.slots[index % len(self.slots)])
@@ -156,23 +137,14 @@ class MomentsOnDisk:
             write.result()
         offset = self.buckets[index].start * self.dtype.itemsize
         for name, values in zip(STATES, self._slot(index), strict=True):
-            path, buffer, checksum = self.paths[name], _bytes(values), self.checksums[name][index]
-            with wrap_read_errors(path):
-                complete = _read_at(self.files[name], buffer, offset)
-            if not complete or checksum not in (None, zlib.crc32(buffer)):
-                raise InputError(
-                    f"{path}: bytes {offset} to {offset + len(buffer)} differ from what was written, so this run's "
-                    "optimizer states are lost. Run the same command again to resume from the last checkpoint; "
-                    "if it happens again, the disk may be faulty: choose another with --memory.folder"
-                )
+            with wrap_read_errors(self.paths[name]):
+                _read_at(self.files[name], _bytes(values), offset)
 
     def _write(self, index: int) -> None:
         offset = self.buckets[index].start * self.dtype.itemsize
         for name, values in zip(STATES, self._slot(index), strict=True):
-            data = _bytes(values)
-            self.checksums[name][index] = zlib.crc32(data)
             with wrap_write_errors(self.paths[name]):
-                _write_at(self.files[name], data, offset)
+                _write_at(self.files[name], _bytes(values), offset)
 
 
 def _map(path: Path, length: int, dtype: torch.dtype) -> Tensor:
@@ -183,15 +155,13 @@ def _bytes(values: Tensor) -> memoryview:
     return memoryview(values.numpy()).cast("B")  # type: ignore[arg-type]
 
 
-def _read_at(file: int, buffer: memoryview, offset: int) -> bool:
-    """Fill `buffer` from byte `offset`; False if the file ends before."""
+def _read_at(file: int, buffer: memoryview, offset: int) -> None:
+    """Fill `buffer` from byte `offset`."""
     done = 0
     while done < len(buffer):
-        count = os.preadv(file, [buffer[done:]], offset + done)
-        if not count:
-            return False
+        if not (count := os.preadv(file, [buffer[done:]], offset + done)):
+            raise OSError("the file is shorter than what was written to it")
         done += count
-    return True
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:

@@ -63,12 +63,9 @@ class Optimizer:
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """States by parameter name and state name, in the shapes of the local shards.
 
-        To load states, write to these tensors and call `after_load`.
+        To load states, write to these tensors.
         """
         return {param.name: {} for param in self.params}
-
-    def after_load(self) -> None:
-        """Accept states that were written to the tensors of `moments`; every rank calls it."""
 
     def close(self) -> None:
         """Remove the states' files."""
@@ -148,7 +145,7 @@ class AdamW(Optimizer):
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
 
-        On disk, the tensors are memory maps of the files. Raises InputError if a file is damaged.
+        On disk, the tensors are memory maps of the files.
         """
         flat = self._moments.flat_states()
         found = {}
@@ -167,9 +164,6 @@ class AdamW(Optimizer):
             for s in bucket.slices:
                 starts.setdefault(s.param, bucket.start + s.offset)
         return [starts[i] for i in range(len(self.unique))]
-
-    def after_load(self) -> None:
-        self._moments.after_load()
 
     def close(self) -> None:
         self._moments.close()
@@ -194,10 +188,6 @@ class OptimizerByPart(Optimizer):
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         return {name: states for part in self.parts for name, states in part.moments().items()}
-
-    def after_load(self) -> None:
-        for part in self.parts:
-            part.after_load()
 
     def close(self) -> None:
         for part in self.parts:

@@ -164,7 +164,7 @@ class ParallelModel:
     def after_load(self) -> None:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
         if self.files is not None:
-            self.files.after_load()
+            self.files.drop_pages()
 
     @property
     def after_update(self) -> AfterUpdate | None:
@@ -175,11 +175,6 @@ class ParallelModel:
         """The axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
         names = {name for param in self.params for name in param.placement.shard}
         return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
-
-    def verify_params(self) -> None:
-        """Raise InputError if parameters on disk changed since their last update; call it before saving."""
-        if self.files is not None:
-            self.files.verify()
 
     def close(self) -> None:
         """Remove the files of parameters on disk."""

@@ -67,7 +67,7 @@ def parallelize(
         for param in params:
             init_shard(param.local, param.name, param.spec, decoder.config, seed)
             if files is not None:
-                files.after_load()
+                files.drop_pages()
     for part, reducer in zip(parts, reducers, strict=True):
         # compiled blocks contain their hooks: they are waited for together
         reducer.all_gather_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])

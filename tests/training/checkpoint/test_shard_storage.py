@@ -126,7 +126,6 @@ def test_writers_are_balanced_over_the_ranks_that_hold_a_shard(ranks: int, sizes
     ("specs", "said"),
     [
         ([ShardSpec((4, 2), (0, 0), (3, 2))], "6 elements, and the whole 8"),
-        ([ShardSpec((4, 2), (0, 0), (3, 2)), ShardSpec((4, 2), (2, 0), (1, 2))], "overlap"),
         ([ShardSpec((4, 2), (0, 0), (2, 2)), ShardSpec((5, 2), (2, 0), (2, 2))], "here and"),
     ],
 )

@@ -127,7 +127,6 @@ def test_loaded_states_are_used() -> None:
         for key, values in states.items():
             values.copy_(first.moments()[name][key])
     second.updates = first.updates
-    second.after_load()
     for weights, optimizer in ((ours, first), (others, second)):
         draw_gradients(weights, 9)
         optimizer.step(0.01)

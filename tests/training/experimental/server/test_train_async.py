@@ -31,10 +31,10 @@ from training.experimental.local_steps.meeting_config import MeetingConfig
 from training.experimental.parallel_config import ParallelConfig
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import plan_async
+from training.experimental.server.async_worker import work
 from training.experimental.server.messages import Link
 from training.experimental.server.part_queue import Part, PartQueue
 from training.experimental.server.server import GradientServer
-from training.experimental.server.worker import work
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 from training.train_async import train_async
