@@ -10,7 +10,7 @@ from gristmill.storage.files import reject_remote
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.data.data_config import DataConfig
 from training.distributed.torch_version import require_torch
-from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.replicas_config import ReplicasConfig
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
@@ -38,7 +38,7 @@ class TrainConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    replicas: MeetingConfig = field(default_factory=MeetingConfig)
+    replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     seed: int = 1

@@ -8,7 +8,7 @@ from training.data.sequences import TokenSequences
 from training.data.shard_verifier import ShardVerifier
 from training.experimental.compression.bucket import buckets_of
 from training.experimental.compression.error_feedback import ErrorFeedback
-from training.experimental.local_steps.meeting_replicas import MeetingReplicas, common_to_all
+from training.experimental.local_steps.rendezvous_replicas import RendezvousReplicas, common_to_all
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.optim.optimizer import Optimizer
 from training.optim.weight_average import AveragingOptimizer
@@ -40,7 +40,7 @@ def build_plugins(
         add(EvaluatedAverage(model, optimizer))
     if config.replicas.folder is not None:
         common = common_to_all(plan.identity, layout.record())
-        add(MeetingReplicas(config.replicas, config.optim, model, optimizer, common))
+        add(RendezvousReplicas(config.replicas, config.optim, model, optimizer, common))
     elif layout.local_steps:
         add(LocalReplicas(layout.local_steps, config.optim, model, optimizer))
     return plugins

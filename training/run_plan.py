@@ -14,7 +14,7 @@ from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
-from training.experimental.local_steps.meeting_config import check_local_steps
+from training.experimental.local_steps.replicas_config import check_local_steps
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig

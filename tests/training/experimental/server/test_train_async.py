@@ -27,7 +27,7 @@ from tests.training.parallel.test_layouts import assert_same, recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
-from training.experimental.local_steps.meeting_config import MeetingConfig
+from training.experimental.local_steps.replicas_config import ReplicasConfig
 from training.experimental.parallel_config import ParallelConfig
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.async_trainer import plan_async
@@ -226,7 +226,7 @@ def test_a_server_without_workers_and_a_worker_without_server_end(exact: AsyncCo
         ({"parts": 5}, r"batch_size 12 is not divisible by parts 5 .*; try --data.batch_size 15"),
         ({"branch_from": Path("x")}, "which parts are done; try --init_from"),
         ({"staleness": -1}, "staleness is -1"),
-        ({"replicas": MeetingConfig(folder=Path("x"))}, "no steps of their own; try .*, and no --replicas.folder"),
+        ({"replicas": ReplicasConfig(folder=Path("x"))}, "no steps of their own; try .*, and no --replicas.folder"),
     ],
 )
 def test_what_cannot_be_is_refused(exact: AsyncConfig, changes: dict[str, Any], said: str) -> None:

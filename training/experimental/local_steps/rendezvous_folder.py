@@ -1,4 +1,4 @@
-"""MeetingFolder: which replicas may meet in a folder: those of one run, each once.
+"""RendezvousFolder: which replicas may meet in a folder: those of one run, each once.
 
 run.json            what the replicas have in common, the id of their run, and the shared weights that they began with
 replica-1.lock      locked while replica 1 runs, with its process and the length of its run
@@ -33,11 +33,11 @@ class Start:
     shared: str = ""
 
 
-class MeetingFolder:
+class RendezvousFolder:
     """The folder `path` as replica `number` sees it; only its rank 0 calls the methods."""
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path, self.number, self.run = path, number, ""
+        self.path, self.number = path, number
         self._lock: BinaryIO | None = None
 
     def join(self, common: Mapping[str, Any], lengths: Mapping[str, Any], start: Start) -> Start:
@@ -68,13 +68,7 @@ class MeetingFolder:
             "--replicas.folder that it was saved with, or an empty one to all replicas; with an empty --out_dir it "
             "takes the weights of the replicas that meet there",
         )
-        self.run = stored["run"]
-        return Start(self.run, stored["round"], stored["shared"])
-
-    def check(self) -> None:
-        """Raise InputError if the folder is no longer that of this run."""
-        if self._read_run()["run"] != self.run:
-            raise InputError(f"{self.path} was given to another run while replica {self.number} ran; {_REMEDY}")
+        return Start(stored["run"], stored["round"], stored["shared"])
 
     def close(self) -> None:
         """Let another process be this replica."""
@@ -123,22 +117,15 @@ class MeetingFolder:
                     )
 
     def _read_run(self) -> dict[str, Any]:
+        path = self.path / _RUN
         try:
-            found: dict[str, Any] = json.loads((self.path / _RUN).read_bytes())
-            Start(found["run"], int(found["round"]), found["shared"])
-            if isinstance(found["common"], dict):
-                return found
-        except FileNotFoundError as error:
-            raise InputError(f"{self.path} was removed while replica {self.number} ran; {_REMEDY}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.path / _RUN} is damaged; remove {self.path}, and {_REMEDY}") from error
-        raise InputError(f"{self.path / _RUN} is damaged; remove {self.path}, and {_REMEDY}")
-
-
-_REMEDY = (
-    "end all replicas and start them again, first the one with the latest checkpoint: the others take its shared "
-    "weights"
-)
+            found: dict[str, Any] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path} is gone or damaged; remove {self.path}, end all replicas and start them again, first the one "
+                "with the latest checkpoint: the others take its shared weights"
+            ) from error
+        return found
 
 
 def write_once(path: Path, number: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Meeting: the rounds in which replicas that are runs of their own exchange what their local steps changed, as files.
+"""Rendezvous: rounds in which replicas that are runs of their own exchange what their local steps changed, as files.
 
 round-00000003/replica-1.rank-0     outer gradients of replica 1, of the shards that its rank 0 updates: plain numbers
 round-00000003/replica-1.done       all its ranks have left theirs; the fingerprint of the shared weights before
@@ -8,7 +8,7 @@ round-00000003/shared.rank-0        shared weights and outer momentum after the 
 
 Replicas know of each other by these files alone, each of which appears whole or not at all: one may be killed at any
 time. What a replica has left it never writes again, also if it is killed and returns. All average the same files in the
-same order, so that they compute the same shared weights, bit for bit. See meeting_folder.py for who may take part.
+same order, so that they compute the same shared weights, bit for bit. See rendezvous_folder.py for who may take part.
 """
 
 import json
@@ -29,8 +29,8 @@ from torch import Tensor
 from gristmill.errors import InputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.stop_signals import StopSignals
-from training.experimental.local_steps.meeting_config import MeetingConfig
-from training.experimental.local_steps.meeting_folder import MeetingFolder, Start, write_once
+from training.experimental.local_steps.rendezvous_folder import RendezvousFolder, Start, write_once
+from training.experimental.local_steps.replicas_config import ReplicasConfig
 
 _MEMBERS = "members.json"
 _DONE, _ROUND = re.compile(r"replica-(\d+)\.done"), re.compile(r"round-(\d{8,})")
@@ -51,16 +51,16 @@ class ReplicaRanks:
     sum: Callable[[Tensor], Tensor] = lambda values: values
 
 
-class Meeting:
+class Rendezvous:
     """A replica's rank at the meetings in a folder; every rank calls every method. It leaves at a signal in `stop`."""
 
-    def __init__(self, config: MeetingConfig, ranks: ReplicaRanks) -> None:
+    def __init__(self, config: ReplicasConfig, ranks: ReplicaRanks) -> None:
         assert config.folder is not None
         self.config, self.folder, self.ranks, self.stop = config, config.folder, ranks, StopSignals()
-        self._entry = MeetingFolder(config.folder, config.number)
+        self._entry = RendezvousFolder(config.folder, config.number)
 
     def join(self, common: Mapping[str, Any], lengths: Mapping[str, Any], start: Start) -> tuple[str, int]:
-        """Enter the folder, as MeetingFolder.join; returns the run's id and the last round with shared weights."""
+        """Enter the folder, as RendezvousFolder.join; returns the run's id and the last round with shared weights."""
 
         def enter() -> tuple[str, int]:
             began = self._entry.join(common, lengths, start)
@@ -146,7 +146,6 @@ class Meeting:
         _unflatten(found, tensors)
 
     def _has_left(self, number: int, shared: str) -> bool:
-        self._entry.check()
         self._require_same_shared(number, shared)
         return (self._round(number) / f"replica-{self.config.number}.done").exists()
 
@@ -234,12 +233,10 @@ class Meeting:
 def _read_members(path: Path) -> list[int]:
     """The members of a round; none if its files are gone."""
     try:
-        found: list[int] = json.loads(path.read_text())
+        members: list[int] = json.loads(path.read_text())
     except FileNotFoundError:
         return []
-    except ValueError as error:
-        raise InputError(f"{path} is damaged; remove {path.parent}, and start all replicas again") from error
-    return found
+    return members
 
 
 def _mean(paths: Sequence[Path], like: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from tests.training.experimental.local_steps.test_local_steps import H, assert_e
 from tests.training.launch import Fault, launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
-from training.experimental.local_steps.meeting_config import MeetingConfig
-from training.experimental.local_steps.meeting_folder import Start
+from training.experimental.local_steps.rendezvous import Rendezvous, ReplicaRanks
+from training.experimental.local_steps.rendezvous_folder import Start
+from training.experimental.local_steps.replicas_config import ReplicasConfig
 from training.experimental.parallel_config import ParallelConfig
 from training.run_plan import RunPlan
 from training.train import train
@@ -31,7 +31,7 @@ __all__ = ["closed", "exact"]
 
 def replica(config: TrainConfig, folder: Path, number: int, steps: int = 2 * H, deadline: float = 200.0) -> TrainConfig:
     """The run of one of two replicas."""
-    meeting = MeetingConfig(folder, 2, number, H, deadline)
+    meeting = ReplicasConfig(folder, 2, number, H, deadline)
     optim, saves = replace(config.optim, steps=steps), CheckpointConfig(every=H, async_save=False)
     out_dir, measured = config.out_dir / f"replica-{number}", replace(config.eval, every=0)
     several = {"parallel": ParallelConfig(), "replicas": meeting, "optim": optim, "checkpoint": saves, "eval": measured}
@@ -85,33 +85,33 @@ def test_a_killed_replica_loses_its_own_steps_and_comes_back(exact: TrainConfig,
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Closes the meetings of a test at its end."""
-    made, init = list[Meeting](), Meeting.__init__
+    made, init = list[Rendezvous](), Rendezvous.__init__
 
-    def remembered(self: Meeting, *arguments: Any) -> None:
+    def remembered(self: Rendezvous, *arguments: Any) -> None:
         made.append(self)
         init(self, *arguments)
 
-    monkeypatch.setattr(Meeting, "__init__", remembered)
+    monkeypatch.setattr(Rendezvous, "__init__", remembered)
     yield
     for meeting in made:
         meeting.close()
 
 
-def come(folder: Path, number: int, count: int, deadline: float, options: str = "the same") -> Meeting:
-    meeting = Meeting(MeetingConfig(folder, count, number, H, deadline), ReplicaRanks())
+def come(folder: Path, number: int, count: int, deadline: float, options: str = "the same") -> Rendezvous:
+    meeting = Rendezvous(ReplicasConfig(folder, count, number, H, deadline), ReplicaRanks())
     meeting.join({"options": options}, {"optim.steps": 6}, Start(shared="first"))
     return meeting
 
 
-def meetings(folder: Path, count: int, deadline: float) -> list[Meeting]:
+def meetings(folder: Path, count: int, deadline: float) -> list[Rendezvous]:
     return [come(folder, number, count, deadline) for number in range(count)]
 
 
-def exchange(number: int, *parts: tuple[Meeting, float]) -> tuple[list[list[int] | None], list[float]]:
+def exchange(number: int, *parts: tuple[Rendezvous, float]) -> tuple[list[list[int] | None], list[float]]:
     """The members that each finds at a round, and the means, of replicas that come one after the other."""
     tensors = [torch.tensor([value]) for _, value in parts]
 
-    def meet(meeting: Meeting, tensor: Tensor) -> list[int] | None:
+    def meet(meeting: Rendezvous, tensor: Tensor) -> list[int] | None:
         return meeting.exchange(number, [tensor], f"after {number - 1}")
 
     with ThreadPoolExecutor(len(parts)) as threads:
@@ -158,23 +158,29 @@ def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (
-            {"replicas": MeetingConfig(None, 2)},
+            {"replicas": ReplicasConfig(None, 2)},
             "replicas.count 2 without replicas.folder: .* --parallel.local_steps 50",
         ),
         (
-            {"replicas": MeetingConfig(None, local_steps=5)},
+            {"replicas": ReplicasConfig(None, local_steps=5)},
             "local_steps 5 without .*folder: .* --parallel.local_steps 5",
         ),
-        ({"replicas": MeetingConfig(None, deadline=5.0)}, "replicas.deadline 5 without replicas.folder: .* no place"),
-        ({"replicas": MeetingConfig(None, 2, 1)}, "replicas.count 2 and number 1 without replicas.folder"),
-        ({"replicas": MeetingConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; wanted 0 to 1"),
+        ({"replicas": ReplicasConfig(None, deadline=5.0)}, "replicas.deadline 5 without replicas.folder: .* no place"),
+        ({"replicas": ReplicasConfig(None, 2, 1)}, "replicas.count 2 and number 1 without replicas.folder"),
+        ({"replicas": ReplicasConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; wanted 0 to 1"),
         (
-            {"replicas": MeetingConfig(Path("m"), 2, 0, 4)},
+            {"replicas": ReplicasConfig(Path("m"), 2, 0, 4)},
             "not divisible by replicas.local_steps 4: .* --optim.steps 8",
         ),
-        ({"replicas": MeetingConfig(Path("m"), 2, 0, H, 90.0)}, "deadline 90 and timeout 60: .* --timeout 180"),
-        ({"replicas": MeetingConfig(Path("m"), 2, 0, H), "parallel": ParallelConfig(local_steps=H)}, "in a folder, or"),
-        ({"replicas": MeetingConfig(Path("m"), 5, 0, H)}, r"not divisible by replicas.count 5 x parallel.dp 1 x .* 15"),
+        ({"replicas": ReplicasConfig(Path("m"), 2, 0, H, 90.0)}, "deadline 90 and timeout 60: .* --timeout 180"),
+        (
+            {"replicas": ReplicasConfig(Path("m"), 2, 0, H), "parallel": ParallelConfig(local_steps=H)},
+            "in a folder, or",
+        ),
+        (
+            {"replicas": ReplicasConfig(Path("m"), 5, 0, H)},
+            r"not divisible by replicas.count 5 x parallel.dp 1 x .* 15",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(exact: TrainConfig, options: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""MeetingReplicas: a replica that is a run of its own, and meets the others in a folder after its local steps."""
+"""RendezvousReplicas: a replica that is a run of its own, and meets the others in a folder after its local steps."""
 
 import json
 import sys
@@ -11,16 +11,16 @@ from gristmill.errors import require
 from training.checkpoint.record import CheckpointRecord
 from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
-from training.experimental.local_steps.meeting import Meeting, ReplicaRanks
-from training.experimental.local_steps.meeting_config import MeetingConfig
-from training.experimental.local_steps.meeting_folder import Start
+from training.experimental.local_steps.rendezvous import Rendezvous, ReplicaRanks
+from training.experimental.local_steps.rendezvous_folder import Start
 from training.experimental.local_steps.replicas import LocalReplicas
+from training.experimental.local_steps.replicas_config import ReplicasConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.parallel_model import ParallelModel
 
 
-class MeetingReplicas(LocalReplicas):
+class RendezvousReplicas(LocalReplicas):
     """One of `config.count` replicas; all ranks of this run train it, as any layout does.
 
     Where others went on without it, it takes their shared weights and their step, and keeps its moments. `round`: the
@@ -29,7 +29,7 @@ class MeetingReplicas(LocalReplicas):
 
     def __init__(
         self,
-        config: MeetingConfig,
+        config: ReplicasConfig,
         options: OptimConfig,
         model: ParallelModel,
         optimizer: Optimizer,
@@ -38,13 +38,13 @@ class MeetingReplicas(LocalReplicas):
         """`common`: what all replicas must have in common."""
         super().__init__(config.local_steps, options, model, optimizer)
         self.config, world = config, model.world
-        self.meeting = Meeting(config, ReplicaRanks(world.rank, world.size, main_only, world.all_reduce))
+        self.rendezvous = Rendezvous(config, ReplicaRanks(world.rank, world.size, main_only, world.all_reduce))
         self.common, self.steps, self.round, self.run = common, options.steps, 0, ""
         self.lengths = {"optim.steps": options.steps, "optim.decay_steps": options.last_decay_step}
         self.lengths |= {"optim.cooldown_steps": options.cooldown_steps}
 
     def close(self) -> None:
-        self.meeting.close()
+        self.rendezvous.close()
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
@@ -59,19 +59,19 @@ class MeetingReplicas(LocalReplicas):
 
     def _meet(self, number: int) -> int:
         """Meet the others at round `number`, or take what they shared by then; returns the step to go on after."""
-        if (last := self.meeting.last_shared()) >= number:
+        if (last := self.rendezvous.last_shared()) >= number:
             return self._follow(last)
         self._leave_shared(last)
         gradients = self.outer.gradients()
-        members = self.meeting.exchange(number, gradients, self.meeting.fingerprint(self._shared()))
+        members = self.rendezvous.exchange(number, gradients, self.rendezvous.fingerprint(self._shared()))
         if members is None:
             return self._leave(number)
         if not members:
-            return self._follow(self.meeting.last_shared(number))
+            return self._follow(self.rendezvous.last_shared(number))
         self.outer.update(gradients)
         self.round = number
         if self.config.number not in members:
-            self.meeting.announce(number + 1)
+            self.rendezvous.announce(number + 1)
         if members[0] == self.config.number:
             self._leave_shared(last)
         return number * self.local_steps
@@ -79,15 +79,15 @@ class MeetingReplicas(LocalReplicas):
     def _leave_shared(self, last: int) -> None:
         """Leave the shared weights if none of this round or a later one are there: their writer may be dead."""
         if last < self.round:
-            self.meeting.write_shared(self.round, self._shared())
+            self.rendezvous.write_shared(self.round, self._shared())
 
     def _follow(self, number: int) -> int:
         """Take the weights that the others shared after round `number`; returns its step."""
-        self.meeting.read_shared(number, self._shared())
+        self.rendezvous.read_shared(number, self._shared())
         self.outer.give_shared()
         self.round = number
         if number * self.local_steps < self.steps:
-            self.meeting.announce(number + 1)
+            self.rendezvous.announce(number + 1)
         return number * self.local_steps
 
     def _leave(self, number: int) -> int:
@@ -106,12 +106,12 @@ class MeetingReplicas(LocalReplicas):
     @torch.no_grad()
     def after_load(self, step: int, stored: CheckpointRecord | None, stop: StopSignals) -> int:
         super().after_load(step, stored, stop)
-        self.stop = self.meeting.stop = stop
+        self.stop = self.rendezvous.stop = stop
         layout = stored.layout if stored else {}
         layout = layout if layout.get("local_steps") == self.local_steps else {}
         self.round = int(layout.get("round", step // self.local_steps))
-        start = Start(layout.get("meeting", ""), self.round, self.meeting.fingerprint(self._shared()))
-        self.run, last = self.meeting.join(self.common, self.lengths, start)
+        start = Start(layout.get("meeting", ""), self.round, self.rendezvous.fingerprint(self._shared()))
+        self.run, last = self.rendezvous.join(self.common, self.lengths, start)
         is_done = last * self.local_steps >= self.steps
         require(
             not is_done or bool(start.run),
@@ -139,7 +139,7 @@ class MeetingReplicas(LocalReplicas):
             if self.wants_stop:
                 self._exit()  # the checkpoint is as it was
         elif step < self.steps:
-            self.meeting.announce(step // self.local_steps + 1)
+            self.rendezvous.announce(step // self.local_steps + 1)
         return step
 
     def record(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""MeetingConfig: options of replicas that are runs of their own and meet in a folder."""
+"""ReplicasConfig: options of replicas that are runs of their own and meet in a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class MeetingConfig:
+class ReplicasConfig:
     """Replicas that take local steps, each started by a launcher of its own, and average their weights in a folder.
 
     As parallel.local_steps, which has all replicas in one launcher; here a replica may end and return alone.
@@ -76,8 +76,8 @@ class MeetingConfig:
     def _check_absent(self) -> None:
         """Without a folder no option has an effect."""
         given = {name: getattr(self, name) for name in ("count", "number", "local_steps", "deadline")}
-        changed = [f"{name} {value:g}" for name, value in given.items() if value != getattr(MeetingConfig, name)]
-        local = self.local_steps if self.local_steps > 1 else MeetingConfig.local_steps
+        changed = [f"{name} {value:g}" for name, value in given.items() if value != getattr(ReplicasConfig, name)]
+        local = self.local_steps if self.local_steps > 1 else ReplicasConfig.local_steps
         require(
             not changed,
             f"replicas.{' and '.join(changed)} without replicas.folder: there is no place to meet; try "
@@ -92,20 +92,25 @@ class MeetingConfig:
 
 
 def check_local_steps(
-    layout: ParallelConfig, meeting: MeetingConfig, optim: OptimConfig, memory: MemoryConfig, norms: int, timeout: float
+    layout: ParallelConfig,
+    runs: ReplicasConfig,
+    optim: OptimConfig,
+    memory: MemoryConfig,
+    norms: int,
+    timeout: float,
 ) -> None:
     """Raise UsageError for what does not go together with the local steps of a resolved `layout`.
 
     `norms`: profile.norms, the steps between norms of layers; `timeout`: seconds that a rank waits for another.
     """
-    meeting.check(optim.steps, layout.local_steps, timeout)
-    if meeting.folder is not None:
+    runs.check(optim.steps, layout.local_steps, timeout)
+    if runs.folder is not None:
         require(
             layout.compression == "none",
             f"parallel.compression {layout.compression} and replicas.folder: compressed gradients are not tried with "
             "outer steps; try --parallel.compression none",
         )
-        _check_options("replicas.local_steps", meeting.local_steps, optim, memory, norms)
+        _check_options("replicas.local_steps", runs.local_steps, optim, memory, norms)
     elif layout.local_steps:
         _check_layout(layout, optim.steps)
         _check_options("parallel.local_steps", layout.local_steps, optim, memory, norms)
