@@ -35,11 +35,7 @@ _PROBED_ROWS = 16
 _MEMORY_A_BYTE = 3  # bytes of memory for a byte of a column's dictionary: Arrow's copies of it, and its page
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # the second is that of Arrow before 0.15
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_BYTES = {
-    pa.string(): pa.binary(),
-    pa.large_string(): pa.large_binary(),
-    pa.string_view(): pa.binary_view(),
-}
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
 def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Schema | pa.RecordBatch]:

@@ -6,16 +6,21 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from gristmill.command import command
 from gristmill.io.lines import read_lines
+from preprocessing import filter, normalize_text, pass1, pass2
 
 NORMALIZE = "preprocessing/normalize_text.py"
+SCRIPTS = {
+    NORMALIZE: (normalize_text,), "preprocessing/filter.py": (filter,),
+    "preprocessing/shuffle_holdout.py": (pass1, pass2),
+}  # fmt: skip
 GOOD = b'{"text":"good"}\n'
 MANY = b"".join(b'{"text":"document number %d"}\n' % i for i in range(20_000))
 
@@ -42,16 +47,16 @@ MALFORMED = {
 
 
 @pytest.fixture
-def fails(run, tmp_path):
-    """Run a command that must fail without a traceback or partial files; return exit code and standard error."""
+def fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Run a command, in this process, that must fail without partial files; exit code, standard error."""
 
-    def fails(*arguments: object) -> tuple[int, str]:
-        done = run(*arguments)
-        assert done.returncode != 0, done.stderr
-        assert "Traceback" not in done.stderr
-        assert done.stderr.startswith("error: ") or "\nerror: " in done.stderr
+    def fails(script: str, *arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            command(*SCRIPTS[script], arguments=[*map(str, arguments)])
+        text = capsys.readouterr().err
+        assert end.value.code != 0 and (text.startswith("error: ") or "\nerror: " in text), text
         assert not list(tmp_path.rglob("*.partial"))
-        return done.returncode, done.stderr
+        return end.value.code, text
 
     return fails
 
@@ -100,13 +105,11 @@ def test_unusual_but_valid_records_are_documents(tmp_path: Path, run, read_texts
     assert (tmp_path / "out" / "empty" / "mark.jsonl").read_bytes() == b""
 
 
-def test_a_line_of_100_megabytes_is_a_document(tmp_path: Path, run) -> None:
-    put(tmp_path / "in" / "a.jsonl", GOOD + b'{"text":"' + b"long " * 20_000_000 + b'"}\n' + GOOD)
-    start = time.perf_counter()
+def test_a_line_of_30_megabytes_is_a_document(tmp_path: Path, run) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD + b'{"text":"' + b"long " * 6_000_000 + b'"}\n' + GOOD)
     done = run(NORMALIZE, "-d", tmp_path / "in", "-t", tmp_path / "out")
     assert done.returncode == 0 and "3 read = 3 written" in done.stderr
     assert (tmp_path / "out" / "a.jsonl").read_bytes() == (tmp_path / "in" / "a.jsonl").read_bytes()
-    assert time.perf_counter() - start < 30
 
 
 @pytest.mark.parametrize(
@@ -234,12 +237,12 @@ def test_error_for_a_disk_without_a_free_byte(tmp_path: Path, fails, tiny_disk: 
     with (tiny_disk / "ballast").open("wb", buffering=0) as ballast:
         while ballast.write(b"x" * 4096) == 4096 and os.statvfs(tiny_disk).f_bfree:
             pass
-    for command in (
+    for words in (
         (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tiny_disk),
         ("preprocessing/filter.py", tmp_path / "in", tiny_disk / "short.pickle", 0, "all", 200),
         ("preprocessing/shuffle_holdout.py", "pass1", "--input_dir", tmp_path / "in", "--out_dir", tiny_disk),
     ):
-        _, text = fails(*command)
+        _, text = fails(*words)
         assert "the disk is full" in text
 
 
