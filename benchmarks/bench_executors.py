@@ -26,8 +26,8 @@ from benchmarks.dedup_tables import markdown
 from gristmill.counts import Counts
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import Ledger
 from gristmill.engine.task import Task
 from gristmill.engine.worker import run_task
 from gristmill.errors import FinishedElsewhere

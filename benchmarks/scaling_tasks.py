@@ -18,7 +18,7 @@ from dedup.removal.members import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
 from gristmill.engine.inputs.fetching import remote_ranges as ranges_read_by
-from gristmill.engine.records import DoneRecord, OutputRecord
+from gristmill.engine.ledger import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import write_drops

@@ -24,11 +24,11 @@ from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import is_input_folder, list_corpus, walk_inputs
+from gristmill.engine.ledger import DoneRecord, TaskId
+from gristmill.engine.lineage import FileTags
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import INPUTS, DoneRecord, TaskId
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
-from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus_names import normal_name
@@ -83,7 +83,7 @@ def dedup_train(
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
         STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
-        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir], column=text_column,
+        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         groups = _groups_beside(file_info(digests), files)
@@ -118,9 +118,13 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
     """Write the digests of the holdout, once for all chunks; several of which may run at the same time."""
     digests = out_dir / STATE_DIR / "holdout.sha256"
     with open_stage(
-        STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir],
-        listed={tgt_dir: paths_of(files)}, column=files[0].text_column,
-    ) as run:  # fmt: skip
+        STAGE,
+        out_dir,
+        replace(options, quiet=True),
+        label="digests",
+        reads=[tgt_dir],
+        listed={tgt_dir: paths_of(files)},
+    ) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         size = sum(file.size for file in files)
         task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
@@ -169,7 +173,7 @@ def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
     removed = {
         chunk: found for chunk, found in chunks if not any(walk_inputs(src_dir / chunk)) and not _is_there(run, found)
     }
-    return [*(("", f"{INPUTS}{chunk}") for chunk in removed), *(it.id for found in removed.values() for it in found)]
+    return [it.id for found in removed.values() for it in found]
 
 
 def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:

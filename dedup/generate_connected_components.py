@@ -97,7 +97,6 @@ def generate_connected_components(
         listed={signatures: folders[""].paths} if signatures else {}, files=[out_file],
     ) as run:  # fmt: skip
         check_indexes(run, folders, index if signatures else ())
-        run.check_made(pairs.paths)
         done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

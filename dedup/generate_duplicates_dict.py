@@ -22,11 +22,9 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
-from gristmill.engine.origins import reject_outdated
-from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.tags import KnownLedger, is_hash
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, paths_of
@@ -101,16 +99,11 @@ def generate_duplicates_dict(
     outputs, reads = (*([keys] if keys else []), table), [input_file.with_suffix("")]  # .pickle or .parquet
     listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
     with open_stage(
-        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs,
-        column=text_column if settings.reads_corpus else "",
-    ) as run:  # fmt: skip
-        run.check_made(dropped)
-        made_by = reject_outdated(run, input_file, files) if settings.reads_corpus else run.check_made([input_file])
+        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
+    ) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []
-            if verify:
-                _reject_other_index(run, input_file, made_by, shards)
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
@@ -142,21 +135,6 @@ def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
     shards = list_shards_of(None, index)
     check_indexes(run, shards, index)
     return list_signature_shards(run, shards) if index else []
-
-
-def _reject_other_index(
-    run: StageRun, input_file: Path, made_by: list[KnownLedger], shards: list[SignatureShard]
-) -> None:
-    """UsageError if a stage by which `input_file` was made read signatures of an index that are not among `shards`."""
-    made_by = [ledger for ledger in made_by if ledger.tags_of_others]
-    tags = {shard.path: run.tag(shard.path) for shard in shards if made_by}
-    tags |= run.hash_files([path for path, tag in tags.items() if not is_hash(tag)])  # a copy, without its ledger
-    for ledger in made_by:
-        if not ledger.tags_of_others <= {*tags.values()}:
-            raise UsageError(
-                f"--index: {input_file} was made with other signatures than those given here: give --index as "
-                f"{ledger.stage} was given it, or run {ledger.stage} again with this one, and then the same command"
-            )
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:

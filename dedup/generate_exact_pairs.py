@@ -32,8 +32,8 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
@@ -83,7 +83,7 @@ def generate_exact_pairs(
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], listed={input_dir: paths_of(files)},
-        files=outputs, column=text_column,
+        files=outputs,
     ) as run:  # fmt: skip
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
         arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}

@@ -113,9 +113,8 @@ def to_hash(
     with open_stage(
         STAGE, target.root, options, selection=f"{target.part}/{share}" if share else target.part,
         plans=None if share else target.prefix, reads=[source], listed={source: paths_of(files)},
-        publishes=[target.folder], column=text_column,
+        publishes=[target.folder],
     ) as run:  # fmt: skip
-        run.check_made([skip] if skip else [])
         slices = cut_raw_corpus(run, chosen)
         planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)

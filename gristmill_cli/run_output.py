@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.engine.claims import real_paths, reject_unknown_files
-from gristmill.engine.records import Ledger
+from gristmill.engine.claims import reject_unknown_files
+from gristmill.engine.ledger import Ledger
 from gristmill.errors import OutputError
 from gristmill.io.files import RUN_FILE, STATE_DIR, is_unfinished
 from gristmill.io.token_manifest import SHARD_SUFFIXES
 from gristmill.storage.files import exists, is_file, is_folder, list_names, resolved
-from gristmill.storage.names import absolute
+from gristmill.storage.names import name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import is_remote
 from gristmill_cli.funnel import FUNNEL_FILE
@@ -50,8 +50,8 @@ def _reject_unknown_files(stage: PipelineStage, folder: Path) -> None:
         return
     holders = {above for file in files for above in file.parents if above.is_relative_to(folder)}
     ledgers = [found for holder in holders for found in Ledger.all_in(holder / STATE_DIR)]
-    known = real_paths(Path(name) for found in ledgers for name in found.outputs())
-    ours = [file for real, file in real_paths(map(absolute, files)).items() if real in known]
+    known = {name for found in ledgers for name in found.outputs()}
+    ours = [file for file in files if name_of(file) in known]
     if len(ours) < len(files):
         reject_unknown_files(folder, ours, stage.suffixes, Ledger(stage.output / STATE_DIR, stage.name))
 
@@ -95,8 +95,8 @@ def _reject_foreign_outputs(stage: PipelineStage) -> None:
     ledgers = Ledger.all_in(folder / STATE_DIR) if files else []
     if any(ledger.is_damaged for ledger in ledgers):
         return  # the stage says what to do
-    known = real_paths(Path(name) for ledger in ledgers for name in ledger.outputs())
-    for path in (found for real, found in real_paths(map(absolute, files)).items() if real not in known):
+    known = {name for ledger in ledgers for name in ledger.outputs()}
+    for path in (file for file in files if name_of(file) not in known):
         raise OutputError(
             f"{path} exists, and {stage.name} did not write it: it would be overwritten. Give another --out, or "
             "remove it"

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
-from gristmill.engine.records import Ledger, OutputRecord
-from gristmill.engine.tags import FileTags
+from gristmill.engine.ledger import Ledger, OutputRecord
+from gristmill.engine.lineage import FileTags
 from gristmill.errors import UsageError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import exists, is_file, read_file, remove_files, write_file

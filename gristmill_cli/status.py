@@ -16,7 +16,7 @@ from rich.text import Text
 from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.executors.task_queue import StepManifest, TaskQueue
-from gristmill.engine.records import Ledger
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.report import StepNote
 from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR

@@ -70,9 +70,8 @@ def apply(
     targets = plan_targets(files, target_dir)
     arguments = {"function": function, "version": version_of(function)}
     with open_stage(
-        STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
-        column=text_column,
-    ) as run:  # fmt: skip
+        STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir]
+    ) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function))
 

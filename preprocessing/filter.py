@@ -72,7 +72,7 @@ def filter(
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
     with open_stage(
         STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
-        reads=[folder], listed={folder: paths_of(files)}, files=[output_file], column=text_column,
+        reads=[folder], listed={folder: paths_of(files)}, files=[output_file],
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])

@@ -84,7 +84,6 @@ def normalize_text(
             stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
             reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
         ) as run:  # fmt: skip
-            run.column = text_column  # and an input that was normalised in another one is not refused
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             if idx >= 0:
                 _reject_unplanned(target_dir, targets, idx)

@@ -24,9 +24,8 @@ from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
+from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
-from gristmill.engine.origins import reject_outdated
-from gristmill.engine.records import StepResult
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
@@ -88,9 +87,8 @@ def pass1(
     reject_overlapping_folders(input_dir, out_dir)
     source_weight = source_weights(weights, {file.source for file in files})
     with open_stage(
-        PASS_1, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir],
-        column=text_column,
-    ) as run:  # fmt: skip
+        PASS_1, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
+    ) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
         text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
@@ -99,8 +97,6 @@ def pass1(
         folder = run.work / "mixed" if is_gathered else out_dir
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
-        for key_set in filter(None, (duplicates, short_docs)):
-            reject_outdated(run, key_set, files, wanted=filter(source_weight.get, source_weight))
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
         ((named, is_of_others),) = dropped.values(tuple[int, bool])

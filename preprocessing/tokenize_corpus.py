@@ -114,9 +114,8 @@ def tokenize_corpus(
             f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model"
         )
     with open_stage(
-        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir],
-        column=text_column,
-    ) as run:  # fmt: skip
+        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
+    ) as run:
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
         facts = _read_facts(run, tokenizer)

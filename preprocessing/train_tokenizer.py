@@ -87,9 +87,8 @@ def train_tokenizer(
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     with open_stage(
-        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, files=[out_dir / MODEL],
-        column=text_column,
-    ) as run:  # fmt: skip
+        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, files=[out_dir / MODEL]
+    ) as run:
         slices, budget = cut_raw_corpus(run, files), parse_size(sample)
         sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed))
         tasks = _sample_tasks(run, group_slices(slices), budget, seed)

@@ -83,9 +83,9 @@ def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolde
 
 
 def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> None:
-    """Refuse indexes that are not complete, or outdated; see StageRun.check_listed."""
+    """Refuse indexes that are not complete; see StageRun.check_listed."""
     _reject_runs(index)
-    run.check_listed({root: shards[name].paths for name, root in parse_indexes(index)}, of_others=True)
+    run.check_listed({root: shards[name].paths for name, root in parse_indexes(index)})
 
 
 def _roots(folder: Path | None, index: Sequence[str]) -> list[tuple[str, Path]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import DocumentIds
 from dedup.minhash.signature_shards import MAX_ROWS
 from gristmill.counts import Counts
-from gristmill.engine.records import Ledger
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError

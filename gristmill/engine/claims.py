@@ -1,16 +1,14 @@
 """Claims: which files of a folder belong to a run of a stage, to other runs, or to nobody; nothing is lost silently."""
 
-import os
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gristmill.counts import Counts
-from gristmill.engine.records import READS, DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.ledger import READS, DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, TakenOver, UsageError
 from gristmill.io.files import (
@@ -26,8 +24,8 @@ from gristmill.io.files import (
     rejects_name,
     rejects_path,
 )
-from gristmill.storage.files import FileInfo, exists, file_info, is_file, is_folder, resolved
-from gristmill.storage.names import name_of
+from gristmill.storage.files import FileInfo, exists, file_info, is_file, is_folder
+from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import folders_above
 
@@ -84,8 +82,7 @@ class Claims:
         found = (name for name in names if name not in known and f"/{STATE_DIR}/" not in name and is_there(name))
         unknown = set(map(Path, found))
         if unknown and not ledger.is_damaged:
-            written = real_paths(map(Path, ledger.outputs()))  # maybe by another process since `known` was read
-            unknown = {file for real, file in real_paths(unknown).items() if real not in written}
+            unknown -= set(map(Path, ledger.outputs()))  # maybe by another process since `known` was read
             unknown -= ledger.announced({folder for file in unknown for folder in folders_above(file)})
         for path in [] if ledger.is_damaged else sorted(unknown):
             raise OutputError(
@@ -145,9 +142,7 @@ class Claims:
         if self.plans is None:  # a task may have covered more files than this run plans
             earlier &= {rejects_path(path) for path in current}
         left = {ledger.path(output) for task in self.old_claims(before) for output in before[task].outputs}
-        found = [path for path in (earlier | left) - current if is_file(path)]
-        present = real_paths(current) if found else {}  # those of `found` may be the same under other names
-        return sorted(path for real, path in real_paths(found).items() if real not in present)
+        return sorted(path for path in (earlier | left) - current if is_file(path))
 
     def old_claims(self, before: Records) -> list[TaskId]:
         """Claims of earlier runs of this part of the work, which were killed or failed."""
@@ -159,7 +154,7 @@ class Claims:
             names = " and ".join(str(path) for path in self.files if is_file(path))
             advice = f"give another output file, or remove {names} first"
         else:
-            folder = ledger.root.with_name(f"{ledger.root.name}-{resolved(now).name}")  # beside it: stages read below
+            folder = ledger.root.with_name(f"{ledger.root.name}-{now.name}")  # beside it: stages read below
             advice = f"give another output folder, such as {folder}, or remove {ledger.root} first"
         return (
             f"{ledger.root} holds what {ledger.file.stem} made of {earlier}, and would lose it if {now} were read now: "
@@ -238,29 +233,21 @@ def _outputs_of(record: DoneRecord | None) -> list[OutputRecord]:
 
 
 def _names_of(ledger: Ledger, path: Path) -> list[Path]:
-    """The names of an input: relative to the output as given; absolute, and relative again, both without links."""
-    real = resolved(path)
-    return [Path(ledger.relative(path)), real, Path(os.path.relpath(real, resolved(ledger.root)))]
+    """The names of an input: relative to the output, by which it is known if both are moved, and absolute."""
+    return [Path(ledger.relative(path)), absolute(path)]
 
 
 def _is_same(earlier: Sequence[Path], now: Sequence[Path], is_inside: bool) -> bool:
-    """Whether two inputs, by names of _names_of (old ledgers: two), are one or, with `is_inside`, one in the other."""
-    pairs = [*product(earlier[::2], now[::2]), (earlier[1], now[1])]
+    """Whether two inputs, by names of _names_of, are one or, with `is_inside`, one in the other."""
     return any(
-        one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one))) for one, other in pairs
+        one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
+        for one, other in zip(earlier, now, strict=False)
     )
 
 
 def _is_there(path: Path) -> bool:
     """Whether there is a file or a folder of this name; what a stage wrote in a bucket is not listed for it."""
     return is_folder(path / STATE_DIR) or exists(path)
-
-
-def real_paths(files: Iterable[Path]) -> dict[Path, Path]:
-    """The files by their paths without links to folders."""
-    files = list(files)
-    folders = {folder: resolved(folder) for folder in {file.parent for file in files}}
-    return {folders[file.parent] / file.name: file for file in files}
 
 
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:

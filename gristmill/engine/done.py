@@ -2,24 +2,20 @@
 
 import hashlib
 import os
-from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gristmill.counts import Counts
-from gristmill.engine.claims import real_paths
-from gristmill.engine.handovers import Listed, is_below
-from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
-from gristmill.engine.tags import MISSING, FileTags, is_hash, matches
+from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import REJECTS_SUFFIX, rejects_name
 from gristmill.storage.files import FileInfo, list_names, remove_files
 from gristmill.storage.local import PARTIAL, remove_partial_files
-from gristmill.storage.names import join, name_of, relative_to
+from gristmill.storage.names import name_of
 from gristmill.storage.objects import list_kept_again
 from gristmill.urls import is_remote
 
@@ -34,8 +30,6 @@ class DoneTasks:
         written: Records of the outputs of this run's tasks, by name (see name_of).
         known: The names of all files that the stage ever wrote or claimed.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
-        listed: The files that were found in input folders.
-        others: Those of these folders that are of other corpora.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
@@ -48,8 +42,6 @@ class DoneTasks:
         self.written: dict[str, OutputRecord] = {}
         self.known = set(self.tags.own)
         self.seen: dict[str, FileInfo] = {}
-        self.listed: dict[Path, Sequence[Path]] = {}
-        self.others: list[Path] = []
         self.is_changed = False
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
@@ -154,19 +146,9 @@ class DoneTasks:
         folders = {os.path.dirname(name) for name in local}  # noqa: PTH120
         there = (f"{folder}/{name}" for folder in folders for name in list_names(Path(folder)))
         rejects = (name for name in there if name.endswith(REJECTS_SUFFIX))
-        left = real_paths(Path(name) for name in rejects if name.removesuffix(REJECTS_SUFFIX) in local)
+        left = {name for name in rejects if name.removesuffix(REJECTS_SUFFIX) in local}
         records = self.records.values() if left else ()
-        recorded = real_paths(self.ledger.path(output) for record in records for output in record.outputs)
-        for real in left.keys() - recorded.keys():
-            real.unlink(missing_ok=True)
-
-    def record_inputs(
-        self, selection: str, is_whole: bool, column: str
-    ) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
-        """What is to be written to the ledger of what a run has read, and what is to be removed; see handovers.py."""
-        inputs = _inputs_of(self.ledger, self.tags, self.seen, self.listed, self.others, is_share="/" in selection)
-        inputs = msgspec.structs.replace(inputs, text_column=column)
-        return _records_of(selection, is_whole, inputs, self.before, self.tags)
+        remove_files(map(Path, left - {name_of(self.ledger.path(it)) for record in records for it in record.outputs}))
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
@@ -206,52 +188,3 @@ class DoneTasks:
             return written.sha256
         self.note_read(name)
         return self.tags.of(name)
-
-
-def _inputs_of(
-    ledger: Ledger, tags: FileTags, read: Iterable[str], listed: Listed, others: Iterable[Path], is_share: bool
-) -> Inputs:
-    """What a run has `read` of other stages' outputs, and listed in folders; of a share of these not the folders.
-
-    `others` are the folders of other corpora.
-    """
-    root, files = name_of(ledger.root), defaultdict[str, dict[str, str]](dict)
-    found = {} if is_share else dict.fromkeys((name_of(path) for paths in listed.values() for path in paths), "")
-    for name, tag in sorted((found | {name: tags.of(name) for name in read}).items()):
-        written = tags.writer(name)
-        if written and (not tag or is_hash(tag)):
-            files[relative_to(root, written.known.place)][relative_to(root, written.real_name(name))] = tag
-    folders, apart = ([relative_to(root, name_of(folder)) for folder in found] for found in (listed, others))
-    return Inputs(root, dict(files), [] if is_share else folders, apart) if files else Inputs("")
-
-
-def _records_of(
-    selection: str, is_whole: bool, inputs: Inputs, before: Mapping[TaskId, DoneRecord], tags: FileTags
-) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
-    """The records of Inputs to write at the end of a run, and the ids of those to remove.
-
-    What the run has read replaces what others recorded: parts of the work that it did, and files that are gone.
-    """
-    own = ("", f"{INPUTS}{selection}")
-    earlier = {task: record for task, record in before.items() if not task[0] and task[1].startswith(INPUTS)}
-    found = {task: msgspec.convert(record.value, Inputs) for task, record in earlier.items() if task != own}
-    names = {name for files in inputs.files.values() for name in files}
-    found = {} if is_whole else {task: _without(other, inputs, names, tags) for task, other in found.items()}
-    found = {task: it for task, it in (found | {own: inputs}).items() if it.files or it.text_column}
-    records = {task: DoneRecord(*task, {}, [], Counts({}, []), msgspec.to_builtins(it)) for task, it in found.items()}
-    new = {task: record for task, record in records.items() if earlier.get(task) != record}
-    return new, [task for task in earlier if task not in records]
-
-
-def _without(other: Inputs, own: Inputs, names: Container[str], tags: FileTags) -> Inputs:
-    """What another run recorded, without what this one has read (`names`), and what is in folders that it listed."""
-
-    def is_kept(place: str, name: str) -> bool:
-        source = tags.ledger_at(join(own.root, place)) if own.root and not own.folders else None
-        is_gone = source is not None and not source.writes(join(own.root, name))
-        return not (name in names or is_gone or any(is_below(name, folder) for folder in own.folders))
-
-    files = {place: {name: of[name] for name in of if is_kept(place, name)} for place, of in other.files.items()}
-    files = {place: of for place, of in files.items() if of}
-    column = "" if other.files and not files else other.text_column
-    return msgspec.structs.replace(other, files=files, text_column=column)

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from gristmill.arguments import seconds_in
 from gristmill.counts import INCOMING, READ, Counts
+from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task
 from gristmill.storage.files import list_names
 from gristmill.urls import is_remote

@@ -23,11 +23,11 @@ from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.work import Work
-from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
+from gristmill.engine.inputs.recorded import ledger_folders
+from gristmill.engine.ledger import DoneRecord, Ledger, StepResult, TaskId
+from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, step_progress
-from gristmill.engine.tags import KnownLedger
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -52,7 +52,6 @@ class StageRun:
     place: ExecutionContext
     claims: Claims
     marks: Marks
-    column: str = ""
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
     _producers: dict[str, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
@@ -112,15 +111,12 @@ class StageRun:
             self._execute(name, todo)
         return StepResult([done.records[name, task.name] for task in tasks])
 
-    def check_listed(self, listed: Listed, of_others: bool = False) -> None:
-        """Refuse input folders, maybe `of_others` (see Inputs), that lack files, hold foreign ones, or are outdated."""
-        History(self._done.tags, "" if of_others else self.column).check_folders(listed)
-        self._done.listed |= listed
-        self._done.others += listed if of_others else []
-
-    def check_made(self, files: Iterable[Path], compare: Compare = lambda _: False) -> list[KnownLedger]:
-        """Refuse single files, such as key sets, if what they were made of is different now; see History."""
-        return History(self._done.tags, self.column, compare).check_files(files)
+    def check_listed(self, listed: Listed) -> None:
+        """Refuse input folders in which files are missing, or foreign: see reject_incomplete."""
+        tags = self._done.tags
+        for folder, paths in listed.items():
+            holders = ledger_folders(name_of(folder), set(map(name_of, paths)), tags)
+            reject_incomplete(folder, paths, holders, tags)
 
     def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
         """The SHA-256 of files; workers read them."""
@@ -169,11 +165,10 @@ class StageRun:
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records, self._has_begun)
-        inputs, gone = self._done.record_inputs(self.claims.selection, self.claims.plans == "", self.column)
         left = self.claims.old_claims(self._done.before)
-        if self._done.is_changed or stale or reads or left or inputs or gone:
-            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads | inputs
-            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left, *gone])
+        if self._done.is_changed or stale or reads or left:
+            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads
+            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
         self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
         self._done.remove_leftovers(is_alone=self.marks.is_whole)
@@ -243,7 +238,7 @@ class StageRun:
         touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
         for path, sha256 in self.hash_files(touched).items():
             self._done.tags.set_hash(path, sha256)
-        reject_damaged(inputs, self._done.tags, self.ledger)
+        reject_changed(inputs, self._done.tags, self.ledger)
 
 
 @contextmanager
@@ -260,7 +255,6 @@ def open_stage(
     publishes: Sequence[Path] = (),
     files: Sequence[Path] = (),
     is_alone: bool = False,
-    column: str = "",
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
@@ -276,7 +270,6 @@ def open_stage(
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
         is_alone: Whether calls that do other parts of the work wait, too.
-        column: The column of the texts that are read; an input that was made with another one is refused.
     """
     options.check()
     reject_read_only([root, *publishes, *files])
@@ -293,7 +286,7 @@ def open_stage(
         place = stack.enter_context(open_execution_context(options, lock, lock == whole, work))
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files), ledger.file))
-        run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)
+        run = StageRun(stage, ledger, run_name, options, place, claims, marks)
         claims.reject_foreign_files(ledger, map(name_of, files), run._done.known, run._done.tags.stat)
         run.check_listed(listed or {})
         yield run

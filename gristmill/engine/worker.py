@@ -9,7 +9,7 @@ import msgspec
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import StagedTask, staged
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
+from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord
 from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, wrap_read_errors

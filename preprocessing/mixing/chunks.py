@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.engine.records import DoneRecord
+from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.run import StageRun, StepResult
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished, marked_stages

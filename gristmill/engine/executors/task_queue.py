@@ -27,8 +27,8 @@ import msgspec
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.work import Work
+from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import Shard
-from gristmill.engine.records import DoneRecord
 from gristmill.errors import GristmillError, OutputError, TakenOver
 from gristmill.storage.files import (
     FileInfo,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gristmill.engine.tags import writer_of
+from gristmill.engine.lineage import writer_of
 from gristmill.engine.task import FileSet, parts_of
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges

@@ -9,8 +9,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from gristmill.engine.records import OutputRecord
-from gristmill.engine.tags import FileTags
+from gristmill.engine.ledger import OutputRecord
+from gristmill.engine.lineage import FileTags
 from gristmill.io import documents
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import RUN_FILE, reject_marked, reject_unfinished
@@ -106,7 +106,7 @@ def _is_of_run(folder: str) -> bool:
 
 def _named_in(folder: str, tags: FileTags) -> dict[str, OutputRecord]:
     """The files at any depth that the ledgers of a folder and its parents name."""
-    return {name: record for written in tags.ledgers(folder) for name, record in written.below(folder)}
+    return {name: record for each in tags.producers(folder) for name, record in each.below(folder)}
 
 
 def _holders(names: Collection[str]) -> set[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from dedup import generate_duplicates_dict
 from dedup.removal.texts import FETCHED
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import Ledger
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (

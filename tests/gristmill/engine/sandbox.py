@@ -20,7 +20,7 @@ import pytest
 from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
 from gristmill.engine.executors.local import Call
-from gristmill.engine.records import DoneRecord, Ledger
+from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.engine.worker import run_task

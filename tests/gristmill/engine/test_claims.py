@@ -96,14 +96,6 @@ def test_inputs_that_are_marked_during_a_run_are_noticed_at_its_end(source: Path
         join_and_meanwhile(source, tmp_path / "out", lambda: mark(source, "other"))
 
 
-def test_a_linked_file_is_refused_while_its_folder_is_unfinished(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/a").symlink_to(source / "a")
-    mark_unfinished(source, "other")
-    with pytest.raises(InputError, match=r"links/a is not complete: other, which writes .*/in, was interrupted"):
-        upper_stage(tmp_path / "links", tmp_path / "out")
-
-
 @pytest.mark.parametrize("data", ["TEXT B longer\n", "TEXT X\n"])
 def test_a_file_that_is_not_what_a_stage_wrote_is_refused(source: Path, tmp_path: Path, data: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -147,19 +139,6 @@ def test_files_that_a_damaged_ledger_does_not_name_any_more(source: Path, tmp_pa
         pytest.raises(OutputError, match=r"its ledger .*/upper\.ledger is damaged"),
     ):
         reject_unknown_files(tmp_path / "out", [], ("c",), run.ledger)
-
-
-def test_an_input_that_moved_with_its_output_is_known_by_a_link(tmp_path: Path) -> None:
-    first, link, moved = tmp_path / "run", tmp_path / "link", tmp_path / "deep" / "er" / "run"
-    (first / "in").mkdir(parents=True)
-    (first / "in" / "a").write_text("text a\n")
-    upper_stage(first / "in", first / "out")
-    moved.parent.mkdir(parents=True)
-    first.rename(moved)
-    link.symlink_to(moved)
-    (moved / "in" / "a").write_text("all new\n")
-    assert upper_stage(link / "in", moved / "out").ran == 3  # by its place beside the output, whatever it is called
-    assert (moved / "out" / "a").read_text() == "ALL NEW\n"
 
 
 def test_a_copied_run_is_of_the_copied_input_once_that_was_changed(source: Path, tmp_path: Path) -> None:

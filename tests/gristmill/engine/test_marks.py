@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.counts import Counts
 from gristmill.engine.claims import Marks
-from gristmill.engine.records import DoneRecord, Ledger
+from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import InputError, OutputError, TakenOver, UsageError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gristmill.counts import READ, WRITTEN, Counts, Tally
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
+from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord
 
 
 def record(task: str, size: int) -> DoneRecord:

@@ -11,8 +11,8 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
 from gristmill.engine.executors.work import Work, code_versions
+from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import RunOptions, Shard
-from gristmill.engine.records import DoneRecord
 from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError

@@ -12,19 +12,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
-from gristmill.storage.files import is_file, list_names, locked_file, read_files, remove_files, write_file
+from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
 from gristmill.storage.local import remove_partial_files, unique_partial_path
 from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
 READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
-INPUTS = "inputs of "  # before the part of the work, in the names of the records of Inputs
 LEDGER = ".ledger"
 _LOOSE = ".done"
 _ELSEWHERE = ".ledger-elsewhere"
@@ -47,31 +46,6 @@ class OutputRecord(msgspec.Struct, frozen=True):
 
 
 _Value = TypeVar("_Value")
-
-
-class Inputs(msgspec.Struct):
-    """What a run read of the outputs of other stages: see handovers.py. Paths are relative to the ledger's folder.
-
-    Attributes:
-        root: The ledger's folder at that time, absolute.
-        files: By the ledger that names them: the content tag of each file; '' if it was listed and not read.
-        folders: Input folders of which the run listed every file.
-        others: Those of them that are of other corpora: readers of the output do not ask what these were made of.
-        text_column: The column in which the run found texts; '' if it read none, or in ledgers of earlier versions.
-    """
-
-    root: str
-    files: dict[str, dict[str, str]] = {}
-    folders: list[str] = []
-    others: list[str] = []
-    text_column: str = ""
-
-
-class Summary(NamedTuple):
-    """Of a ledger: the record of every file that the stage wrote, by absolute path, and what its runs read, by id."""
-
-    outputs: dict[str, OutputRecord]
-    inputs: dict[TaskId, Inputs]
 
 
 class _BriefRecord(msgspec.Struct):
@@ -142,24 +116,20 @@ class Ledger:
 
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
-        """The ledgers of all stages that keep their state in `state`, or write to its folder and say so there."""
-        suffixes = (LEDGER, _LOOSE)
+        """The ledgers of all stages that keep their state in `state`, or have written to its folder; see announce."""
         found = sorted(list_names(state))
-        own = dict.fromkeys(Path(name).stem for name in found if Path(name).suffix in suffixes)
+        own = dict.fromkeys(Path(name).stem for name in found if Path(name).suffix in (LEDGER, _LOOSE))
         elsewhere = [state / name for name in found if name.endswith(_ELSEWHERE)]
-        announced = zip(elsewhere, read_files(elsewhere), strict=False)
-        return [cls(state, name) for name in own] + [cls._announced(path, data) for path, data in announced]
+        return [cls(state, name) for name in own] + [cls._copy(path) for path in elsewhere]
 
     @classmethod
-    def _announced(cls, path: Path, data: bytes) -> "Ledger":
-        """The ledger of a second output folder: it is elsewhere, or, if the folder was moved alone, the copy in it."""
-        root = _announced_root(path, data)
-        ledger, copy = cls(Path(root) / path.parent.name, path.stem), cls(path.parent, path.stem)
+    def _copy(cls, path: Path) -> "Ledger":
+        copy = cls(path.parent, path.stem)
         copy.file = path
-        return ledger if is_file(ledger.file) else copy
+        return copy
 
     def announce(self, folders: Iterable[Path]) -> None:
-        """Write where the ledger is, and what it names there, in each folder outside its own that does not say so."""
+        """Write, in each output folder outside the ledger's own, where the ledger is and which files it names there."""
         root = absolute(self.root)
         others = [folder for folder in map(absolute, folders) if not folder.is_relative_to(root)]
         outputs = sorted(self.outputs().items()) if others else []
@@ -187,9 +157,7 @@ class Ledger:
         for folder in folders:
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
             if any(_announced_root(path, data) == root for data in read_files([path])):
-                copy = Ledger(path.parent, path.stem)
-                copy.file = path
-                found.update(map(Path, copy.outputs()))
+                found.update(map(Path, Ledger._copy(path).outputs()))
         return found
 
     def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
@@ -206,19 +174,13 @@ class Ledger:
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
-        return self.summary().outputs
-
-    def summary(self) -> Summary:
-        """The outputs, and what the runs have read."""
-        root, found, inputs = name_of(self.root), dict[str, OutputRecord](), dict[TaskId, Inputs]()
+        root, found = name_of(self.root), dict[str, OutputRecord]()
         for record in self._read(_BriefRecord):
             for output in record.outputs:
                 name = join(root, output.path)
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
-            if not record.step and record.task.startswith(INPUTS):
-                inputs["", record.task] = msgspec.json.decode(record.value, type=Inputs)
-        return Summary(found, inputs)
+        return found
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""

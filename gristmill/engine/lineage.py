@@ -1,15 +1,21 @@
-"""Content tags: the SHA-256 that the stage which wrote a file recorded, else the file's size and modification time."""
+"""Lineage, one step deep: whether the files that a stage reads are what the stages that wrote them recorded.
+
+The content tag of a file is the SHA-256 that its producer recorded, else its size and modification time.
+"""
 
 import os
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
-from gristmill.engine.records import Inputs, Ledger, OutputRecord, Summary, TaskId
+from gristmill.engine.ledger import Ledger, OutputRecord
+from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR, StateFolders
-from gristmill.storage.files import FileInfo, file_info, is_folder, list_folder, list_names
+from gristmill.storage.files import FileInfo, file_info, hash_file, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.storage.objects import list_level
 from gristmill.urls import folders_above, is_remote, is_top
@@ -17,74 +23,29 @@ from gristmill.urls import folders_above, is_remote, is_top
 MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
 
+Listed = Mapping[Path, Sequence[Path]]  # the files that were found in input folders
 
-class KnownLedger:
-    """A ledger as it was when it was looked at first.
 
-    `place` is its path, or that of the file which announces it, without the suffix.
-    """
+class Producer:
+    """A stage that wrote files: its ledger as it was when it was read first."""
 
-    def __init__(self, ledger: Ledger, state: Path) -> None:
-        self.ledger, self.stage, self.place = ledger, ledger.stage, name_of(state / ledger.file.stem)
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
 
-    @property
+    @cached_property
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
-        return self._summary.outputs
-
-    @property
-    def inputs(self) -> dict[TaskId, Inputs]:
-        """What the runs of the stage have read, by the ids of their records."""
-        return self._summary.inputs
-
-    @property
-    def text_columns(self) -> set[str]:
-        """The columns in which the runs of the stage found texts, as far as is known."""
-        return {read.text_column for read in self.inputs.values()} - {""}
-
-    @property
-    def tags_of_others(self) -> set[str]:
-        """The content tags of what the stage has read of other corpora, such as the signatures of an index."""
-        found: set[str] = set()
-        for read in self.inputs.values():
-            files = {name: tag for of in read.files.values() for name, tag in of.items() if tag}
-            found |= {files[name] for name in files if any(name.startswith(f"{folder}/") for folder in read.others)}
-        return found
-
-    def writes(self, name: str) -> bool:
-        """Whether the stage wrote a file of this name."""
-        return name in self.outputs and self.outputs[name].size >= 0
+        return self.ledger.outputs()
 
     @cached_property
     def is_in_place(self) -> bool:
-        """Whether the ledger is whole, and its outputs, in a bucket, are no copies: the largest is looked at."""
+        """Whether the ledger is not damaged, and its outputs, in a bucket, are no copies: the largest is looked at."""
         found = ((output.size, name) for name, output in self.outputs.items() if f"/{STATE_DIR}/" not in name)
         size, largest = max(found, default=(-1, ""))
         return size >= 0 and file_info(Path(largest)) == _state(self.outputs[largest]) and not self.ledger.is_damaged
 
-    @cached_property
-    def _summary(self) -> Summary:
-        return self.ledger.summary()
-
-
-@dataclass(frozen=True, eq=False)
-class Written:
-    """What a ledger names, by absolute path; below `link`, where that leads to what the ledger names below `real`."""
-
-    known: KnownLedger
-    outputs: dict[str, OutputRecord]
-    link: str = ""
-    real: str = ""
-
-    def real_name(self, name: str) -> str:
-        """The name of an output in the ledger."""
-        return self.real + name[len(self.link) :]
-
     def below(self, folder: str) -> Iterator[tuple[str, OutputRecord]]:
-        """The files in a folder, at any depth, that the stage wrote, as a stage that reads the folder may read them.
-
-        So without temporary files, and files of malformed records.
-        """
+        """The files in a folder, at any depth, that the stage wrote, without hidden ones and malformed records."""
         top = f"{folder.rstrip('/')}/"
         for name in self._names[bisect_left(self._names, top) :]:
             if not name.startswith(top):
@@ -102,17 +63,15 @@ class Written:
 class FileTags:
     """Content tags of files; each folder is listed once and each ledger is read once. Paths within are absolute.
 
-    `own` has the records of a stage's outputs, as some may be in a folder that is not below its ledger's; that is the
-    file `own_ledger`, which is not read again.
+    `own` has the records of the outputs of the stage that asks, whose ledger is the file `own_ledger`.
     """
 
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
     _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
     _folders: dict[str, list[str]] = field(default_factory=dict)  # names of the folders in a folder of a bucket
-    _known: dict[Path, list[KnownLedger]] = field(default_factory=dict)  # by state folder
     _states: StateFolders = field(default_factory=StateFolders)
-    _written: dict[str, list[Written]] = field(default_factory=dict)  # by folder: of it and its parents
+    _producers: dict[str, list[Producer]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
     def stat(self, path: Path | str) -> FileInfo | None:
@@ -170,36 +129,22 @@ class FileTags:
         self._hashed[str(path)] = sha256
 
     def differs(self, path: Path) -> bool:
-        """Whether a file is there, and is none that a stage of ours wrote under this name; call `touched` before."""
+        """Whether a file is not what the stages that wrote it recorded, or is gone; call `touched` before."""
         name = name_of(path)
-        records = [record for record in self._all_records(name) if record.size >= 0]
+        records = [record for record in self._records(name) if record.size >= 0]
         found = self.stat(name) if records else None
-        if found is None or any(matches(found, record) for record in records):
+        if not records or any(found and matches(found, record) for record in records):
             return False
         return self._hashed.get(name, "") not in (record.sha256 for record in records)
 
-    def ledgers(self, folder: str) -> list[Written]:
-        """What the ledgers of a folder and its parents name."""
-        if folder not in self._written:
-            self._written[folder] = self._read_ledgers(folder)
-        return self._written[folder]
-
-    def ledgers_in(self, state: Path) -> list[KnownLedger]:
-        """The ledgers in a state folder, without the stage's own."""
-        if state not in self._known:
-            found = [KnownLedger(ledger, state) for ledger in Ledger.all_in(state) if ledger.file != self.own_ledger]
-            self._known[state] = found
-        return self._known[state]
-
-    def ledger_at(self, place: str) -> KnownLedger | None:
-        """The ledger of a place; see KnownLedger."""
-        return next((known for known in self.ledgers_in(Path(place).parent) if known.place == place), None)
-
-    def writer(self, name: str) -> Written | None:
-        """What the ledger names whose stage wrote a file, of several the one that fits best."""
-        best = self._record(name)
-        above = self.ledgers(os.path.dirname(name)) if best else []  # noqa: PTH120
-        return next((written for written in above if written.outputs.get(name) is best), None)
+    def producers(self, folder: str) -> list[Producer]:
+        """The stages that keep their ledgers in a folder or a parent of it."""
+        if folder not in self._producers:
+            parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
+            here = Ledger.all_in(Path(folder, STATE_DIR)) if self._states.may_be_in(Path(folder)) else []
+            found = [Producer(ledger) for ledger in here if ledger.file != self.own_ledger]
+            self._producers[folder] = found + (self.producers(parent) if parent != folder else [])
+        return self._producers[folder]
 
     def _files_in(self, folder: str) -> dict[str, FileInfo]:
         if folder not in self._stats and is_remote(folder):
@@ -212,8 +157,8 @@ class FileTags:
         """The record of an object by the one other stage that wrote it, if its ledger is as that stage left it."""
         if not is_remote(name) or name in self.own:
             return None
-        found = [written for written in self.ledgers(os.path.dirname(name)) if name in written.outputs]  # noqa: PTH120
-        record = found[0].outputs[name] if len(found) == 1 and found[0].known.is_in_place else None
+        found = [producer for producer in self.producers(name.rpartition("/")[0]) if name in producer.outputs]
+        record = found[0].outputs[name] if len(found) == 1 and found[0].is_in_place else None
         return record if record and record.size >= 0 and record.e_tag else None
 
     def _is_touched(self, name: str) -> bool:
@@ -224,42 +169,16 @@ class FileTags:
 
     def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it, the one that fits best if several stages did."""
-        records = self._all_records(name)
+        records = self._records(name)
         if len(records) > 1 and (found := self.stat(name)):
             records.sort(key=lambda record: (matches(found, record), record.size == found.size), reverse=True)
         return records[0] if records else None
 
-    def _all_records(self, name: str) -> list[OutputRecord]:
+    def _records(self, name: str) -> list[OutputRecord]:
         """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
-        above = self.ledgers(name.rpartition("/")[0] or "/")
-        found = [written.outputs[name] for written in above if name in written.outputs]
+        above = self.producers(name.rpartition("/")[0] or "/")
+        found = [producer.outputs[name] for producer in above if name in producer.outputs]
         return [*found, self.own[name]] if name in self.own else found
-
-    def _read_ledgers(self, folder: str) -> list[Written]:
-        """What the ledgers in `.gristmill` of a folder name, and those of its parents, where there are any."""
-        parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
-        here = self.ledgers_in(Path(folder, STATE_DIR)) if self._states.may_be_in(Path(folder)) else []
-        found = [Written(known, known.outputs) for known in here]
-        if not is_remote(folder) and os.path.islink(folder):  # noqa: PTH114
-            found += self._behind_link(folder)
-        return found + (self.ledgers(parent) if parent != folder else [])
-
-    def _behind_link(self, folder: str) -> list[Written]:
-        """What ledgers above the folder to which a link leads name in it, by the paths that files have behind the link.
-
-        Its own ledgers are seen through the link.
-        """
-        real = os.path.realpath(folder)
-        above = self.ledgers(os.path.dirname(real))  # noqa: PTH120
-        return [
-            Written(
-                known,
-                {folder + name[len(real) :]: record for name, record in outputs.items() if name.startswith(f"{real}/")},
-                folder,
-                real,
-            )
-            for known, outputs in ((written.known, written.outputs) for written in above)
-        ]
 
 
 def is_hash(tag: str) -> bool:
@@ -277,24 +196,82 @@ def _state(record: OutputRecord) -> FileInfo:
 
 
 def writer_of(path: Path) -> str:
-    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file.
-
-    A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
-    """
-    name = name_of(path)
-    real = name if is_remote(name) else os.path.realpath(name)
-    return _writer_of(real) or _writer_of(name)
-
-
-def _writer_of(name: str) -> str:
-    """The same for an absolute path, by the ledgers in the folders that it names: links are not followed."""
-    is_second = None
+    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file."""
+    name, is_written = name_of(path), False
     for folder in folders_above(Path(name)):
-        state = folder / STATE_DIR
-        ledgers = Ledger.all_in(state)
+        ledgers = Ledger.all_in(folder / STATE_DIR)
         for ledger in ledgers:
             if name in ledger.outputs():
                 return ledger.stage
-        if is_second is None and (ledgers or is_folder(state)):
-            is_second = not ledgers
-    return "the stage before" if is_second else ""
+        is_written |= bool(ledgers) or is_folder(folder / STATE_DIR)
+    return "the stage before" if is_written else ""
+
+
+def reject_incomplete(folder: Path, paths: Iterable[Path], holders: Collection[str], tags: FileTags) -> None:
+    """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
+
+    One is missing if a ledger above one of the `holders`, folders in it, names it. One is foreign if no ledger names
+    it, and one that is in its folder, or in a parent, names others of the `paths`.
+    """
+    top, found = name_of(folder), set(map(name_of, paths))
+    producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
+    missing = sorted({
+        name for each in producers for name, _ in each.below(top) if name not in found and not tags.listed(name)
+    })  # fmt: skip
+    if missing:
+        _raise_missing(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")
+    owned = {producer: next(iter(found & producer.outputs.keys()), "") for producer in producers}
+    for name in sorted(found):
+        above = tags.producers(os.path.dirname(name))  # noqa: PTH120
+        if not any(name in producer.outputs for producer in above):
+            for producer in (producer for producer in above if owned[producer]):
+                _raise_foreign(folder, name, producer.ledger)
+
+
+def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
+    """Raise InputError if one of the inputs `paths` is not what the stage that wrote it left there.
+
+    Files that look so are looked at again: another process writes a file first, and its record just after.
+    """
+    for wait in (0.0, 0.2):
+        paths = [path for path in paths if tags.differs(path)]
+        if not paths:
+            return
+        time.sleep(wait)
+        tags = FileTags(own=own.outputs())
+        for path in tags.touched(paths):
+            tags.set_hash(path, hash_file(path))
+    for path in filter(tags.differs, paths):
+        if tags.stat(path) is None:
+            _raise_missing(str(path))
+        stage = writer_of(path)
+        raise InputError(
+            f"{path} is not what {stage} wrote: it was changed or damaged since. Run {stage} again, which writes it "
+            f"anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
+            "another place, and give that.)"
+        )
+
+
+def _raise_missing(path: str, more: str = "") -> NoReturn:
+    stage = writer_of(Path(path))
+    raise InputError(
+        f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it anew, and then the same "
+        f"command. (If it was removed on purpose: copy its folder without {STATE_DIR} to another place, and give that.)"
+    )
+
+
+def _raise_foreign(folder: Path, name: str, beside: Ledger) -> NoReturn:
+    """`beside` is the ledger of other files that were found."""
+    damaged = [
+        it.file for above in folders_above(Path(name)) for it in Ledger.all_in(above / STATE_DIR) if it.is_damaged
+    ]
+    if damaged:
+        raise InputError(
+            f"{name} may be of another run than the files next to it: the ledger {damaged[0]} is damaged, and does not "
+            f"name it. Run {beside.stage} again, and then the same command"
+        )
+    raise InputError(
+        f"{name} is in the output of {beside.stage}, which did not write it: it may be another run's. If it is to be "
+        f"read with the other files, copy {folder} without {STATE_DIR} to another place, and give that; else move it "
+        "away"
+    )
