@@ -7,9 +7,7 @@ import hashlib
 import mmap
 import sys
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,22 +20,20 @@ from gristmill.arguments import Positional
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.inputs.recorded import is_input_folder, list_corpus, walk_inputs
-from gristmill.engine.ledger import DoneRecord, TaskId
-from gristmill.engine.lineage import FileTags
+from gristmill.engine.inputs.recorded import is_input_folder, list_corpus
 from gristmill.engine.options import RunOptions
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus_names import normal_name
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
-from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
+from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import FileInfo, file_info, is_file, list_names, locked_file
+from gristmill.storage.files import FileInfo, file_info, list_names
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -82,14 +78,13 @@ def dedup_train(
     _reject_tables(files)
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
-        STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
-        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir],
-    ) as run:  # fmt: skip
+        STAGE, out_dir, options, reads=[src_dir, tgt_dir], publishes=[out_dir], part=f"chunk{chunk}"
+    ) as run:
+        run.check_listed({folder: paths_of(files)})
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         groups = _groups_beside(file_info(digests), files)
         done = run.step(_STEP, [_decontaminate_task(group, digests, out_dir) for group in groups])
-        with _mark_outdated_chunks(run, _holdout_of(done.records[0]), src_dir):
-            return run.finish(done.counts)
+        return run.finish(done.counts)
 
 
 def _reject_tables(files: list[CorpusFile]) -> None:
@@ -122,91 +117,13 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
         out_dir,
         replace(options, quiet=True),
         label="digests",
-        reads=[tgt_dir],
-        listed={tgt_dir: paths_of(files)},
+        reads={tgt_dir: paths_of(files)},
     ) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         size = sum(file.size for file in files)
         task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
         run.finish(run.step("digest", [task]).counts)
     return digests
-
-
-@contextmanager
-def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterator[None]:
-    """Context, in which the run is finished: chunks of another holdout or train set are marked as unfinished.
-
-    The marks are set before the run's own is removed. That of a chunk is removed when it has been made again, or when
-    it or its difference is gone. `holdout` is the tag of the present digests.
-    """
-    lock, name = run.ledger.file.with_suffix(".marking"), STAGE.name + "-{}-inputs"
-    with locked_file(lock):  # several chunks may be made at the same time
-        for chunk, reason in _find_differences(run, holdout, src_dir).items():
-            if reason:
-                mark_unfinished(run.ledger.root, name.format(chunk), reason)
-    yield
-    with locked_file(lock):
-        for chunk, reason in _find_differences(run, holdout, src_dir).items():
-            if not reason:
-                mark_finished(run.ledger.root, name.format(chunk))
-        if removed := _removed_records(run, src_dir):
-            run.ledger.compact((), removed)
-
-
-def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, str]:
-    """What each chunk in the output folder was made of, if that is not what is there now; else an empty string."""
-    chunks, tags = _records_by_chunk(run), FileTags()
-    return {chunk: _find_difference(run, records, holdout, src_dir / chunk, tags) for chunk, records in chunks.items()}
-
-
-def _records_by_chunk(run: StageRun) -> dict[str, list[DoneRecord]]:
-    by_chunk: dict[str, list[DoneRecord]] = defaultdict(list)
-    for record in run.all_records().values():
-        if record.step == _STEP:
-            by_chunk[record.task.partition("/")[0]].append(record)
-    return by_chunk
-
-
-def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
-    """The records of chunks that were removed with their train sets: no stage is to miss their files."""
-    chunks = _records_by_chunk(run).items()
-    removed = {
-        chunk: found for chunk, found in chunks if not any(walk_inputs(src_dir / chunk)) and not _is_there(run, found)
-    }
-    return [it.id for found in removed.values() for it in found]
-
-
-def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:
-    """Whether a file of a chunk with these records is in the output folder."""
-    return any(is_file(run.ledger.path(output)) for record in records for output in record.outputs)
-
-
-def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path, tags: FileTags) -> str:
-    """The same for a chunk with these records, whose train files are in `folder`."""
-    if not _is_there(run, records):
-        return ""  # the chunk was removed
-    present = {path for path in walk_inputs(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
-    if not present:
-        return f"was made of a train set that is gone (if that is right, remove {run.ledger.root / folder.name} first)"
-    if any(_holdout_of(record) != holdout for record in records):
-        return "was made with another holdout"
-    recorded = {
-        folder.parent / output.path: tag
-        for record in records
-        for output, tag in zip(record.outputs, _input_tags(record), strict=False)  # the digests are the last input
-    }
-    for path, sha256 in run.hash_files(tags.touched(present)).items():
-        tags.set_hash(path, sha256)
-    return "" if recorded == {path: tags.of(path) for path in present} else "was made of another train set"
-
-
-def _holdout_of(record: DoneRecord) -> str:
-    """The tag of the digests that a task has read, after the train files."""
-    return "".join(_input_tags(record)[-1:])
-
-
-def _input_tags(record: DoneRecord) -> list[str]:
-    return [tag for name, tag in record.identity.items() if name.startswith("input ")]
 
 
 def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task:

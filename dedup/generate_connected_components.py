@@ -91,10 +91,9 @@ def generate_connected_components(
     if not options.quiet:
         note_foreign_files(pairs)
     folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
-    reads = [input_dir, signatures] if signatures else [input_dir]
+    reads = {input_dir: None} | ({signatures: folders[""].paths} if signatures else {})
     with open_stage(
-        STAGE, out_file.parent, options, label=out_file.name, reads=reads,
-        listed={signatures: folders[""].paths} if signatures else {}, files=[out_file],
+        STAGE, out_file.parent, options, label=out_file.name, reads=reads, files=[out_file],
     ) as run:  # fmt: skip
         check_indexes(run, folders, index if signatures else ())
         done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))

@@ -70,8 +70,8 @@ def generate_duplicate_pairs(
     folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
     options = replace(options, workers=options.workers or processes)
     with open_stage(
-        STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir],
-        listed={input_dir: folders[""].paths}, files=[out_file],
+        STAGE, out_file.parent, options, label=out_file.name, reads={input_dir: folders[""].paths},
+        files=[out_file],
     ) as run:  # fmt: skip
         check_indexes(run, folders, index)
         done = run.goal({"folders": folders, "lsh": lsh}, (out_file,))

@@ -20,10 +20,10 @@ from dedup.removal.steps import RemovalSettings
 from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
@@ -96,11 +96,10 @@ def generate_duplicates_dict(
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     keys = _key_set(out_file)
-    outputs, reads = (*([keys] if keys else []), table), [input_file.with_suffix("")]  # .pickle or .parquet
-    listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
-    with open_stage(
-        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
-    ) as run:
+    outputs = (*([keys] if keys else []), table)
+    clusters = input_file.with_suffix("")  # .pickle or .parquet
+    reads = {clusters: None} | ({corpus: paths_of(files)} if corpus and settings.reads_corpus else {})
+    with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []

@@ -30,10 +30,10 @@ from dedup.candidates.text_digests import DIGESTED, EMPTY, MatchOn, digest_slice
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
@@ -82,7 +82,7 @@ def generate_exact_pairs(
     _check(input_dir, out_file, on, scope)
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
     with open_stage(
-        STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], listed={input_dir: paths_of(files)},
+        STAGE, out_file.parent, options, label=out_file.name, reads={input_dir: paths_of(files)},
         files=outputs,
     ) as run:  # fmt: skip
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))

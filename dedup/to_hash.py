@@ -23,9 +23,9 @@ from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_source
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
@@ -111,31 +111,25 @@ def to_hash(
     source = source_folder(input_dir, dataset_name)
     share = "" if chosen == files else f"{index_start}-{index_end}"
     with open_stage(
-        STAGE, target.root, options, selection=f"{target.part}/{share}" if share else target.part,
-        plans=None if share else target.prefix, reads=[source], listed={source: paths_of(files)},
-        publishes=[target.folder],
+        STAGE, target.root, options, reads={source: paths_of(files)}, publishes=[target.folder],
+        part="/".join(filter(None, (target.part, share))),
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, chosen)
         planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
         if share:
-            target.reject_stale(files, chosen, planned)
+            target.reject_stale(run, files, chosen, planned)
         note_compilation(sketch, options.quiet)
-        skipped = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys of {share}")
+        skipped = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> list[Task]:
             arguments = {"sketch": sketch, "batch": batch}
-            return [
-                _sign_task(group, target, share, arguments | {"skip": skipped.get(_files_of(group))})
-                for group in groups
-            ]
+            return [_sign_task(group, target, arguments | {"skip": skipped.get(_files_of(group))}) for group in groups]
 
         signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
-        if share:
-            target.forget_removed(run, files, chosen, planned)
-        else:
-            target.clear_marks(files, STAGE.name)
+        if not share:
+            target.clear_marks(files, run.name)
     note_count_mismatch(0 if share else n_docs, counts, options)
     if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
@@ -227,12 +221,10 @@ def _files_of(group: SliceGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.name for part in group))
 
 
-def _sign_task(group: SliceGroup, target: ShardTarget, share: str, arguments: dict[str, Any]) -> Task:
-    """A task of a group; those of a share of the files are others, as its groups are."""
+def _sign_task(group: SliceGroup, target: ShardTarget, arguments: dict[str, Any]) -> Task:
     outputs = tuple(map(target.shard, group))
-    name = f"{group[0].label} of {share}" if share else group[0].label
     size = sum(part.size for part in group)
-    return Task(name, sign_slices, {"group": group, "outputs": outputs, **arguments}, outputs, size)
+    return Task(group[0].label, sign_slices, {"group": group, "outputs": outputs, **arguments}, outputs, size)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
-from gristmill.errors import OutputError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
@@ -32,7 +31,6 @@ from gristmill_cli.run_output import check_folders, check_output
 from gristmill_cli.run_records import (
     choose_stages,
     load_record,
-    lost_output,
     plan_table,
     recorded_sources,
     remove_record,
@@ -49,7 +47,7 @@ def run(config: RunConfig) -> Funnel | None:
     Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
     and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
-    `config.out` holds a run of another corpus, or a result was removed meanwhile, and any GristmillError of a stage.
+    `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     modules = [__name__, "preprocessing.tokenizer.encoder"]  # workers of all stages have them
     if config.apply.function:  # which a worker imports
@@ -100,9 +98,6 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         save_record(out, stage, found)
     if end < len(stages):
         return None
-    for stage in (stage for stage in stages if stage.is_result):
-        if lost := lost_output(out, stage):
-            raise OutputError(f"{stage.name} wrote {lost}, since it ended: run the same command again, without --from")
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
     applied = counts.get("apply", Counts({}, []))
     funnel = build_funnel(

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from dedup.candidates.input_shards import check_index, reject_own_index
@@ -14,7 +14,6 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
-from gristmill.storage.walking import is_link_to_parent
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import source_weights
@@ -84,8 +83,6 @@ def _check_folders(corpus: Path, out: Path) -> None:
             )
     if is_remote(out):
         return
-    if not is_remote(corpus):
-        _reject_links_to(out, corpus)
     with wrap_write_errors(out):
         existing = next(path for path in (out, *out.absolute().parents) if path.exists() or path.is_symlink())
         if not existing.is_dir():
@@ -103,20 +100,6 @@ def _reject_scratch_in_corpus(config: RunConfig) -> None:
             f"--scratch {scratch} lies in --corpus {corpus}, and copies there would be read as documents: give a "
             "folder next to the corpus"
         )
-
-
-def _reject_links_to(out: Path, corpus: Path) -> None:
-    """Raise UsageError for a link in the corpus that leads into `out`, or will when that is there."""
-    real = out.resolve()
-    for directory, folders, files in os.walk(corpus, followlinks=True):
-        folders[:] = [name for name in folders if not is_link_to_parent(Path(directory, name))]
-        for link in (path for name in folders + files if (path := Path(directory, name)).is_symlink()):
-            with suppress(OSError, RuntimeError):  # a link to itself
-                if link.resolve().is_relative_to(real):
-                    raise UsageError(
-                        f"--corpus {corpus} --out {out}: {link} leads to {link.resolve()}, and what is written would "
-                        "be read as input: remove the link, or give another --out"
-                    )
 
 
 @contextmanager

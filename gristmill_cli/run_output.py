@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.engine.claims import reject_unknown_files
 from gristmill.engine.ledger import Ledger
+from gristmill.engine.outputs import reject_unknown_files
 from gristmill.errors import OutputError
 from gristmill.io.files import RUN_FILE, STATE_DIR, is_unfinished
 from gristmill.io.token_manifest import SHARD_SUFFIXES

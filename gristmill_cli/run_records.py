@@ -1,8 +1,6 @@
 """Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
 
-import os
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger, OutputRecord
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.lineage import FileTags
 from gristmill.errors import UsageError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
@@ -26,11 +24,10 @@ _Value = TypeVar("_Value")
 
 
 class StageRecord(msgspec.Struct):
-    """A finished stage: the settings it ran with, its counts, and a hash of what it wrote."""
+    """A finished stage: the settings it ran with, and its counts."""
 
     settings: dict[str, Any]
     counts: Counts
-    written: str
 
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
@@ -47,7 +44,7 @@ def load_json(path: Path, kind: type[_Value]) -> _Value | None:
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
-    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts, _written(stage))))
+    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
@@ -65,58 +62,22 @@ def recorded_sources(out: Path) -> set[str] | None:
     return {source for source, _, _ in record.counts.rows()} if record else None
 
 
-def _outputs(stage: PipelineStage, beside: Sequence[Path] = ()) -> dict[str, OutputRecord]:
-    """The files that the stage wrote, maybe those `beside` its file, as its own ledger says; none if that is gone.
-
-    By absolute path.
-    """
-    names = {name_of(path) for path in (stage.output, *beside)}
-    is_file = bool(stage.output.suffix)
-    folder = stage.output.parent if is_file else stage.output
-    return {
-        name: output
-        for ledger in Ledger.all_in(folder / STATE_DIR)
-        for name, output in ledger.outputs().items()
-        if (name in names if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
-    }
-
-
-def _written(stage: PipelineStage) -> str:
-    """SHA-256 of the names and hashes of the files that the stage wrote; '' if its ledger is gone."""
-    found = {f"{output.path} {output.sha256}" for output in _outputs(stage).values()}
-    return sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
-
-
-def lost_output(out: Path, stage: PipelineStage, is_needed: bool = False) -> str:
-    """A file that is missing, or not as long as the stage wrote it, in words; '' if there is none.
-
-    What is a result of the run, or `is_needed`, must be there. Of other stages a folder may have been removed as a
-    whole, to save space.
-    """
-    outputs, tags, top = _outputs(stage, stage.beside), FileTags(), name_of(out)
-    found = {
-        name: tags.listed(name) for name, it in outputs.items() if it.size >= 0 and not name.endswith(REJECTS_SUFFIX)
-    }
-    is_needed |= stage.is_result
-    if is_needed and not found and (stage.is_result or not exists(stage.output)):
+def _lost_output(stage: PipelineStage) -> str:
+    """A file that is missing, or not as long as the stage's own ledger says, in words; '' if there is none."""
+    is_file, own = bool(stage.output.suffix), {name_of(path) for path in (stage.output, *stage.beside)}
+    folder, tags = stage.output.parent if is_file else stage.output, FileTags()
+    if not exists(stage.output):
         return f"{stage.output}, and it is missing"
-    kept = {_top_folder(name, top) for name, info in found.items() if info}
-    for name, info in sorted(found.items()):
-        if info is None and (is_needed or _top_folder(name, top) in kept):
-            return f"{name}, and it is missing"
-        if info and info.size != outputs[name].size:
-            return f"{name}, and it has {info.size} bytes instead of {outputs[name].size}"
+    for ledger in Ledger.all_in(folder / STATE_DIR):
+        for name, output in sorted(ledger.outputs().items()):
+            is_own = name in own if is_file else f"/{STATE_DIR}/" not in f"/{output.path}"
+            if is_own and output.size >= 0 and not name.endswith(REJECTS_SUFFIX):
+                found = tags.listed(name)
+                if found is None:
+                    return f"{name}, and it is missing"
+                if found.size != output.size:
+                    return f"{name}, and it has {found.size} bytes instead of {output.size}"
     return ""
-
-
-def _top_folder(name: str, out: str) -> str:
-    """The folder of a run in which a file is."""
-    return os.path.relpath(name, out).partition("/")[0]
-
-
-def _was_rerun(stage: PipelineStage, record: StageRecord) -> bool:
-    """Whether the stage was run by itself since, with another result; not if its output was removed."""
-    return _written(stage) not in ("", record.written)
 
 
 def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
@@ -150,12 +111,7 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
             )
-        if _was_rerun(stage, record):
-            raise UsageError(
-                f"--from {config.from_}: {stage.name} was run by itself since, and {stage.output} is not what this run "
-                f"made: give --from {stage.name}, which makes it again"
-            )
-        if lost := lost_output(config.out, stage, stage.name in needed):
+        if lost := _lost_output(stage) if stage.is_result or stage.name in needed else "":
             raise UsageError(
                 f"--from {config.from_}: {stage.name} wrote {lost}: give --from {stage.name}, which writes it again"
             )
@@ -177,11 +133,9 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         changed = changed_settings(stage, record) if record else ""
         if record is None:
             state = "to run"
-        elif _was_rerun(stage, record):
-            state = "to run again: it was run by itself since"
         elif changed:
             state = f"to run again: {changed}"
-        elif lost := lost_output(config.out, stage, stage.name in needed):
+        elif lost := _lost_output(stage) if stage.is_result or stage.name in needed else "":
             state = f"to run again: it wrote {lost}"
         else:
             state = "done; its inputs will be checked" if is_current else "to run again where its input changes"

@@ -14,9 +14,9 @@ import numpy as np
 from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.counts import Counts, Tally
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
@@ -69,9 +69,7 @@ def apply(
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir)
     arguments = {"function": function, "version": version_of(function)}
-    with open_stage(
-        STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir]
-    ) as run:
+    with open_stage(STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir]) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function))
 

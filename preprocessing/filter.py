@@ -64,23 +64,19 @@ def filter(
     """
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
-    selection = "" if dataset_name == "all" else dataset_name
-    prefix = selection and f"{selection}/"
     files = list_source(input_dir, dataset_name, text_column)
     folder = source_folder(input_dir, dataset_name)
     if output_file.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
     with open_stage(
-        STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
-        reads=[folder], listed={folder: paths_of(files)}, files=[output_file],
+        STAGE, output_file.parent, options, reads={folder: paths_of(files)}, files=[output_file],
+        label=output_file.name, part="" if dataset_name == "all" else dataset_name,
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
-        with locked_file(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
-            if prefix:  # else no other process can have been at work
-                run.look_again()
-            run.step("merge", [_merge_task(run, found, prefix, output_file)])
+        with locked_file(_lock_of(output_file)):  # several data sets may be filtered at the same time
+            run.step("merge", [_merge_task(run, found, output_file)])
             counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
     return counts
@@ -93,7 +89,7 @@ def check_threshold(threshold: int) -> None:
 
 
 def _find_task(run: StageRun, group: SliceGroup, threshold: int) -> Task:
-    output = run.ledger.root / STATE_DIR / run.ledger.file.stem / f"{group[0].label}.parquet"
+    output = run.ledger.root / STATE_DIR / run.output / f"{group[0].label}.parquet"
     arguments = {"group": group, "threshold": threshold, "output": output}
     return Task(group[0].label, find_short, arguments, (output,), sum(part.size for part in group))
 
@@ -139,10 +135,13 @@ def _is_kept() -> NDArray[np.bool_]:
     return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])
 
 
-def _merge_task(run: StageRun, found: StepResult, prefix: str, output_file: Path) -> Task:
-    """The task that merges the keys found now with those that earlier runs found in other data sets."""
-    earlier = run.all_records().values()
-    others = [record for record in earlier if record.step == _FIND and not record.task.startswith(prefix)]
+def _lock_of(output_file: Path) -> Path:
+    return output_file.parent / STATE_DIR / f"{STAGE.name}-{output_file.name}.merging"
+
+
+def _merge_task(run: StageRun, found: StepResult, output_file: Path) -> Task:
+    """The task that merges the keys found now with those that other calls found in other data sets."""
+    others = [record for record in run.records_of_others() if record.step == _FIND]
     keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in [*found.records, *others])))
     arguments = {"keys": keys, "output_file": output_file}
     return Task("merge", merge_keys, arguments, (output_file,), memory=run.options.memory_bytes)

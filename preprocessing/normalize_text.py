@@ -17,9 +17,9 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from gristmill.arguments import Argument
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.run import open_stage
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
@@ -81,22 +81,22 @@ def normalize_text(
             )
         stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
         with open_stage(
-            stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
-            reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
+            stage, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir],
+            part=f"idx{idx}" if idx >= 0 else "",
         ) as run:  # fmt: skip
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             if idx >= 0:
-                _reject_unplanned(target_dir, targets, idx)
+                _reject_unplanned(run, target_dir, targets, idx)
             counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
             if idx <= 0:  # once for all blocks
                 counts.merge(run.note("files that are not read", corpus.count_unread()))
             return run.finish(counts)
 
 
-def _reject_unplanned(target_dir: Path, targets: Targets, idx: int) -> None:
-    """Raise UsageError for earlier outputs that no file of the corpus has now: a run of one block removes none."""
+def _reject_unplanned(run: StageRun, target_dir: Path, targets: Targets, idx: int) -> None:
+    """Raise UsageError for outputs of other calls that no file of the corpus has now: one block removes its own."""
     found = {os.path.abspath(path) for path in walk(target_dir) if path.name.lower().endswith(CORPUS_SUFFIXES)}
-    left = found - {os.path.abspath(path) for path in targets.values()}
+    left = found - {os.path.abspath(path) for path in targets.values()} - run.ledger.outputs_of_its_own()
     if left:
         raise UsageError(
             f"--idx {idx}: {target_dir} holds {len(left):,} files that an earlier run wrote and no input has now, "

@@ -22,10 +22,10 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
@@ -33,11 +33,10 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
+from gristmill.storage.names import absolute
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.chunks import (
     SPLIT,
-    mark_outdated_chunks,
-    name_from,
     note_missing_parts,
     reject_other_holdout,
     reject_other_parts,
@@ -86,9 +85,7 @@ def pass1(
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     source_weight = source_weights(weights, {file.source for file in files})
-    with open_stage(
-        PASS_1, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
-    ) as run:
+    with open_stage(PASS_1, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
         text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
@@ -239,15 +236,13 @@ def pass2(
             f"pass2 {start} {end}: expected 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
             f"made: 0 {MIN_PARTS} for all, or 0 {MIN_PARTS // 2} and {MIN_PARTS // 2} {MIN_PARTS} for two chunks"
         )
-    holdout_dir = name_from(train_dir, holdout_dir)
+    holdout_dir = absolute(holdout_dir)
     parts = range(*(-(-min(place, MIN_PARTS) * manifest.parts // MIN_PARTS) for place in (start, end)))
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
-    plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
+    is_whole = len(parts) == manifest.parts
     with open_stage(
-        PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
-        reads=[input_dir], listed={input_dir: [manifest_path(input_dir), *recorded_paths(input_dir)]},
-        publishes=[train_dir, holdout_dir],
-        is_alone=True,  # a part may move to another chunk
+        PASS_2, train_dir, options, reads={input_dir: [manifest_path(input_dir), *recorded_paths(input_dir)]},
+        publishes=[train_dir, holdout_dir], part="" if is_whole else f"chunk{chunk}/{start}-{end}",
     ) as run:  # fmt: skip
         run.tag(manifest_path(input_dir))  # was read above
         reject_other_holdout(run, train_dir, holdout_dir)
@@ -255,13 +250,12 @@ def pass2(
             reject_unknown_files(
                 folder, (path for pair in outputs.values() for path in pair), CORPUS_SUFFIXES, run.ledger
             )
-        if len(parts) < manifest.parts:
-            reject_other_parts(run, manifest.parts, (train_dir, holdout_dir))
+        if not is_whole:
+            reject_other_parts(run, parts, manifest.parts, absolute(train_dir / f"chunk{chunk}"))
         share = Budget.of(options.memory_bytes, min(options.processes, len(parts))).share
         limits = find_limits(run, input_dir, manifest, holdout, FAN_OUT)
         split = run.step(SPLIT, split_tasks(input_dir, manifest, limits, outputs, share))
-        with mark_outdated_chunks(run, split, (train_dir, holdout_dir)):
-            counts = run.finish(split.counts)
+        counts = run.finish(split.counts)
     if not options.quiet:
         note_missing_parts(run, manifest.parts)
     return counts

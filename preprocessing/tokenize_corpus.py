@@ -18,9 +18,9 @@ import sentencepiece
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
@@ -113,9 +113,7 @@ def tokenize_corpus(
         raise UsageError(
             f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model"
         )
-    with open_stage(
-        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
-    ) as run:
+    with open_stage(STAGE, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
         facts = _read_facts(run, tokenizer)

@@ -16,9 +16,9 @@ import sentencepiece
 from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
@@ -86,9 +86,7 @@ def train_tokenizer(
     check_options(vocab_size, model_type, sample, exact, seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    with open_stage(
-        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, files=[out_dir / MODEL]
-    ) as run:
+    with open_stage(STAGE, out_dir, options, reads={input_dir: paths_of(files)}, files=[out_dir / MODEL]) as run:
         slices, budget = cut_raw_corpus(run, files), parse_size(sample)
         sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed))
         tasks = _sample_tasks(run, group_slices(slices), budget, seed)

@@ -1,6 +1,5 @@
 """ShardTarget: where to_hash writes its signature shards, and which of those that are there are stale."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from gristmill.errors import OutputError
 from gristmill.io.documents import CorpusFile, source_folder
 from gristmill.io.files import clear_marks
 from gristmill.io.readers import Slice
-from gristmill.storage.files import is_file
 from gristmill.storage.names import absolute
 from gristmill.storage.walking import walk
 
@@ -56,38 +54,19 @@ class ShardTarget:
         for folder in {self.folder, *(self.folder / file.source for file in files)}:
             clear_marks(folder, stage)
 
-    def reject_stale(self, files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]) -> None:
-        """OutputError if there are shards of files that are gone, or of slices of `chosen` ones that are not `planned`.
-
-        A run of all files removes them; a run of a share does not know what other shares are about to write.
-        """
-        present = {path.absolute(): self.file_of(path) for path in walk(self.folder) if path.name.endswith(SUFFIX)}
-        stale = sorted(self._stale(present.keys(), files, chosen, planned))
-        if stale:
-            raise OutputError(
-                f"{stale[0]} holds signatures of {present[stale[0]]}, which is gone or has changed, and they would be "
-                f"compared too ({len(stale):,} such shards). Run to_hash for all files, or remove them"
-            )
-
-    def forget_removed(
+    def reject_stale(
         self, run: StageRun, files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]
     ) -> None:
-        """Forget the stale shards that were removed, as reject_stale says: later stages are not to miss them."""
-        removed = []
-        for record in run.all_records().values():
-            shards = {path for path in map(run.ledger.path, record.outputs) if path.name.endswith(SUFFIX)}
-            if not all(path.is_relative_to(absolute(self.folder)) for path in shards):
-                continue  # of another part
-            stale = self._stale(shards, files, chosen, planned)
-            if stale and shards - stale <= set(map(absolute, planned)) and not any(map(is_file, stale)):
-                removed.append(record.id)
-        if removed:
-            run.ledger.compact((), removed)
+        """OutputError if there are shards of files that are gone, or of slices of `chosen` ones that are not `planned`.
 
-    def _stale(
-        self, shards: Collection[Path], files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]
-    ) -> set[Path]:
-        """Those of some shards, by absolute paths, that are neither `planned` nor of files that other shares read."""
+        Those of earlier calls for the same share are removed at its end, all others by a call for all files.
+        """
         others = {file.name for file in files} - {file.name for file in chosen}
-        unplanned = set(shards) - set(map(absolute, planned))
-        return {path for path in unplanned if self.file_of(path) not in others}
+        shards = {absolute(path) for path in walk(self.folder) if path.name.endswith(SUFFIX)}
+        unplanned = shards - set(map(absolute, planned)) - set(map(Path, run.ledger.outputs_of_its_own()))
+        stale = sorted(path for path in unplanned if self.file_of(path) not in others)
+        if stale:
+            raise OutputError(
+                f"{stale[0]} holds signatures of {self.file_of(stale[0])}, which is gone or has changed, and they "
+                f"would be compared too ({len(stale):,} such shards). Run to_hash for all files, or remove them"
+            )

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,19 @@ class DoneTasks:
         records: Records of this run's tasks, those that were skipped included, by id.
         planned: Identities of this run's tasks that are not done yet, by id.
         written: Records of the outputs of this run's tasks, by name (see name_of).
-        known: The names of all files that the stage ever wrote or claimed.
+        known: The names of all files that the stage ever wrote or claimed, in any part of its work.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
         self.stage, self.ledger = stage, ledger
-        self.read_tags()
-        self.before: dict[TaskId, DoneRecord] = ledger.read()
+        self.read_again()
+        self.before = ledger.read()
         self.records: dict[TaskId, DoneRecord] = {}
         self.planned: dict[TaskId, dict[str, str]] = {}
         self.written: dict[str, OutputRecord] = {}
-        self.known = set(self.tags.own)
+        self.known = set(self.tags.own).union(*(other.outputs() for other in ledger.others))
         self.seen: dict[str, FileInfo] = {}
         self.is_changed = False
         self._work_prefix = name_of(work) + os.sep
@@ -48,9 +49,18 @@ class DoneTasks:
         self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
         self._read_sets: list[tuple[TaskId, FileSet]] = []  # by the tasks that ran
 
-    def read_tags(self) -> None:
-        """List folders and read ledgers anew: other processes may have written to them."""
+    def read_again(self) -> None:
+        """List folders and read the ledgers of others anew: other processes may have written to them."""
+        self.__dict__.pop("of_others", None)
         self.tags = FileTags(own=self.ledger.outputs(), own_ledger=Path(name_of(self.ledger.file)))
+
+    @cached_property
+    def of_others(self) -> dict[TaskId, list[DoneRecord]]:
+        """The records of calls that did other parts of the stage's work, or the whole, by id."""
+        found: dict[TaskId, list[DoneRecord]] = {}
+        for record in (record for ledger in self.ledger.others for record in ledger.read().values()):
+            found.setdefault(record.id, []).append(record)
+        return found
 
     def identity(self, task: Task) -> dict[str, str]:
         """All that a task's outputs depend on, as its inputs are now."""
@@ -65,7 +75,11 @@ class DoneTasks:
         """The record of an earlier run of this very task, if its outputs are as recorded."""
         record = self.before.get((step, task.name))
         if not record or record.identity != identity:
+            others = self.of_others.get((step, task.name), [])
+            record = next((other for other in others if other.identity == identity), None)
+        if not record:
             return None
+        record = self._relocated(task, record)
         paths = [*task.outputs, *map(self.ledger.path, record.outputs[len(task.outputs) :])]
         is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
         return record if is_intact else None
@@ -76,10 +90,10 @@ class DoneTasks:
             self._refresh(task, record)
         self.records[record.id] = record
         self.planned.pop(record.id, None)
+        self.is_changed |= is_new or record.id not in self.before
         names = list(map(name_of, task.outputs))
         self.known.update(names)
         self.written.update(zip(names, record.outputs, strict=False))
-        self.is_changed |= is_new
 
     def states(self, task: Task) -> dict[Path, FileInfo]:
         """What the inputs of a task are now: of all objects, and of local files that are no outputs of this run."""
@@ -132,12 +146,9 @@ class DoneTasks:
         output, found = self.written.get(name_of(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
-    def remove_leftovers(self, is_alone: bool) -> None:
-        """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped.
-
-        `is_alone`: no other run writes records to the ledger now; what is left in their folder is of killed ones.
-        """
-        if is_alone and not is_remote(loose := self.ledger.loose):
+    def remove_leftovers(self) -> None:
+        """Remove what killed workers left next to the outputs of this run's tasks, also of those that were skipped."""
+        if not is_remote(loose := self.ledger.loose):
             remove_files(loose / name for name in list_names(loose) if name.endswith(PARTIAL))
             with suppress(OSError):  # there are records, or there is no folder
                 loose.rmdir()
@@ -153,6 +164,16 @@ class DoneTasks:
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
         return self.is_temporary(path) or self.tags.of(path) == output.sha256
+
+    def _relocated(self, task: Task, record: DoneRecord) -> DoneRecord:
+        """A record whose temporary outputs were those of a call for another part, with the names they have here."""
+        names = list(map(self.ledger.relative, task.outputs))
+        renamed = {output.path: name for output, name in zip(record.outputs, names, strict=False)}
+        if all(old == name for old, name in renamed.items()):
+            return record
+        renamed |= {rejects_name(old): rejects_name(name) for old, name in renamed.items()}
+        outputs = [msgspec.structs.replace(it, path=renamed.get(it.path, it.path)) for it in record.outputs]
+        return msgspec.structs.replace(record, outputs=outputs)
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
         for i, output in enumerate(record.outputs):

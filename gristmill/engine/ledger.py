@@ -18,12 +18,15 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
-from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
+from gristmill.io.files import PART, stage_in
+from gristmill.storage.files import list_names, locked_file, read_files, remove_files, remove_folder, write_file
 from gristmill.storage.local import remove_partial_files, unique_partial_path
 from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
-READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
+READS = "", "reads"  # the record of the inputs: see outputs.py
+READS_OF_PARTS = "", "reads of parts"  # that of a part whose records were taken over
+CLAIMS = "claims"  # begins the names of records of outputs that are about to be written
 LEDGER = ".ledger"
 _LOOSE = ".done"
 _ELSEWHERE = ".ledger-elsewhere"
@@ -95,6 +98,16 @@ class StepResult:
 _Record = TypeVar("_Record", DoneRecord, _BriefRecord)
 
 
+def part_of(name: str, part: str) -> str:
+    """The name of a call that does a part of the work of a stage, such as a data set, or a block of its files.
+
+    >>> part_of("to_hash", "book/0-10"), part_of("to_hash", "")
+    ('to_hash+book+0-10', 'to_hash')
+    """
+    quoted = part.replace("%", "%25").replace(PART, "%2B").replace("/", PART)
+    return f"{name}{PART}{quoted}" if part else name
+
+
 def _announced_root(path: Path, data: bytes) -> str:
     """The folder of the ledger that is announced by the file `path` with the content `data`."""
     return join(name_of(path.parent.parent), data.partition(b"\n")[0].decode(errors="replace"))
@@ -111,8 +124,49 @@ class Ledger:
 
     @property
     def stage(self) -> str:
-        """The name of the stage, without that of its output."""
-        return self.file.stem.partition("-")[0]
+        """The name of the stage, without that of its output and of the part of its work."""
+        return stage_in(self.file.stem)
+
+    @property
+    def parts(self) -> list["Ledger"]:
+        """The ledgers of calls that did parts of this one's work."""
+        state, top = self.file.parent, f"{self.file.stem}{PART}"
+        return [ledger for ledger in Ledger.all_in(state) if ledger.file.stem.startswith(top)]
+
+    @property
+    def wholes(self) -> list["Ledger"]:
+        """The ledgers of calls that this one's work is a part of, the nearest first."""
+        names = self.file.stem.split(PART)
+        return [Ledger(self.file.parent, PART.join(names[:end])) for end in range(len(names) - 1, 0, -1)]
+
+    @property
+    def others(self) -> list["Ledger"]:
+        """The ledgers of all other calls of the same stage with the same output."""
+        top = (self.wholes or [self])[-1]
+        return [ledger for ledger in (top, *top.parts) if ledger.file != self.file]
+
+    def take_over(self, part: str = "") -> None:
+        """Move the records of parts of this call's work here; and those of its tasks that a whole call made before.
+
+        The tasks of `part`, such as a data set, have names that begin with it.
+        """
+        for whole in self.wholes:
+            earlier = {task: it for task, it in whole.read().items() if task[0] and task[1].startswith(f"{part}/")}
+            if earlier:
+                self.compact((earlier | self.read()).values())
+                whole.compact((), earlier)
+        if parts := [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]:
+            found = [record for ledger in parts for record in ledger.read().values() if record.id[0]]
+            records = self.read() | {record.id: record for record in found}
+            claim = f"{CLAIMS}: parts"
+            replaced = [output for record in found if records[record.id] is not record for output in record.outputs]
+            records["", claim] = DoneRecord("", claim, {}, replaced, Counts({}, []))
+            if reads := [record for ledger in parts for task, record in ledger.read().items() if task == READS]:
+                records[READS_OF_PARTS] = msgspec.structs.replace(reads[0], task=READS_OF_PARTS[1])
+            self.compact(records.values())
+            for ledger in parts:
+                remove_folder(ledger.loose)
+            remove_files(ledger.file for ledger in parts)
 
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
@@ -142,6 +196,8 @@ class Ledger:
             ]
             place, copy = os.path.relpath(root, folder).encode(), DoneRecord("", "copy", {}, written, Counts({}, []))
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
+            parts = (name for name in list_names(path.parent) if name.startswith(f"{self.file.stem}{PART}"))
+            remove_files(path.parent / name for name in parts if name.endswith(_ELSEWHERE))  # were taken over
             data = place + b"\n" + _encode(copy)
             if next(read_files([path]), None) != data:
                 with locked_file(self.file.with_suffix(".compacting")):
@@ -182,9 +238,17 @@ class Ledger:
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
         return found
 
+    def outputs_of_its_own(self) -> set[str]:
+        """The files that this call may remove: no other call of the stage has written them, too."""
+        return self.outputs().keys() - {name for ledger in self.others for name in ledger.outputs()}
+
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""
-        return Path(join(name_of(self.root), output.path))
+        return Path(self.absolute(output.path))
+
+    def absolute(self, path: str) -> str:
+        """The absolute name of an output, by its name in a record."""
+        return join(name_of(self.root), path)
 
     def relative(self, path: Path | str) -> str:
         """The name of an output in a record."""

@@ -23,7 +23,7 @@ from gristmill.urls import folders_above, is_remote, is_top
 MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
 
-Listed = Mapping[Path, Sequence[Path]]  # the files that were found in input folders
+Listed = Mapping[Path, Sequence[Path] | None]  # the files that were found in input folders; None: not listed
 
 
 class Producer:

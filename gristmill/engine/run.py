@@ -1,6 +1,6 @@
 """A run of a stage: plans steps, skips the tasks that are done, runs the others, and accounts for all of them.
 
-    with open_stage(STAGE, target_dir, options, reads=[data_dir], publishes=[target_dir]) as run:
+    with open_stage(STAGE, target_dir, options, reads={data_dir: paths}, publishes=[target_dir]) as run:
         slices = cut_corpus(run, files)                       # a step, whose values plan the next one
         return run.finish(run.step("normalize", [slice_task(part) for part in slices]).counts)
 
@@ -10,7 +10,7 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,20 +18,20 @@ from typing import Any
 
 from gristmill.budget import Budget
 from gristmill.counts import Counts
-from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.work import Work
 from gristmill.engine.inputs.recorded import ledger_folders
-from gristmill.engine.ledger import DoneRecord, Ledger, StepResult, TaskId
+from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, part_of
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import Marks, Ownership
 from gristmill.engine.report import explain, print_summary, step_progress
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
+from gristmill.io.files import PART, STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.lock import stage_lock
@@ -47,10 +47,9 @@ class StageRun:
 
     stage: Stage
     ledger: Ledger
-    name: str  # of the stage, its output and its selection: for locks, marks and temporary files
     options: RunOptions
     place: ExecutionContext
-    claims: Claims
+    reads: tuple[Path, ...]
     marks: Marks
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
@@ -60,7 +59,18 @@ class StageRun:
     _has_begun: bool = False  # to change the output
 
     def __post_init__(self) -> None:
-        self._done = DoneTasks(self.stage, self.ledger, self.work)
+        self.done = DoneTasks(self.stage, self.ledger, self.work)
+        self.owned = Ownership(self.ledger, self.done.before, self.reads, self.marks.files)
+
+    @property
+    def name(self) -> str:
+        """Of the stage, its output and the part of its work: for locks, marks and temporary files."""
+        return self.ledger.file.stem
+
+    @property
+    def output(self) -> str:
+        """The same without the part of the work."""
+        return self.name.partition(PART)[0]
 
     @property
     def work(self) -> Path:
@@ -74,8 +84,10 @@ class StageRun:
         """
         self._goal = Task(GOAL[1], explain, arguments, outputs)
         self._check_files(self._goal)
-        record = self._done.find(*GOAL[:1], self._goal, self._done.identity(self._goal))
-        self._done.records = dict(self._done.before) if record else self._done.records
+        record = self.done.find(*GOAL[:1], self._goal, self.done.identity(self._goal))
+        if record:
+            earlier = self.done.before.items()
+            self.done.records = {task: it for task, it in earlier if task[0] or not task[1].startswith(CLAIMS)}
         return record.counts if record else None
 
     def step(self, name: str, tasks: Iterable[Task]) -> StepResult:
@@ -83,9 +95,9 @@ class StageRun:
 
         Raises ConservationError if the counts of a task do not add up, UsageError if a task would overwrite an input.
         """
-        tasks, done = list(tasks), self._done
+        tasks, done = list(tasks), self.done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
-        self.claims.check_outputs(tasks, done.written)
+        self.owned.check_outputs(tasks, done.written)
         self._check_files(*tasks)
         todo = list[Task]()
         for task in tasks:
@@ -100,21 +112,19 @@ class StageRun:
                 self._producers |= dict.fromkeys((name_of(path), rejects_name(name_of(path))), (name, task))
         if todo:
             self._check_reads()
+            self.place.check_lock()
             self.marks.set()
             if outputs := [path for task in todo for path in task.outputs if not done.is_temporary(path)]:
-                self._claimed.append(
-                    self.claims.claim_outputs(self.ledger, name, outputs, done.before, done.known, done.tags.stat)
-                )
+                self._claimed.append(self.owned.claim(name, outputs, done.known, done.tags.stat))
                 self._begin()
-            self.place.check_lock()
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([done.records[name, task.name] for task in tasks])
 
     def check_listed(self, listed: Listed) -> None:
         """Refuse input folders in which files are missing, or foreign: see reject_incomplete."""
-        tags = self._done.tags
-        for folder, paths in listed.items():
+        tags = self.done.tags
+        for folder, paths in ((folder, paths) for folder, paths in listed.items() if paths is not None):
             holders = ledger_folders(name_of(folder), set(map(name_of, paths)), tags)
             reject_incomplete(folder, paths, holders, tags)
 
@@ -123,23 +133,25 @@ class StageRun:
         return hash_files(self.place.executor, paths)
 
     def tag(self, path: Path) -> str:
-        """The content tag of a file (see tags.py), which is noted as read."""
-        self._done.note_read(name_of(path))
-        return self._done.tags.of(path)
+        """The content tag of a file (see lineage.py), which is noted as read."""
+        self.done.note_read(name_of(path))
+        return self.done.tags.of(path)
 
-    def all_records(self) -> dict[TaskId, DoneRecord]:
-        """The records of all runs of the stage; those of this run's tasks are not read again."""
-        return self.ledger.read(without=self._done.records) | self._done.records
+    def has_run(self, step: str, task: str) -> bool:
+        """Whether a task was done in this or an earlier run, maybe with another outcome."""
+        return any((step, task) in found for found in (self.done.records, self.done.before, self.done.of_others))
 
-    def look_again(self) -> None:
-        """Forget how files were listed: another process may have written them since."""
-        self._done.read_tags()
+    def records_of_others(self) -> list[DoneRecord]:
+        """The records of calls that did other parts of the stage's work, or the whole, as they are now."""
+        if self.ledger.others:
+            self.done.read_again()
+        return [record for records in self.done.of_others.values() for record in records]
 
     def note(self, name: str, counts: Counts) -> Counts:
         """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""
         record = DoneRecord("", name, {}, [], counts)
-        self._done.is_changed |= self._done.before.get(record.id) != record
-        self._done.records[record.id] = record
+        self.done.is_changed |= self.done.before.get(record.id) != record
+        self.done.records[record.id] = record
         return counts
 
     def finish(self, counts: Counts) -> Counts:
@@ -150,8 +162,8 @@ class StageRun:
         self.place.check_lock()
         if self.ran:
             self._check_inputs_again()
-        stale = self.claims.stale(self._done.before, self._done.records)
-        for path in self.claims.stale_files(self.ledger, stale, self._done.before, self._done.records):
+        stale = self.owned.stale_tasks(self.done.records)
+        for path in self.owned.stale_files(self.done.records):
             self._begin()
             remove_files([path], self.ledger.root)
         try:
@@ -160,21 +172,20 @@ class StageRun:
             self.marks.is_output_changed = True
             self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
-        if self._goal and self._done.records.get(GOAL) is None:
-            outputs = [self._done.written[name_of(path)] for path in self._goal.outputs]
-            identity, self._done.is_changed = self._done.identity(self._goal), True
-            self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
-        reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records, self._has_begun)
-        left = self.claims.old_claims(self._done.before)
-        if self._done.is_changed or stale or reads or left:
-            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads
-            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
+        if self._goal and self.done.records.get(GOAL) is None:
+            outputs = [self.done.written[name_of(path)] for path in self._goal.outputs]
+            identity, self.done.is_changed = self.done.identity(self._goal), True
+            self.done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
+        reads = self.owned.record_reads(self.done.records, self._has_begun)
+        if self.done.is_changed or stale or reads[READS] != self.done.before.get(READS):
+            self.done.records |= reads
+            self.ledger.compact(self.done.records.values(), [*stale, *self._claimed])
         self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
-        self._done.remove_leftovers(is_alone=self.marks.is_whole)
+        self.done.remove_leftovers()
         self.marks.remove()
         if not self.options.quiet:
-            tasks = sum(1 for step, _ in self._done.records if step)
+            tasks = sum(1 for step, _ in self.done.records if step)
             print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
         return counts
 
@@ -185,18 +196,18 @@ class StageRun:
         self._check_reads()
         self.marks.set()
         self.marks.is_output_changed = True
-        self._done.records |= self.claims.record_reads(self.ledger, self._done.before, is_changed=True)
-        self._has_begun = self._done.is_changed = True
+        self.done.records |= self.owned.record_reads(self.done.records, is_changed=True)
+        self._has_begun = self.done.is_changed = True
 
     def _check_reads(self) -> None:
         """Refuse to replace the output of another input."""
-        done = any(record.outputs for (step, _), record in self._done.records.items() if step)
-        self.claims.check_reads(self.ledger, self._done.before, is_same=done)
+        done = any(record.outputs for (step, _), record in self.done.records.items() if step)
+        self.owned.check_reads(is_same=done)
 
     def _check_inputs_again(self) -> None:
         """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
-        reject_unfinished_files(self._done.seen, self.name, self.marks.folders)
-        if changed := self._done.changed_inputs():
+        reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
+        if changed := self.done.changed_inputs():
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
@@ -206,15 +217,15 @@ class StageRun:
         common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
-            return Call(run_task, common | {"task": task, **self._done.found(step, task)}, task.foreign)
+            return Call(run_task, common | {"task": task, **self.done.found(step, task)}, task.foreign)
 
-        self._done.note_sets(step, tasks)
+        self.done.note_sets(step, tasks)
         with step_progress(f"{self.stage.name}: {step}", tasks, self.options, self.name, self.ledger) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
-                self._done.keep(tasks[position], record)
+                self.done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)
-        self._done.tags.forget({path.parent for task in tasks for path in task.outputs})
+        self.done.tags.forget({path.parent for task in tasks for path in task.outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
@@ -223,7 +234,7 @@ class StageRun:
             paths, todo = paths_read_by(todo), []
             for path in paths:
                 step, task = self._producers.get(name_of(path), ("", None))
-                if task and task.name not in needed.get(step, {}) and not self._done.is_present(path):
+                if task and task.name not in needed.get(step, {}) and not self.done.is_present(path):
                     needed.setdefault(step, {})[task.name] = task
                     todo.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
@@ -232,13 +243,13 @@ class StageRun:
 
     def _check_files(self, *tasks: Task) -> None:
         """Refuse marked and damaged inputs; hash files of the recorded size and another time, such as copies."""
-        inputs = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
+        inputs = [path for path in paths_read_by(tasks) if not self.done.is_own(path)]
         reject_unfinished_files(inputs, self.name, self.marks.folders)
-        outputs = [name_of(path) for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
-        touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
+        outputs = [name_of(path) for task in tasks for path in task.outputs if not self.done.is_temporary(path)]
+        touched = self.done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
         for path, sha256 in self.hash_files(touched).items():
-            self._done.tags.set_hash(path, sha256)
-        reject_changed(inputs, self._done.tags, self.ledger)
+            self.done.tags.set_hash(path, sha256)
+        reject_changed(inputs, self.done.tags, self.ledger)
 
 
 @contextmanager
@@ -247,46 +258,44 @@ def open_stage(
     root: Path,
     options: RunOptions,
     *,
-    label: str = "",
-    selection: str = "",
-    plans: str | None = "",
-    reads: Sequence[Path] = (),
-    listed: Listed | None = None,
+    reads: Listed | Sequence[Path] = (),
     publishes: Sequence[Path] = (),
     files: Sequence[Path] = (),
-    is_alone: bool = False,
+    label: str = "",
+    part: str = "",
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
     Args:
-        stage, options: Its name and versions; workers, memory and limits.
+        stage: Its name and versions.
         root: Folder whose `.gristmill` holds the ledger; most outputs are in it.
-        label: Name of the output, where several calls write different files to one folder.
-        selection: Part of the work that this call does, such as a data set, beside others that do other parts.
-            PART/SHARE or /SHARE for a share of the files, whose input folders are the same.
-        plans: Prefix of the names of tasks that this call plans completely: outputs of others are removed; None: keep.
-        reads: The input folders, or files; if an earlier run with others wrote this output, the run is refused.
-        listed: The files that were found in input folders; refused if they are not what stages wrote there.
-        publishes: Folders that later stages read as a whole; marked as unfinished until the end.
+        options: Workers, memory and limits.
+        reads: The input folders and files; if an earlier run with others wrote this output, the run is refused. Or, by
+            folder, the files that were found in it; refused if they are not what the stages that wrote there recorded.
+        publishes: Folders that later stages read, each as one corpus; marked as unfinished until the end.
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
-        is_alone: Whether calls that do other parts of the work wait, too.
+        label: Name of the output, where several calls write different files to one folder.
+        part: Part of the work that this call does, such as the data set `book`, or `book/0-10`, files of it. It has a
+            ledger of its own; a call for the whole takes over those of all parts.
     """
     options.check()
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
     StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])
     root = absolute(root) if ".." in root.parts else root
-    state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
-    run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
-    whole, lock = state / f"{name}.lock", state / f"{name if is_alone or is_remote(state) else run_name}.lock"
-    work = Work.of_command(run_name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
+    state, whole = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
+    ledger = Ledger(state, part_of(whole, part))
+    name = ledger.file.stem
+    lock = state / f"{whole if is_remote(state) else name}.lock"
+    work = Work.of_command(name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
     with ExitStack() as stack:
-        if lock != whole:
-            stack.enter_context(stage_lock(whole, options.quiet, shared=True))
-        place = stack.enter_context(open_execution_context(options, lock, lock == whole, work))
-        claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
-        marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files), ledger.file))
-        run = StageRun(stage, ledger, run_name, options, place, claims, marks)
-        claims.reject_foreign_files(ledger, map(name_of, files), run._done.known, run._done.tags.stat)
-        run.check_listed(listed or {})
+        for above in reversed(ledger.wholes if not is_remote(state) else []):
+            stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))
+        place = stack.enter_context(open_execution_context(options, lock, True, work))
+        ledger.take_over(part)
+        marks = stack.enter_context(Marks(name, tuple(publishes), tuple(files)))
+        run = StageRun(stage, ledger, options, place, tuple(reads), marks)
+        run.owned.reject_foreign_files(map(name_of, files), run.done.known, run.done.tags.stat)
+        if isinstance(reads, Mapping):
+            run.check_listed(reads)
         yield run

@@ -45,8 +45,7 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     if not large:
         return [part for file in files for part in slices_at(file, ONE_SLICE)]
     found = run.step("cut", [_cut_task(file) for file in large])
-    earlier = run.all_records()
-    checked = run.step(_CHECK, [_check_task(file) for file in large if (_CHECK, file.name) in earlier])
+    checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
     damaged = found.counts.damaged | checked.counts.damaged
     cuts = dict(zip((file.name for file in large), found.values(list[Cut]), strict=True))
     slices = [part for file in files for part in slices_at(file, cuts.get(file.name, ONE_SLICE))]

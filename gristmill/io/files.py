@@ -7,18 +7,16 @@ folder; it holds the reason. A stage that writes single files, such as FILTERED.
 """
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gristmill.errors import InputError, UsageError
 from gristmill.storage.files import (
     is_file,
-    links_in,
     list_names,
-    read_file,
     read_files,
     remove_files,
-    resolved,
     write_file,
 )
 from gristmill.storage.local import remove_partial_files
@@ -29,6 +27,7 @@ from gristmill.urls import folders_above, is_remote
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 REJECTS_SUFFIX = ".malformed"
+PART = "+"  # in the name of a run: before the part of the work of a stage that it does
 _MARK_SUFFIX = ".unfinished"
 _FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted, or is still at work"
@@ -70,6 +69,11 @@ class StateFolders:
         return self._is_of_run[folder]
 
 
+def stage_in(name: str) -> str:
+    """The stage in the name of a run, which may name its output and a part of its work, too: STAGE-OUTPUT+PART."""
+    return re.split(r"[-+]", name, maxsplit=1)[0]
+
+
 def rejects_path(output: Path) -> Path:
     """Path of the file for malformed records found while writing `output`."""
     return output.with_name(output.name + REJECTS_SUFFIX)
@@ -94,19 +98,13 @@ def mark_finished(folder: Path, stage: str) -> None:
 def clear_marks(folder: Path, stage: str) -> None:
     """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
     marks, own = _marks_in(folder, _MARK_SUFFIX), _mark_path(folder, stage)
-    remove_files(mark for mark in marks if mark == own or mark.name.startswith(f"{stage}-"))
+    remove_files(mark for mark in marks if mark == own or mark.name.startswith(f"{stage}{PART}"))
     remove_partial_files([own])
 
 
 def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `folder` has the stage's mark."""
     return is_file(_mark_path(folder, stage))
-
-
-def marked_stages(folder: Path, reason: str) -> list[str]:
-    """The stages that have a mark with this reason in `folder`."""
-    marks = _marks_in(folder, _MARK_SUFFIX)
-    return [mark.name.removesuffix(_MARK_SUFFIX) for mark in marks if read_file(mark) == reason.encode()]
 
 
 def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
@@ -119,15 +117,12 @@ def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
         below = {name.rpartition(state)[0] for name, _ in listed or list_objects(folder) if state in name}
         reject_marked(folder, [folder / name for name in sorted(below)])
         return
-    for root in dict.fromkeys((*absolute(folder).parents, *folder.resolve().parents)):
+    for root in absolute(folder).parents:
         _reject_marks(folder, root)
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
             _reject_marks(folder, Path(directory))
         folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
-        for link in (Path(directory, name) for name in folders):
-            for root in link.resolve().parents if link.is_symlink() else ():
-                _reject_marks(link, root)
 
 
 def reject_marked(folder: Path, below: Iterable[Path]) -> None:
@@ -147,12 +142,12 @@ def are_marked(files: Sequence[Path], stage: str) -> bool:
     return is_file(_files_mark(files[0].parent, stage))
 
 
-def mark_files_finished(files: Sequence[Path], stage: str, with_parts: bool = False) -> None:
+def mark_files_finished(files: Sequence[Path], stage: str) -> None:
     """Remove the stage's mark of these files, if there is one; and those of runs of parts of its work."""
     remove_files([own := _files_mark(files[0].parent, stage)])
     remove_partial_files([own])
-    for mark, _, names in _iter_file_marks(files[0].parent) if with_parts else ():
-        if mark.name.startswith(f"{stage}-") and {path.name for path in files}.issuperset(names):
+    for mark, _, names in _iter_file_marks(files[0].parent):
+        if mark.name.startswith(f"{stage}{PART}") and {path.name for path in files}.issuperset(names):
             remove_files([mark])
 
 
@@ -168,10 +163,11 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
     marks: dict[str, dict[str, tuple[Path, str]]] = {}
-    passed, ours, states = set[Path](), set(map(resolved, written)), StateFolders()
-    for path, folder, name in _with_links(paths):
+    passed, ours, states = set[Path](), set(map(absolute, written)), StateFolders()
+    for path in map(str, paths):
+        folder, name = os.path.split(path)
         if folder not in marks:
-            for root in filter(states.may_be_in, _above(Path(folder)) - passed):
+            for root in filter(states.may_be_in, set(folders_above(absolute(Path(path)))) - passed):
                 _reject_marks(Path(path), root, ours)
                 passed.add(root)
             marks[folder] = unfinished_files(Path(folder), own) if states.may_be_in(Path(folder)) else {}
@@ -179,38 +175,17 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
             mark, reason = marks[folder][name]
             stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
             raise InputError(
-                f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage.partition('-')[0]} "
+                f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage_in(stage)} "
                 f"again to its end, with the same options. (If it is right in spite of that, remove {mark}.)"
             )
 
 
-def _with_links(paths: Iterable[Path | str]) -> Iterator[tuple[str, str, str]]:
-    """Each path, its folder and its name; for a link also the folder and the name of what it leads to."""
-    links: dict[str, set[str]] = {}
-    for path in map(str, paths):
-        folder, name = os.path.split(path)
-        if folder not in links:
-            links[folder] = links_in(Path(folder))
-        yield path, folder, name
-        if name in links[folder]:
-            yield path, *os.path.split(os.path.realpath(path))
-
-
-def _above(folder: Path) -> set[Path]:
-    """A folder and its parents, and those of what it leads to."""
-    if is_remote(folder):
-        return {folder, *folders_above(folder)}
-    return {found for path in (absolute(folder), folder.resolve()) for found in (path, *path.parents)}
-
-
 def _reject_marks(folder: Path, root: Path, ours: Collection[Path] = ()) -> None:
-    for mark in _marks_in(root, _MARK_SUFFIX):
-        if resolved(root) in ours:
-            continue
+    for mark in _marks_in(root, _MARK_SUFFIX) if root not in ours else ():
         stage = mark.name.removesuffix(_MARK_SUFFIX)
         reason = next(read_files([mark]), b"").decode(errors="replace") or INTERRUPTED
         raise InputError(
-            f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage.partition('-')[0]} again to "
+            f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage_in(stage)} again to "
             f"its end, with the same options. (If {root} is complete in spite of that, remove {mark}.)"
         )
 

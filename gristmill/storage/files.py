@@ -98,11 +98,6 @@ def list_names(folder: Path) -> list[str]:
     return []
 
 
-def links_in(folder: Path) -> set[str]:
-    """The names of the links directly in a folder. Raises InputError if it cannot be read."""
-    return set() if is_remote(folder) else {entry.name for entry in _entries(folder) if entry.is_symlink()}
-
-
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """What is directly in a local folder; nothing if there is no such folder."""
     with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:

@@ -6,6 +6,7 @@ has seen it unchanged for its whole time. Every write is conditional on what was
 """
 
 import fcntl
+import glob
 import os
 import secrets
 import socket
@@ -235,7 +236,8 @@ def _file_lock(
             file.seek(0)
             file.write(_own_name().encode())
             workers_path(path).touch()
-        for orphans in path.parent.glob(f"{path.stem}-*{_WORKERS}") if whole else []:  # of parts of the work
+        parts = f"{glob.escape(path.stem)}+*{_WORKERS}"  # the workers of calls that did parts of the work
+        for orphans in path.parent.glob(parts) if whole else []:
             part = orphans.with_name(orphans.name.removesuffix(_WORKERS))
             _wait_for(orphans, any(read_files([part])), quiet)
         _wait_for(workers_path(path), was_killed, quiet)

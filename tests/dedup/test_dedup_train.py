@@ -109,39 +109,6 @@ def test_another_holdout_is_read_anew(out: Path) -> None:
     assert len(list(read_lines(out / "train_deduped/chunk1/a.jsonl.zst"))) == 1
 
 
-@pytest.mark.parametrize("change", ["train", "another file"])
-def test_a_chunk_of_another_holdout_or_train_set_is_marked_until_it_is_made_again(out: Path, change: str) -> None:
-    for chunk in (1, 2):
-        clean(out, chunk)
-    list_corpus(out / "train_deduped")
-    write(out / "holdout/chunk3/a.jsonl.zst", [("a/x.jsonl@6", "Another.")])
-    clean(out, 1)
-    with pytest.raises(
-        InputError, match=r"dedup_train-chunk2-inputs, .* was made with another holdout\. Run dedup_train"
-    ):
-        list_corpus(out / "train_deduped")
-    clean(out, 2)
-    list_corpus(out / "train_deduped")
-    write(out / "train/chunk2" / ("a.jsonl.zst" if change == "train" else "b.jsonl.zst"), TRAIN[2:3])
-    clean(out, 1)
-    with pytest.raises(InputError, match=r"dedup_train-chunk2-inputs, .* was made of another train set"):
-        list_corpus(out / "train_deduped")
-    clean(out, 2)
-    list_corpus(out / "train_deduped")
-
-
-def test_a_chunk_whose_train_set_is_gone_is_to_be_removed(out: Path) -> None:
-    for chunk in (1, 2):
-        clean(out, chunk)
-    (out / "train/chunk2/a.jsonl.zst").unlink()
-    clean(out, 1)
-    with pytest.raises(InputError, match=r"was made of a train set that is gone .*remove .*train_deduped/chunk2 first"):
-        list_corpus(out / "train_deduped")
-    shutil.rmtree(out / "train_deduped/chunk2")
-    clean(out, 1)
-    normalize_text(out / "train_deduped", out / "read", options=QUIET)  # does not miss the chunk
-
-
 def test_a_copied_train_set_is_the_same(out: Path) -> None:
     """The files of a train set that pass2 wrote have a hash; they may be copied, with other times."""
     normalize_text(out / "train", out / "copied/train", options=QUIET)

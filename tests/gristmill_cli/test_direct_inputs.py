@@ -140,7 +140,7 @@ def test_a_train_set_that_was_removed_is_made_again_beside_its_holdout(copied: P
 
 def test_a_line_that_a_ledger_lost_is_made_again(tmp_path: Path) -> None:
     raw, norm, short = tmp_path / "raw", tmp_path / "norm", tmp_path / "f.pickle"
-    for name in ("book/a.jsonl", "book/b.jsonl"):
+    for name in ("book/a.jsonl", "book/b.jsonl", "web/a.jsonl"):
         (raw / name).parent.mkdir(parents=True, exist_ok=True)
         (raw / name).write_text('{"text": "A grain of wheat."}\n')
     normalize_text(raw, norm, options=QUIET)

@@ -240,20 +240,6 @@ def test_a_run_that_begins_while_another_looks_is_not_taken_for_a_user_s_files(t
     run_output.check_output(RunConfig(folder / "corpus", out), [])
 
 
-@pytest.mark.parametrize("leads_to", ["out", "out/normalized"])
-def test_a_link_in_the_corpus_to_what_the_run_writes_is_refused(tmp_path, folder, capsys, leads_to) -> None:
-    """It leads nowhere at first, and the next run would read what this one wrote."""
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus/a").symlink_to(folder / "corpus/a")
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked/more").symlink_to(tmp_path / leads_to)
-    (tmp_path / "corpus/b").symlink_to(tmp_path / "linked")
-    (tmp_path / "linked/above").symlink_to(tmp_path / "linked")
-    (tmp_path / "corpus/itself").symlink_to(tmp_path / "corpus/itself")
-    code, message = refused(folder, "--corpus", f"{tmp_path}/corpus", "--out", f"{tmp_path}/out", capsys=capsys)
-    assert code == 2 and f"corpus/b/more leads to {tmp_path}/{leads_to}, and what is written would be read" in message
-
-
 def test_ftfy_without_its_package_is_refused(folder, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ftfy", None)
     code, message = refused(folder, "--normalize.ftfy", "true", capsys=capsys)

@@ -11,14 +11,13 @@ from rich.console import Console
 
 from gristmill.counts import READ, REPEATED, WRITTEN
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
-from preprocessing.filter import filter as find_short
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.preprocessing.conftest import keys_of, write_provenance
@@ -209,15 +208,15 @@ def test_ranges_of_parts_give_the_same_output_as_all_parts(
     } == whole
 
 
-def test_part_written_to_another_chunk_leaves_the_first(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+def test_a_part_is_in_one_chunk(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     norm, out = corpus(book=60), tmp_path / "out"
     pass1(norm, out / "pass1", options=quiet)
-    pass2(0, 20, 1, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
-    pass2(5, 8, 2, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
-    for folder, kind in ((out / "train", "train"), (out / "holdout", "holdout")):
-        moved = {f"example_{kind}_{i}.jsonl.zst" for i in (5, 6, 7)}
-        assert {path.name for path in (folder / "chunk2").iterdir()} == moved
-        assert len(list((folder / "chunk1").iterdir())) == 17
+    for parts in ((0, 10, 1), (10, 20, 2), (10, 20, 2)):
+        pass2(*parts, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    with pytest.raises(OutputError, match=r"example_train_5\.jsonl\.zst is .* would be there twice: run pass2 for all"):
+        pass2(5, 8, 2, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    pass2(0, 20, 3, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    assert {path.parent.name for path in (out / "train").rglob("*.zst")} == {"chunk3"}
     assert len(set(keys_of(read(out / "train")) + keys_of(read(out / "holdout")))) == 60
 
 
@@ -333,17 +332,3 @@ def test_missing_provenance_gives_a_note(tmp_path: Path, corpus, capsys: pytest.
     dump_pickle(tmp_path / "d.pickle", {})
     pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))
     assert "note: there is no " in capsys.readouterr().err
-
-
-def test_a_source_that_a_key_set_was_made_without_gives_a_note(
-    tmp_path: Path, quiet: RunOptions, corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    norm, short = corpus(book=3, web=3), tmp_path / "short.pickle"
-    for source in ("book", "web"):
-        find_short(norm, short, 0, source, 5, quiet)
-        pass1(norm, tmp_path / "out", short_docs=short, options=RunOptions(workers=1))
-        note = f"note: {short} was made without the documents of web, and drops none of them"
-        assert (note in capsys.readouterr().err) == (source == "book")
-    find_short(norm, tmp_path / "book.pickle", 0, "book", 5, quiet)
-    pass1(norm, tmp_path / "out", short_docs=tmp_path / "book.pickle", weights="web=0", options=RunOptions(workers=1))
-    assert "note" not in capsys.readouterr().err  # no document of web is taken

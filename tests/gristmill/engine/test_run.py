@@ -13,8 +13,8 @@ import pytest
 
 from gristmill.counts import READ, Counts
 from gristmill.engine import done
-from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.executors.local import Call
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Result, Stage, Task, identify
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError

@@ -38,7 +38,7 @@ def join_objects(source: Path, as_set: bool = False) -> bytes:
     parts = [path for name in (*NAMES, "whole") if is_file(path := source / name)]
     arguments = {"parts": FileSet(tuple(parts)) if as_set else parts, "target": target / "whole"}
     function = join_set if as_set else join
-    with open_stage(NEXT, target, QUIET, reads=[source], listed={source: parts}, publishes=[target]) as run:
+    with open_stage(NEXT, target, QUIET, reads={source: parts}, publishes=[target]) as run:
         run.finish(run.step("join", [Task("whole", function, arguments, (target / "whole",))]).counts)
     return read_object(target / "whole")[0]
 
@@ -88,14 +88,3 @@ def test_the_next_stage_names_who_wrote_it(
     delete_objects([written / name])
     upper_stage(tmp_path / "in", written)
     assert join_objects(written, as_set) == b"TEXT A\nTEXT B\n" * 2
-
-
-def test_a_single_file_that_is_gone(written: Path, store: Store) -> None:
-    """Such as a key set: said before a task asks for it."""
-    remove(written / "whole", store)
-    target = written.parent / "joined"
-    with (
-        pytest.raises(InputError, match=r"upper/whole, which upper wrote, is missing\. Run upper again"),
-        open_stage(NEXT, target, QUIET, reads=[written], publishes=[target]) as run,
-    ):
-        run.check_made([written / "whole"])

@@ -1,0 +1,244 @@
+"""Outputs of a stage: the files that it may overwrite and remove, and the marks of what it has not finished."""
+
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gristmill.counts import Counts
+from gristmill.engine.ledger import CLAIMS, READS, READS_OF_PARTS, DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.task import Task, paths_read_by
+from gristmill.errors import OutputError, UsageError
+from gristmill.io.files import (
+    INTERRUPTED,
+    STATE_DIR,
+    are_marked,
+    clear_marks,
+    is_unfinished,
+    mark_files_finished,
+    mark_files_unfinished,
+    mark_finished,
+    mark_unfinished,
+    rejects_name,
+)
+from gristmill.storage.files import exists, is_file, is_folder
+from gristmill.storage.names import absolute, name_of
+from gristmill.storage.walking import walk
+from gristmill.urls import folders_above
+
+Records = dict[TaskId, DoneRecord]
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The files that a run of a stage may overwrite and remove: those that its ledger names.
+
+    `before` are the records of earlier runs, `reads` the inputs, `files` the single files that it writes.
+    """
+
+    ledger: Ledger
+    before: Records
+    reads: tuple[Path, ...]
+    files: tuple[Path, ...] = ()
+    _inputs: set[str] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
+
+    def check_outputs(self, tasks: Iterable[Task], written: Container[str]) -> None:
+        """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
+        tasks = list(tasks)
+        self._inputs.update(name for name in map(name_of, paths_read_by(tasks)) if name not in written)
+        for path in (path for task in tasks for path in task.outputs):
+            if name_of(path) in self._inputs:
+                raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
+
+    def claim(
+        self, step: str, outputs: Sequence[Path], known: Container[str], is_there: Callable[[str], object]
+    ) -> TaskId:
+        """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
+
+        What runs before claimed that did not end stays claimed: this one may not end either, and some of these files
+        may be of inputs that are gone. Raises OutputError as `reject_foreign_files`.
+        """
+        files = [file for name in map(name_of, outputs) for file in (name, rejects_name(name))]
+        self.reject_foreign_files(files, known, is_there)
+        task = "", f"{CLAIMS}: {step}"
+        earlier = self.before[task].outputs if task in self.before else []
+        names = dict.fromkeys([*map(self.ledger.relative, files), *(output.path for output in earlier)])
+        self.ledger.write(DoneRecord(*task, {}, [OutputRecord(name, -1, 0, "") for name in names], Counts({}, [])))
+        return task
+
+    def reject_foreign_files(
+        self, names: Iterable[str], known: Container[str], is_there: Callable[[str], object]
+    ) -> None:
+        """Raise OutputError if one of some files `is_there` and is not `known`, as somebody's file would be lost.
+
+        All are named as by name_of. What is in a state folder is nobody else's.
+        """
+        found = (name for name in names if name not in known and f"/{STATE_DIR}/" not in name and is_there(name))
+        unknown = set(map(Path, found))
+        if not unknown or self.ledger.is_damaged:
+            return
+        for ledger in (self.ledger, *self.ledger.others):  # maybe by another process since `known` was read
+            unknown -= set(map(Path, ledger.outputs()))
+        unknown -= self.ledger.announced({folder for file in unknown for folder in folders_above(file)})
+        for path in sorted(unknown):
+            raise OutputError(
+                f"{path} exists, and {self.ledger.file.stem} did not write it: it would be overwritten. Give another "
+                "output, or remove it"
+            )
+
+    def check_reads(self, is_same: bool) -> None:
+        """Raise UsageError if another input was read for the present output.
+
+        `is_same`: whether a task of before is done now, so that an input that is gone can only have moved.
+        """
+        known = [(self.before, READS, False), (self.before, READS_OF_PARTS, True)]
+        known += [(whole.read(), READS, True) for whole in self.ledger.wholes]
+        for records, task, is_part in known:
+            record = records.get(task)
+            if self._lacks_files or not any(it.outputs for (step, _), it in records.items() if step):
+                continue  # nothing would be lost
+            for names, now in zip(record.identity.values() if record else (), self.reads, strict=False):
+                relative, earlier = names.split("\0")[:2]
+                has_moved = is_same and not _is_there(Path(earlier))
+                pairs = (relative, self.ledger.relative(now)), (earlier, name_of(now))
+                if not has_moved and not any(_is_same(Path(one), Path(other), is_part) for one, other in pairs):
+                    raise UsageError(self._refusal(Path(earlier), now))
+
+    def record_reads(self, done: Records, is_changed: bool) -> Records:
+        """Record the names of the inputs for check_reads: relative to the output, as both may be moved, and absolute.
+
+        Unless those recorded are there still, and no output `is_changed`: then the present inputs are copies of them.
+        """
+        names = (f"{self.ledger.relative(path)}\0{name_of(path)}" for path in self.reads)
+        record = DoneRecord(*READS, {f"input {i}": name for i, name in enumerate(names)}, [], Counts({}, []))
+        known = done.get(READS) or self.before.get(READS)
+        earlier = known.identity if known else {}
+        is_there = all(_is_there(Path(name.split("\0")[1])) for name in earlier.values())
+        if known and (earlier == record.identity or (is_there and not is_changed and not self._lacks_files)):
+            return {READS: known}
+        self.ledger.write(record)
+        return {READS: record}
+
+    def stale_tasks(self, done: Records) -> list[TaskId]:
+        """Tasks of earlier runs that this run has not planned: their inputs are gone; and claims that never ended."""
+        left = (task for task in self.before if task not in done)
+        return [task for task in left if task[0] or task[1].startswith(CLAIMS) or task == READS_OF_PARTS]
+
+    def stale_files(self, done: Records) -> list[Path]:
+        """Files of earlier runs, ended or not, that this run does not write, and no other call has written."""
+        current = {output.path for record in done.values() for output in record.outputs}
+        earlier = {output.path for record in self.before.values() for output in record.outputs} - current
+        found = set(map(self.ledger.absolute, earlier))
+        return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
+
+    def _refusal(self, earlier: Path, now: Path) -> str:
+        """What to say of an output that was made of another input."""
+        root = self.ledger.root
+        if self.files:
+            names = " and ".join(str(path) for path in self.files if is_file(path))
+            advice = f"give another output file, or remove {names} first"
+        else:
+            folder = root.with_name(f"{root.name}-{absolute(now).name}")  # next to it, as stages read all below it
+            advice = f"give another output folder, such as {folder}, or remove {root} first"
+        return (
+            f"{root} holds what {self.ledger.file.stem} made of {earlier}, and would lose it if {now} were read now: "
+            f"{advice}"
+        )
+
+    @property
+    def _lacks_files(self) -> bool:
+        """Whether the run writes single files, and none is there."""
+        return bool(self.files) and not any(map(is_file, self.files))
+
+
+@dataclass
+class Marks:
+    """The marks of what a run writes, `folders` and single `files` of one folder; set before its first task.
+
+    Context: after an error that came before any change of the output, the marks are as before.
+    """
+
+    name: str  # of the run
+    folders: tuple[Path, ...]
+    files: tuple[Path, ...]
+    is_output_changed: bool = False
+    _new_folders: set[Path] = field(default_factory=set)
+    _has_new_files: bool = False
+
+    def set(self, reason: str = "") -> None:
+        """Mark what the run writes as unfinished; a mark that is there stays, unless there is another reason."""
+        for folder in self.folders:
+            if reason or not is_unfinished(folder, self.name):
+                self._new_folders.add(folder)
+                mark_unfinished(folder, self.name, reason or INTERRUPTED)
+        if self.files and (reason or not are_marked(self.files, self.name)):
+            self._has_new_files = True
+            mark_files_unfinished(self.files, self.name, reason or INTERRUPTED)
+
+    def remove(self) -> None:
+        """Remove the marks of a run that has ended, and those of parts of its work, which it has made, too."""
+        for folder in self.folders:
+            clear_marks(folder, self.name)
+        if self.files:
+            mark_files_finished(self.files, self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not isinstance(error, Exception) or self.is_output_changed:
+            return
+        for folder in self._new_folders:
+            mark_finished(folder, self.name)
+        if self._has_new_files:
+            mark_files_finished(self.files, self.name)
+
+
+def _is_same(earlier: Path, now: Path, is_part: bool) -> bool:
+    """Whether two inputs are one; or, if one was read for a part of what is made of the other, one is in the other."""
+    return earlier == now or (is_part and (earlier.is_relative_to(now) or now.is_relative_to(earlier)))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file or a folder of this name; what a stage wrote in a bucket is not listed for it."""
+    return is_folder(path / STATE_DIR) or exists(path)
+
+
+def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:
+    """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
+
+    The next stage reads the whole folder, so files of another run would become part of its corpus.
+    """
+    known = {name_of(path) for path in planned}
+    unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known
+    for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
+        if unknown:
+            time.sleep(wait)
+            for each in (ledger, *ledger.others):
+                unknown -= each.outputs().keys()
+    if unknown:
+        which = f"{len(unknown):,} files that {ledger.file.stem} did not write, {Path(min(unknown)).name!r} the first"
+        if ledger.is_damaged:
+            raise OutputError(
+                f"{folder} holds {which}, or wrote: its ledger {ledger.file} is damaged and does not name all files "
+                "any more. Remove these files, which are then made again, or give a new folder."
+            )
+        raise OutputError(
+            f"{folder} holds {which}: it may be another run's output. Give an empty or new folder, or remove them."
+        )
+
+
+def reject_overlapping_folders(source: Path, target: Path) -> None:
+    """Raise UsageError if the output folder `target` is the input folder `source`, or one lies inside the other."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(
+            f"output folder {target} is the input folder {source} or lies in it, and its files would be read as "
+            "input: give a folder outside it"
+        )
+    if source.resolve().is_relative_to(target.resolve()):
+        raise UsageError(
+            f"input folder {source} lies in the output folder {target}, and later stages would read both: give "
+            "another output folder"
+        )
