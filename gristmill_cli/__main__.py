@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
         ),
         "harvest": Command(
-            "gristmill_cli.harvest.harvest_corpus:harvest_corpus", "gather a corpus from this machine",
+            "gristmill_cli.harvest:harvest_corpus", "gather a corpus from this machine",
             ("harvest_corpus",),
         ),
         "compile": Command("gristmill_cli.compile_kernels:compile_kernels", "compile all kernels, once"),

@@ -27,7 +27,7 @@ from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.objects import download
 from gristmill.text import utf8_size
 from gristmill.urls import is_remote
-from gristmill_cli.harvest.harvest_corpus import harvest_corpus
+from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage, plan_stages

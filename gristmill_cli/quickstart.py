@@ -16,7 +16,7 @@ from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote, reject_unknown_scheme
-from gristmill_cli.harvest.harvest_corpus import harvest_corpus
+from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 

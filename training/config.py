@@ -78,7 +78,7 @@ class TrainConfig:
         reject_remote(self.out_dir, *filter(None, [self.memory.folder]))
         require(
             self.timeout == 0 or self.timeout >= 1,  # ranks cannot even connect in less
-            f"timeout is {self.timeout}; wanted 1 or more seconds, or 0 for the default; try --timeout 0",
+            f"timeout is {self.timeout}; expected 1 or more seconds, or 0 for the default; try --timeout 0",
         )
         for section in fields(self):
             if hasattr(options := getattr(self, section.name), "RANGES"):

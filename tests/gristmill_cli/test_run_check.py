@@ -82,7 +82,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("dedup", "seed", "4294967296", "wanted 0 to"),
     ("dedup", "range", "0", "wanted at least 1 × 1"),
     ("dedup", "bands", "0", "wanted at least 1 × 1"),
-    ("dedup", "bands", "20", "--range 13 × --bands 20 = 260 rows: expected"),
+    ("dedup", "bands", "20", "--range 13 × --bands 20 = 260 rows: wanted"),
     ("dedup", "scope", "local", "expected"),
     ("dedup", "index", "{folder}/nowhere", "nowhere: wanted the folder that to_hash wrote to"),
     ("dedup", "index", "{folder}/corpus", "holds no signature shard"),

@@ -1,0 +1,218 @@
+"""Command: gather a corpus of source code, documentation and licences from this machine, for the quick start.
+
+Near-duplicates, such as licences and vendored copies, are kept for the pipeline to find. The output is
+deterministic: the same machine gives the same bytes.
+"""
+
+import ast
+import email.parser
+import gzip
+import hashlib
+import io
+import os
+import re
+import site
+import sysconfig
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet
+import zstandard
+from rich.table import Table
+
+from gristmill.arguments import Positional
+from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill.storage.files import reject_remote
+from gristmill.storage.local import atomic_write_bytes
+
+MARKER = ".harvest"  # written first, empty: the folder is ours; at the end it has what was gathered
+MEGABYTE = 1_000_000
+OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file
+MIN_DOCSTRING = 80  # characters; shorter docstrings are left out
+MAX_OVERSIZED = 100  # a source ends after this many documents larger than its remaining budget
+
+
+class Harvest(msgspec.Struct):
+    """What was gathered: megabytes asked for; documents and bytes of text by source."""
+
+    megabytes: float
+    documents: dict[str, int] = {}
+    bytes: dict[str, int] = {}
+
+    def __rich__(self) -> Table:
+        table = Table("source", box=None)
+        for name in ("documents", "MB"):
+            table.add_column(name, justify="right")
+        for source, count in self.documents.items():
+            table.add_row(source, f"{count:,}", f"{self.bytes[source] / MEGABYTE:.1f}")
+        return table
+
+
+def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
+    """Gather documents of this machine into OUT_DIR/<source>/, as .jsonl, .jsonl.zst and .parquet.
+
+    Args:
+        out_dir: A new or empty folder; one that this command has finished is left as it is.
+        megabytes: Size of the text, in millions of bytes: at most a quarter per source; Python code fills the rest.
+
+    Raises:
+        UsageError: `out_dir` has files of someone else, or of another size; `megabytes` is not above 0.
+    """
+    require(0 < megabytes <= 1e9, f"--megabytes: expected a number above 0, got {megabytes}; try 24")
+    reject_remote(out_dir)
+    marker = out_dir / MARKER
+    if not marker.is_file() and (out_dir.is_file() or (out_dir.is_dir() and any(out_dir.iterdir()))):
+        raise UsageError(f"{out_dir}: expected a new or an empty folder, got one with other files; try another")
+    if marker.is_file() and (content := marker.read_bytes()):
+        before = msgspec.json.decode(content, type=Harvest)
+        same = before.megabytes == megabytes
+        require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
+        return before
+    with wrap_write_errors(marker):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    found, left = Harvest(megabytes), int(megabytes * MEGABYTE)
+    for source, rules in _sources().items():
+        budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
+        _gather(out_dir, source, rules, budget, found)
+        left -= found.bytes[source]
+    atomic_write_bytes(marker, msgspec.json.encode(found))
+    return found
+
+
+Rule = tuple[list[Path], str, Callable[[str, str], str]]  # folders, regex of relative paths, (content, path) → text
+
+NOT_TESTS = r"(?!(?:.*/)?(?:tests?|idle_test|data)/)"
+LICENCE_NAME = r"(?i:LICEN[CS]ES?|UNLICEN[CS]E|COPYING|COPYRIGHT|NOTICE)"
+LICENCE = rf"(?:.*/)?{LICENCE_NAME}(?:[._-][^/]*)?(?<!\.py)(?<!\.html)|[^/]+\.dist-info/licenses/.*"
+NOT_PROSE = rf"{NOT_TESTS}(?!.*\.(?:dist|egg)-info/)(?!(?:.*/)?(?:{LICENCE_NAME}|CMakeLists|requirements)[^/]*$)"
+PROSE_NAME = r"(?:.*\.(?:rst|md|txt)|(?:.*/)?(?:README|NEWS|FAQ|TODO|HACKING)[^/.]*)(?:\.Debian)?(?:\.gz)?"
+
+
+def _sources() -> dict[str, list[Rule]]:
+    """Search rules per source, whose folders may be missing; github is last, because it fills the remaining budget."""
+    stdlib = [Path(sysconfig.get_path("stdlib"))]
+    packages = sorted({Path(folder).resolve() for folder in site.getsitepackages()})
+    shared = Path("/usr/share/doc")
+    return {
+        "docs": [
+            (stdlib, NOT_TESTS + r".*\.py", docstrings),
+            (packages, NOT_PROSE + PROSE_NAME, prose),
+            (packages, r"[^/]+\.dist-info/METADATA", long_description),
+        ],
+        "licences": [
+            (stdlib + packages, LICENCE, verbatim),
+            ([Path("/usr/share/common-licenses")], r".*", verbatim),
+            ([shared], r"[^/]+/copyright", verbatim),
+        ],
+        "manual": [([shared], NOT_PROSE + PROSE_NAME, prose)],
+        "github": [(stdlib + packages, r".*\.py", verbatim)],
+    }
+
+
+def _gather(out_dir: Path, source: str, rules: list[Rule], budget: int, found: Harvest) -> None:
+    """Write the files of one source."""
+    suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
+    found.documents[source] = found.bytes[source] = 0
+    # groupby asks for a record's key right after the record was counted, so the bytes so far number its file.
+    records = groupby(_records(rules, budget, source, found), key=lambda _: found.bytes[source] // OUTPUT_FILE_BYTES)
+    for number, (_, of_file) in enumerate(records):
+        path = out_dir / source / f"{source}_{number:02d}{suffix}"
+        with wrap_write_errors(path):
+            atomic_write_bytes(path, _encode(list(of_file), suffix))
+
+
+def _records(rules: list[Rule], budget: int, source: str, found: Harvest) -> Iterator[dict[str, object]]:
+    """Yield the documents that fit into `budget` bytes, and count them."""
+    oversized = 0
+    for file, path, origin, render in _candidates(rules):
+        text = _read_text(file, path, render)
+        size = len(text.encode())
+        oversized += found.bytes[source] + size > budget
+        if oversized == MAX_OVERSIZED:
+            return
+        if 0 < size <= budget - found.bytes[source]:
+            found.documents[source] += 1
+            found.bytes[source] += size
+            yield {"text": text, "meta": {"path": path, "origin": origin}}
+
+
+def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, str], str]]]:
+    """A source's files, ordered by the hash of their path, so that any prefix is a random sample."""
+    found = [
+        (Path(folder, name), path, root.name, render)
+        for roots, pattern, render in rules
+        for root in roots
+        for folder, folders, names in os.walk(root)
+        if folders.sort() is None and not {"__pycache__", "site-packages", "dist-packages"} & {*_below(folder, root)}
+        for name in names
+        # A name that is not UTF-8 is not printable; symbolic links would repeat a file.
+        if re.fullmatch(pattern, path := f"{folder}/{name}".removeprefix(f"{root}/"))
+        and path.isprintable()
+        and not Path(folder, name).is_symlink()
+    ]
+    return sorted(found, key=lambda it: (hashlib.sha256(it[1].encode()).digest(), it[0]))
+
+
+def _below(folder: str, root: Path) -> tuple[str, ...]:
+    return Path(folder).relative_to(root).parts
+
+
+def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:
+    """A file's text; empty if the file is unreadable, too large or not text."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+            data = content.read(MEGABYTE + 1)
+        text = data.decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
+        return ""
+    # Python strings can hold lone surrogates ("\ud800" in a docstring), which UTF-8 and JSON cannot.
+    too_large = len(data) > MEGABYTE or "\0" in text
+    return "" if too_large else render(text, path).encode("utf-8", "ignore").decode("utf-8")
+
+
+def verbatim(text: str, _path: str) -> str:
+    """The file's text, unchanged."""
+    return text
+
+
+def prose(text: str, _path: str) -> str:
+    """The file's text, unchanged; empty if most of it is not letters, as in a table of numbers."""
+    return text if 2 * sum(map(str.isalpha, text)) > len(text) else ""
+
+
+def long_description(text: str, _path: str) -> str:
+    """A package's description: the body of its METADATA file."""
+    return str(email.parser.HeaderParser().parsestr(text).get_payload())
+
+
+def docstrings(text: str, path: str) -> str:
+    """A module's docstrings of at least MIN_DOCSTRING characters, each under its qualified name."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return "\n\n\n".join(f"{name}\n\n{doc}" for name, doc in _docstrings_of(tree, module) if len(doc) >= MIN_DOCSTRING)
+
+
+def _docstrings_of(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield name, ast.get_docstring(node) or ""
+        for child in node.body:
+            yield from _docstrings_of(child, f"{name}.{getattr(child, 'name', '')}")
+
+
+def _encode(records: list[dict[str, object]], suffix: str) -> bytes:
+    if suffix == ".parquet":
+        file = io.BytesIO()
+        pa.parquet.write_table(pa.Table.from_pylist(records), file)
+        return file.getvalue()
+    lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    return zstandard.compress(lines) if suffix == ".jsonl.zst" else lines

@@ -1,1 +1,0 @@
-"""A corpus gathered from this machine."""
