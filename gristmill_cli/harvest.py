@@ -69,7 +69,10 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     if not marker.is_file() and (out_dir.is_file() or (out_dir.is_dir() and any(out_dir.iterdir()))):
         raise UsageError(f"{out_dir}: expected a new or an empty folder, got one with other files; try another")
     if marker.is_file() and (content := marker.read_bytes()):
-        before = msgspec.json.decode(content, type=Harvest)
+        try:
+            before = msgspec.json.decode(content, type=Harvest)
+        except msgspec.DecodeError:  # of an earlier version
+            return Harvest(megabytes)
         same = before.megabytes == megabytes
         require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
         return before
@@ -148,8 +151,8 @@ def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, 
         (Path(folder, name), path, root.name, render)
         for roots, pattern, render in rules
         for root in roots
-        for folder, folders, names in os.walk(root)
-        if folders.sort() is None and not {"__pycache__", "site-packages", "dist-packages"} & {*_below(folder, root)}
+        for folder, _, names in os.walk(root)
+        if not {"__pycache__", "site-packages", "dist-packages"} & {*_below(folder, root)}
         for name in names
         # A name that is not UTF-8 is not printable; symbolic links would repeat a file.
         if re.fullmatch(pattern, path := f"{folder}/{name}".removeprefix(f"{root}/"))

@@ -54,7 +54,7 @@ def test_one_that_was_killed_is_gathered_again_with_the_same_bytes_and_one_that_
     assert contents(corpus) == before
     monkeypatch.setattr("gristmill_cli.harvest._sources", lambda: pytest.fail("it has finished"))
     assert harvest_corpus(corpus, MEGABYTES).documents["github"]
-    with pytest.raises(UsageError, match="has 0.6 megabytes, not 1; try another folder"):
+    with pytest.raises(UsageError, match=r"has 0\.6 megabytes, not 1; try another folder"):
         harvest_corpus(corpus, 1)
 
 
