@@ -50,8 +50,6 @@ def run(config: RunConfig) -> Funnel | None:
     `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     modules = [__name__, "preprocessing.tokenizer.encoder"]  # workers of all stages have them
-    if config.apply.function:  # which a worker imports
-        start_fork_server(modules)
     check_run(config)  # before the lock writes a file
     start_fork_server(modules)
     lock = config.out / STATE_DIR / "run.lock"

@@ -31,7 +31,7 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
     rows, bands = int(rows), int(bands)  # NumPy's small integers overflow
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
-            f"--range {rows} × --bands {bands} = {rows * bands} rows: wanted at least 1 × 1 and at most the "
+            f"--range {rows} × --bands {bands} = {rows * bands} rows: expected at least 1 × 1 and at most the "
             f"{permutations} permutations of the signatures, such as 13 × 9 for 128"
         )
 
