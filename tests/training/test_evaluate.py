@@ -196,7 +196,7 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
     other = shards(tmp_path / "tokens", [[[1] * 40]])
     for config, fault in (
         (config_of(run), "nothing to evaluate on: give folders of token shards, or --text FILE"),
-        (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
+        (config_of(tmp_path, data["holdout"]), "expected a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
         (config_of(run, parallel=ParallelConfig(micro_batches=2)), "micro_batches is 2, .*; try --micro_batch_size 8"),
         (
@@ -215,8 +215,8 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(run, text=(tmp_path / "a.txt",), stride=17), "stride is 17, and a sequence has 16 tokens: .* 8"),
         (config_of(run, data["holdout"], lengths=(9, 5)), r"^lengths are \(9, 5\); .* try --lengths 256 1024 4096$"),
         (config_of(run, data["holdout"], weights={"web": 1.0}), "^weights has 'web', and .* has no such source"),
-        (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; wanted a text file"),
-        (config_of(run, text=(tmp_path / "empty.txt",)), "empty.txt is empty; wanted text"),
+        (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; expected a text file"),
+        (config_of(run, text=(tmp_path / "empty.txt",)), "empty.txt is empty; expected text"),
         (config_of(run, text=(tmp_path / "latin.txt",)), "latin.txt is not UTF-8"),
         (config_of(run, text=(tmp_path / "a",), tokenizer=tmp_path / "empty.txt"), "is not the checkpoint's tokenizer"),
     ):
@@ -256,7 +256,7 @@ def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path,
     word = next(text for i in range(size) if len(encoder.encode(text := encoder.id_to_piece(i).strip("▁"))) == 1)
     (tmp_path / "a.txt").write_text(word)
     assert len(TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, 2))) == 1
-    with pytest.raises(UsageError, match=r"a.txt is one token, .*; wanted more text"):
+    with pytest.raises(UsageError, match=r"a.txt is one token, .*; expected more text"):
         TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, -1))
 
 

@@ -174,9 +174,9 @@ def test_bad_mixes_are_refused_in_a_sentence(
     other = shards(tmp_path / "other", [[[1] * 40]])
     for data, fault in (
         (replace(config.data, train=folders, weights=(1.0,)), "weights are 1, and data.train names 2 folders"),
-        (replace(config.data, train=folders, weights=(1.0, 0.0)), "data.weights are 1.0 0.0; wanted finite numbers"),
+        (replace(config.data, train=folders, weights=(1.0, 0.0)), "data.weights are 1.0 0.0; expected finite numbers"),
         (replace(config.data, train=()), "data.train names no folder"),
-        (replace(config.data, train=(folders[0], folders[1] / "../first")), "data.train names .*first twice; wanted"),
+        (replace(config.data, train=(folders[0], folders[1] / "../first")), "data.train names .*first twice; expected"),
         (replace(config.data, train=folders, order="randperm"), "data.order randperm is of one folder"),
         (replace(config.data, train=(folders[0], other)), "was made with tokenizer .* and .*other with none.model"),
     ):

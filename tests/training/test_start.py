@@ -26,7 +26,7 @@ def test_a_refused_init_from_does_not_claim_the_folder(config: TrainConfig, tmp_
     other = replace(one_step, out_dir=tmp_path / "other", model=replace(config.model, rope_base=500.0))
     train(other)
     for wrong, error in (
-        (tmp_path / "nowhere", "wanted a checkpoint"),
+        (tmp_path / "nowhere", "expected a checkpoint"),
         (other.out_dir, "of another model: model.rope"),
     ):
         with pytest.raises(UsageError, match=error):

@@ -213,7 +213,9 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     checkpoints.group = group
     found = checkpoints.latest()
     if found is None:
-        raise UsageError(f"{folder}: wanted a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir")
+        raise UsageError(
+            f"{folder}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
+        )
     return found
 
 

@@ -133,16 +133,16 @@ class ShardLoadPlanner(LoadPlanner):
         self._boxes: dict[int, Boxes] = {}  # by the identity of a list of chunks, which tensors may share
 
     def create_local_plan(self) -> LoadPlan:
-        wanted = [
+        needed = [
             (i, spec) for key in sorted(self.state) for i, spec in _shards_with_index(self.state, key) if spec.numel
         ]
-        missing = [i.fqn for i, _ in wanted if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
+        missing = [i.fqn for i, _ in needed if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
             raise InputError(
-                f"the checkpoint holds no {missing[0]} (and lacks {len(missing) - 1} others of the {len(wanted)} "
-                "tensors wanted): it is of another model or optimizer; give the configuration it was saved with"
+                f"the checkpoint holds no {missing[0]} (and lacks {len(missing) - 1} others of the {len(needed)} "
+                "tensors of this run): it is of another model or optimizer; give the configuration it was saved with"
             )
-        return LoadPlan([item for index, spec in wanted for item in self._read_items(index, spec)])
+        return LoadPlan([item for index, spec in needed for item in self._read_items(index, spec)])
 
     def _read_items(self, index: MetadataIndex, spec: ShardSpec) -> list[ReadItem]:
         key = index.fqn
@@ -156,7 +156,7 @@ class ShardLoadPlanner(LoadPlanner):
         shared = intersect((spec.offset, spec.size), self._stored_boxes(entry))
         counts = numel(shared)
         if (found := int(counts.sum())) != spec.numel:
-            raise InputError(f"the checkpoint holds {found} of the {spec.numel} elements wanted of {key}")
+            raise InputError(f"the checkpoint holds {found} of the {spec.numel} elements of {key} that this rank needs")
         return [_read_item(index, spec, entry.chunks[i], shared[i].tolist()) for i in np.flatnonzero(counts)]
 
     def _stored_boxes(self, entry: TensorStorageMetadata) -> Boxes:
@@ -228,5 +228,5 @@ def _tensor_metadata(key: str, held: list[HeldTensor], known: Partitions) -> Ten
 
 
 def _check_partition(key: str, shape: tuple[int, ...], boxes: Boxes) -> None:
-    count, wanted = int(numel(boxes).sum()), math.prod(shape)
-    assert count == wanted, f"the shards of {key} have {count} elements, and the whole {wanted}"
+    count, total = int(numel(boxes).sum()), math.prod(shape)
+    assert count == total, f"the shards of {key} have {count} elements, and the whole {total}"

@@ -74,24 +74,24 @@ class DataConfig:
         folders = len(self.train_folders)
         require(
             all(name.strip() for name in self.holdouts),
-            "data.holdouts has a folder with an empty name; wanted a name and a folder each; is a variable of your "
+            "data.holdouts has a folder with an empty name; expected a name and a folder each; is a variable of your "
             f"shell not set? try --data.holdouts other {next(iter(self.holdouts.values()), '')}",
         )
-        require(folders > 0, "data.train names no folder; wanted one of token shards, or several")
+        require(folders > 0, "data.train names no folder; expected one of token shards, or several")
         twice = [path for path, count in Counter(path.resolve() for path in self.train_folders).items() if count > 1]
         require(
             not twice,
-            f"data.train names {''.join(map(str, twice[:1]))} twice; wanted each folder once: a weight in data.weights "
+            f"data.train names {''.join(map(str, twice[:1]))} twice; expected each once: a weight in data.weights "
             "has it read more often",
         )
         require(
             len(self.weights) in (0, folders),
-            f"data.weights are {len(self.weights)}, and data.train names {folders} folders; wanted a weight for each",
+            f"data.weights are {len(self.weights)}, and data.train names {folders} folders; expected a weight for each",
         )
         require(
             all(weight > 0 and math.isfinite(weight) for weight in self.weights),
-            f"data.weights are {' '.join(map(str, self.weights))}; wanted finite numbers above 0; leave folders out of "
-            "data.train that shall not be read",
+            f"data.weights are {' '.join(map(str, self.weights))}; expected finite numbers above 0; leave folders out "
+            "of data.train that shall not be read",
         )
         require(
             folders == 1 or self.order == "keyed",

@@ -30,7 +30,7 @@ class TextSequences:
         Raises UsageError where there is no such file or no text in it, InputError where it is not UTF-8.
         """
         if not file.is_file():
-            raise UsageError(f"{file}: no such file; wanted a text file in UTF-8")
+            raise UsageError(f"{file}: no such file; expected a text file in UTF-8")
         with wrap_read_errors(file):
             data = file.read_bytes()
         try:
@@ -38,11 +38,13 @@ class TextSequences:
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from error
         if not ids:
-            raise UsageError(f"{file} is empty; wanted text")
+            raise UsageError(f"{file} is empty; expected text")
         self.folder, self.length = file, length
         read = [record.end_of_document, *ids] if record.end_of_document >= 0 else ids
         if len(read) < 2:
-            raise UsageError(f"{file} is one token, before which there is nothing to predict it from; wanted more text")
+            raise UsageError(
+                f"{file} is one token, before which there is nothing to predict it from; expected more text"
+            )
         self.stride = stride or length
         self.rows = 1 + max(0, -(-(len(read) - 1 - length) // self.stride))
         self.ids = np.full((self.rows - 1) * self.stride + length + 1, IGNORE_INDEX, np.int64)

@@ -114,7 +114,7 @@ def read_rope(config: dict[str, Any], default_base: float = 10_000.0) -> dict[st
     """ModelConfig's fields of the rotary positions. Raises UsageError for a scaling that our model lacks."""
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(config[name], dict | None):
-            raise UsageError(f"its {name} is {config[name]!r}; wanted fields such as rope_type")
+            raise UsageError(f"its {name} is {config[name]!r}; expected fields such as rope_type")
     scaling = dict(config["rope_scaling"] or config["rope_parameters"] or {})
     base = scaling.pop("rope_theta", None) or config["rope_theta"] or default_base
     kind, old_name = scaling.pop("rope_type", None), scaling.pop("type", None)

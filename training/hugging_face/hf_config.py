@@ -46,7 +46,7 @@ def read_hf_config(config: dict[str, Any], say: Callable[[str], object] = lambda
     """
     model_type = config.get("model_type", "")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise UsageError(f"its model_type is {model_type!r}; wanted one of {', '.join(FAMILIES)}")
+        raise UsageError(f"its model_type is {model_type!r}; expected one of {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
     full = _with_defaults(family, config)
     for name, accepted in (_ACCEPTED | dict(family.accepted)).items():
@@ -77,7 +77,7 @@ def _refuse_zeros(values: dict[str, Any]) -> None:
     """Raise InputError for a size or a number that is 0, which stands for a default in our options."""
     for name, value in values.items():
         if name not in ("dropout", "init_std") and isinstance(value, int | float) and value == 0 and value is not False:
-            raise InputError(f"its sizes do not fit together (model.{name} is {value}; wanted more than 0)")
+            raise InputError(f"its sizes do not fit together (model.{name} is {value}; expected more than 0)")
 
 
 def known_fields(family: Family) -> set[str]:

@@ -106,7 +106,9 @@ def _checkpoint_state(family: Family, model: ModelConfig, tensors: dict[str, tup
         if tuple(tensor.shape) != expected.shape:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG_FILE} makes it {expected.shape}")
         if tensor.dtype not in _DTYPES:
-            raise UsageError(f"{name} holds {tensor.dtype}; wanted float weights: convert a quantized model back first")
+            raise UsageError(
+                f"{name} holds {tensor.dtype}; expected float weights: convert a quantized model back first"
+            )
         state |= {f"model.{ours}": pieces for ours, pieces in expected.pieces(tensor).items()}
     return state
 
@@ -116,7 +118,7 @@ def _open_tensors(folder: Path, family: Family, files: ExitStack) -> dict[str, t
     tensors: dict[str, tuple[Any, str]] = {}
     for name in _weight_files(folder):
         if not (folder / name).is_file():
-            raise UsageError(f"{folder / name}: there is no such file; wanted weights as safetensors")
+            raise UsageError(f"{folder / name}: there is no such file; expected weights as safetensors")
         try:
             file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
         except (safetensors.SafetensorError, OSError) as error:
@@ -163,7 +165,7 @@ def _left_out(folder: Path) -> list[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file; wanted the folder of a Hugging Face model")
+        raise UsageError(f"{path}: there is no such file; expected the folder of a Hugging Face model")
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -109,7 +109,7 @@ class ModelConfig:
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
         given = self._with_preset()
         sizes = (given.layers, given.width, given.heads)
-        require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; wanted every one above 0")
+        require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; expected every one above 0")
         require(
             given.head_dim > 0 or given.width % given.heads == 0,
             f"model.width {given.width} is not divisible by model.heads {given.heads}; try --model.width "
@@ -198,7 +198,7 @@ class ModelConfig:
     def check(self, vocab_size: int, seq_len: int) -> None:
         """Raise UsageError unless this resolved configuration fits the tokenizer and the sequence length."""
         sizes = (self.kv_heads, self.head_dim, self.ffn_width, self.vocab_size, self.context)
-        require(min(sizes) > 0, f"model sizes are {sizes}; wanted every one above 0")
+        require(min(sizes) > 0, f"model sizes are {sizes}; expected every one above 0")
         require(
             self.heads % self.kv_heads == 0,
             f"model.heads {self.heads} is not divisible by model.kv_heads {self.kv_heads}; try one of its divisors",
@@ -214,7 +214,7 @@ class ModelConfig:
         )
         require(
             0 <= (self.window or 0) <= self.context,
-            f"model.window is {self.window} and model.context {self.context}; wanted a window of 1 token or more, no "
+            f"model.window is {self.window} and model.context {self.context}; expected a window of 1 token or more, no "
             f"longer than the context, or 0 for none; try --model.window {self.context}",
         )
         require(
@@ -232,7 +232,7 @@ class ModelConfig:
             f"{self.residual}; try --model.query_layer false",
         )
         _check_rope(self)
-        require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
+        require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
 
 
 # fields of the first records; of later ones those that a record omits have their default
@@ -278,7 +278,7 @@ def _check_rope(config: ModelConfig) -> None:
     require(
         config.rope_factor == 1 if kind == "none" else config.rope_factor > 1,
         f"model.rope_factor is {config.rope_factor} and model.rope_scaling {kind}; "
-        "wanted a factor above 1 with a scaling, and none without; "
+        "expected a factor above 1 with a scaling, and none without; "
         "try --model.rope_scaling linear --model.rope_factor 2",
     )
     unused = {} if kind in _TURNS else {"rope_original_context": 0, "rope_low": 0, "rope_high": 0}
@@ -294,10 +294,10 @@ def _check_rope(config: ModelConfig) -> None:
         )
         require(
             0 < config.rope_low < config.rope_high,
-            f"model.rope_low is {config.rope_low} and model.rope_high {config.rope_high}; wanted low below high, "
+            f"model.rope_low is {config.rope_low} and model.rope_high {config.rope_high}; expected low below high, "
             f"both above 0; try --model.rope_low {_TURNS[kind][0]} --model.rope_high {_TURNS[kind][1]}",
         )
-        require(config.rope_base > 1, f"model.rope_base is {config.rope_base}; wanted more than 1; try 10000")
+        require(config.rope_base > 1, f"model.rope_base is {config.rope_base}; expected more than 1; try 10000")
 
 
 def is_lookup(name: str) -> bool:

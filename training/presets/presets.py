@@ -34,7 +34,7 @@ def find_preset(name: str) -> Preset:
     """The preset of this name. Raises UsageError for an unknown one, naming the most similar."""
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
-        advice = f"did you mean {nearest[0]}? There are" if nearest else "wanted one of"
+        advice = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
         raise UsageError(f"model.preset is {name!r}, and there is no such preset; {advice} {', '.join(PRESETS)}")
     return PRESETS[name]
 

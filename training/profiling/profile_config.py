@@ -55,7 +55,7 @@ class ProfileConfig:
         span = self.span or (0, 0)
         require(
             not self.steps or 1 <= span[0] <= span[1],
-            f"profile.steps is {self.steps!r}; wanted START:STOP, from step 1 on; try --profile.steps 10:12",
+            f"profile.steps is {self.steps!r}; expected START:STOP, from step 1 on; try --profile.steps 10:12",
         )
         require(
             span[1] <= last,

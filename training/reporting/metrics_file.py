@@ -87,7 +87,7 @@ def write_summary(
     evaluations = [record for record in records if record["kind"] == "eval"]
     if not logged or not evaluations:
         raise InputError(
-            f"{out_dir / METRICS} has lost the steps or evaluations of this finished run; wanted at least one of each "
+            f"{out_dir / METRICS} has lost the steps or evaluations of this finished run; expected one of each "
             "for summary.json; restore the file, or train on with more --optim.steps"
         )
     evaluated = evaluations[-1]

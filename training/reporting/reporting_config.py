@@ -39,15 +39,15 @@ class EvalConfig:
         """Raise UsageError for a prompt that is no text, weights that add up to nothing, lengths out of order."""
         require(
             not any("\ud800" <= character <= "\udfff" for character in self.prompt),  # Python's form of other bytes
-            f"eval.prompt is {self.prompt!r}, which is not UTF-8; wanted text; try another --eval.prompt",
+            f"eval.prompt is {self.prompt!r}, which is not UTF-8; expected text; try another --eval.prompt",
         )
         require(
             all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()),
-            f"eval.weights are {self.weights}; wanted finite numbers above 0; leave sources out that shall not count",
+            f"eval.weights are {self.weights}; expected finite numbers above 0; leave sources out that shall not count",
         )
         require(
             list(self.lengths) == sorted(set(self.lengths)) and min(self.lengths, default=1) > 0,
-            f"eval.lengths are {self.lengths}; wanted numbers of tokens from 1 on, each more than the one before; try "
+            f"eval.lengths are {self.lengths}; expected ascending numbers of tokens from 1 on; try "
             "--eval.lengths 256 1024 4096",
         )
 

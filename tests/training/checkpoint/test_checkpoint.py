@@ -166,7 +166,7 @@ def test_load_model_accepts_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> 
             assert load_model(tmp_path / folder, state, group, print).step == seed
             assert is_seed([{key: (spec, tensor) for key, [(tensor, spec)] in state.items()}], seed)
     with single_process_group() as group:
-        with pytest.raises(UsageError, match="wanted a checkpoint"):
+        with pytest.raises(UsageError, match="expected a checkpoint"):
             load_model(tmp_path / "nowhere", state, group, print)
         flip_a_bit(tmp_path / "run/checkpoints/step-00000002")
         with pytest.raises(InputError, match=r"__0_0\.distcp is missing or damaged"):

@@ -43,7 +43,7 @@ def another_run(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "ids beyond the vocabulary": (
         lambda folder: overwrite(folder / f"{SHARD}.bin", bytes(range(1, 65))),
-        rf"{SHARD}.bin is damaged: it holds id 16447; wanted ids from 0 to 299",
+        rf"{SHARD}.bin is damaged: it holds id 16447; expected ids from 0 to 299",
     ),
     "other ids of the vocabulary": (
         lambda folder: overwrite(folder / f"{SHARD}.bin", np.arange(100, 132, dtype="<u2").tobytes()),

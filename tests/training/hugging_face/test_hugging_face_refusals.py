@@ -31,7 +31,7 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"model_type": "mamba"}, UsageError, "model_type is 'mamba'; wanted one of llama, "),
+        ({"model_type": "mamba"}, UsageError, "model_type is 'mamba'; expected one of llama, "),
         (
             {"logit_scale": 0.5},
             UsageError,
@@ -41,7 +41,7 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, UsageError, "rope_type is 'dynamic'; our model imple"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1}}, UsageError, "rope_scaling has mscale 1"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, InputError, r"model.rope_factor is 1.0 and"),
-        ({"rms_norm_eps": 0.0}, InputError, r"model.norm_eps is 0.0; wanted more than 0"),
+        ({"rms_norm_eps": 0.0}, InputError, r"model.norm_eps is 0.0; expected more than 0"),
         ({"attention_bias": True}, InputError, "no model.layers.0.self_attn.k_proj.bias"),
         ({"head_dim": 8}, InputError, "has shape"),
         ({"hidden_size": 32, "head_dim": 8}, InputError, "has shape"),
@@ -69,9 +69,9 @@ def test_unsupported_options_and_sizes_are_refused(
 
 
 def test_missing_or_damaged_files_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="wanted the folder of a Hugging Face model"):
+    with pytest.raises(UsageError, match="expected the folder of a Hugging Face model"):
         import_hf(tmp_path / "nowhere", tmp_path / "start")
-    with pytest.raises(UsageError, match="wanted a checkpoint"):
+    with pytest.raises(UsageError, match="expected a checkpoint"):
         export_hf(tmp_path / "nowhere", tmp_path / "hf")
     build_theirs("gpt2", tmp_path / "hf")
     with pytest.raises(UsageError, match="give a new or empty folder"):
@@ -81,7 +81,7 @@ def test_missing_or_damaged_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is damaged"):
         import_hf(tmp_path / "hf", tmp_path / "start")
     file.unlink()
-    with pytest.raises(UsageError, match="wanted weights as safetensors"):
+    with pytest.raises(UsageError, match="expected weights as safetensors"):
         import_hf(tmp_path / "hf", tmp_path / "start")
     for text in ("[", "[" * 100_000):
         (tmp_path / "hf/config.json").write_text(text)
@@ -102,7 +102,7 @@ def test_weights_that_are_codes_are_refused(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
     safetensors.torch.save_file(tensors, path)
-    with pytest.raises(UsageError, match=r"up_proj.weight holds torch.int8; wanted float weights"):
+    with pytest.raises(UsageError, match=r"up_proj.weight holds torch.int8; expected float weights"):
         import_hf(tmp_path / "hf", tmp_path / "start")
 
 

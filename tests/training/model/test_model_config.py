@@ -86,7 +86,7 @@ def test_an_option_takes_the_place_of_the_preset_s(preset: str, given: dict[str,
 
 @pytest.mark.parametrize("window", [-1, 9])
 def test_a_negative_window_and_one_longer_than_the_context_are_refused(window: int) -> None:
-    said = rf"model.window is {window} and model.context 8; wanted a window of 1 token .*; try --model.window 8"
+    said = rf"model.window is {window} and model.context 8; expected a window of 1 token .*; try --model.window 8"
     with pytest.raises(UsageError, match=said):
         replace(SIZES, window=window).resolve(50, 8)
 

@@ -75,14 +75,14 @@ def test_scaled_frequencies_are_those_of_transformers(config: ModelConfig, their
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (replace(SIZES, rope_scaling="linear"), r"rope_factor is 1.0 and model.rope_scaling linear; wanted a factor"),
+        (replace(SIZES, rope_scaling="linear"), r"rope_factor is 1.0 and model.rope_scaling linear; expected a factor"),
         (replace(SIZES, rope_factor=2.0), r"rope_factor is 2.0 and model.rope_scaling none; .*try --model.rope_sc"),
         (replace(LLAMA3, rope_original_context=0), r"llama3 needs the length of pre-training's sequences; try"),
-        (replace(LLAMA3, rope_low=5.0), r"rope_low is 5.0 and model.rope_high 4.0; wanted low below high"),
+        (replace(LLAMA3, rope_low=5.0), r"rope_low is 5.0 and model.rope_high 4.0; expected low below high"),
         (replace(LLAMA3, rope_attention_factor=2.0), r"rope_attention_factor 2.0 has no effect with .* llama3"),
         (replace(SIZES, rope_low=2.0), r"rope_low 2.0 has no effect with model.rope_scaling none; leave it at 0"),
         (replace(YARN, preset="gpt2"), r"rope_scaling yarn needs rotary positions, and model.positions is learned"),
-        (replace(YARN, rope_base=1.0), r"rope_base is 1.0; wanted more than 1"),
+        (replace(YARN, rope_base=1.0), r"rope_base is 1.0; expected more than 1"),
     ],
     ids=str,
 )

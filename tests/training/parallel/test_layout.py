@@ -193,7 +193,7 @@ def test_every_layout_is_fully_resolved_or_an_error_with_advice(processes: int, 
     try:
         full = layout.resolve(processes, MODEL, SEQ_LEN)
     except UsageError as error:
-        assert re.search("try|wanted|too small", str(error))
+        assert re.search("try|expected|wanted|too small", str(error))
         return
     assert full.dp * full.tp * full.pp == processes and full.dp % full.zero_group == 0
     assert min(full.dp, full.zero_group, full.virtual_stages, full.micro_batches) > 0

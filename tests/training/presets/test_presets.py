@@ -41,7 +41,7 @@ def test_options_beside_a_preset_take_the_place_of_its_values() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("gpt2-124", "did you mean gpt2-124m?"), ("Lama", "did you mean llama?"), ("%", "wanted one of llama, gpt2")],
+    [("gpt2-124", "did you mean gpt2-124m?"), ("Lama", "did you mean llama?"), ("%", "expected one of llama, gpt2")],
 )
 def test_an_unknown_preset_names_the_most_similar(name: str, said: str) -> None:
     with pytest.raises(UsageError) as told:

@@ -117,7 +117,7 @@ def test_updates_are_the_differences_of_weights(config: TrainConfig) -> None:
 
 def test_options_that_mean_nothing_are_refused(config: TrainConfig) -> None:
     for steps in ("3", "5:4", "0:1", "a:b"):
-        with pytest.raises(UsageError, match=rf"profile.steps is '{steps}'; wanted START:STOP"):
+        with pytest.raises(UsageError, match=rf"profile.steps is '{steps}'; expected START:STOP"):
             ProfileConfig(steps=steps).check(9)
     with pytest.raises(UsageError, match=r"profile.ranks has 3, and the run has the ranks 0 to 0"):
         train(replace(config, profile=ProfileConfig(steps="1:2", ranks=(0, 3))))

@@ -170,7 +170,7 @@ def test_weights_need_shards_that_know_their_sources(folders: tuple[Path, Path])
 
 @pytest.mark.parametrize("options", [EvalConfig(weights={"a": -1.0}), EvalConfig(lengths=(5, 5))])
 def test_options_that_mean_nothing_are_refused(options: EvalConfig) -> None:
-    with pytest.raises(UsageError, match="wanted"):
+    with pytest.raises(UsageError, match="expected"):
         options.check()
 
 

@@ -248,7 +248,7 @@ def _mean(paths: Sequence[Path], like: Tensor) -> Tensor:
 
 def _read(path: Path, like: Tensor) -> Tensor:
     values = torch.from_numpy(np.frombuffer(path.read_bytes(), like.numpy().dtype).copy())
-    require(values.shape == like.shape, f"{path} has {len(values)} numbers, wanted {len(like)}")
+    require(values.shape == like.shape, f"{path} has {len(values)} numbers; expected {len(like)}")
     return values
 
 

@@ -54,7 +54,7 @@ class ReplicasConfig:
         )
         require(
             self.number < self.count,
-            f"replicas.number is {self.number}, and replicas.count {self.count}; wanted 0 to {self.count - 1}",
+            f"replicas.number is {self.number}, and replicas.count {self.count}; expected 0 to {self.count - 1}",
         )
         require(
             not local_steps,

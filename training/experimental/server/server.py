@@ -52,7 +52,7 @@ class GradientServer:
         self._weights: Tensor | None = None  # flat, never changed: of `_version` updates
         self._sum, self._loss, self._count = torch.empty(0), 0.0, 0
         self._workers: dict[int, Link] = {}
-        self._joined, self._wanted, self._most = 0, workers, 0
+        self._joined, self._expected, self._most = 0, workers, 0
         self._ended = False
         self._socket: socket.socket | None = None
 
@@ -90,10 +90,10 @@ class GradientServer:
         while not self._changed.wait_for(lambda: self._count == self.queue.parts, ALIVE_SECONDS):
             if is_stopping():
                 raise StoppedError
-            if self._workers and self._joined >= self._wanted:
+            if self._workers and self._joined >= self._expected:
                 end = time.monotonic() + self.timeout
             elif time.monotonic() > end:
-                missing = f"only {self._joined} of {self._wanted} workers have" if self._workers else "no worker has"
+                missing = f"only {self._joined} of {self._expected} workers have" if self._workers else "no worker has"
                 raise NoWorkersError(
                     f"{missing} been there for {self.timeout:g} s; start some with --role worker and the same "
                     "options, and this command again to resume from the last checkpoint; or try a longer --timeout"
@@ -175,7 +175,7 @@ class GradientServer:
 
             def is_there() -> bool:
                 nonlocal part
-                if self._weights is not None and not self._ended and self._joined >= self._wanted:
+                if self._weights is not None and not self._ended and self._joined >= self._expected:
                     part = self.queue.take(worker)
                 return part is not None or self._ended or self.queue.oldest == self.queue.steps
 

@@ -167,7 +167,7 @@ def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
         ),
         ({"replicas": ReplicasConfig(None, deadline=5.0)}, "replicas.deadline 5 without replicas.folder: .* no place"),
         ({"replicas": ReplicasConfig(None, 2, 1)}, "replicas.count 2 and number 1 without replicas.folder"),
-        ({"replicas": ReplicasConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; wanted 0 to 1"),
+        ({"replicas": ReplicasConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; expected 0 to 1"),
         (
             {"replicas": ReplicasConfig(Path("m"), 2, 0, 4)},
             "not divisible by replicas.local_steps 4: .* --optim.steps 8",
