@@ -5,6 +5,8 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from gristmill.urls import is_remote
+
 _ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")  # an empty part of a path, `.` or `..`
 
 
@@ -18,6 +20,8 @@ def name_of(path: Path | str) -> str:
     is_absolute = text[:1] == "/"
     if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
         return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
+    if ".." in text and not is_remote(text):  # after a link, `..` is the parent of what the link leads to
+        return os.path.realpath(text)
     return os.path.abspath(text)
 
 
