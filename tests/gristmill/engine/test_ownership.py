@@ -1,4 +1,4 @@
-"""Claims: what a run that did not end left behind, and inputs that change meanwhile."""
+"""Outputs: what a run that did not end left behind, and inputs that change meanwhile."""
 
 import os
 import shutil
