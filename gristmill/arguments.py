@@ -131,7 +131,8 @@ def parse_words(options: Sequence[Option], words: Sequence[str], renamed: Mappin
         option, key, negated = _find(start, named, shorts, renamed)
         values = ["false"] if negated else [value] if equals else []
         if option.is_bool and not values:
-            is_value = left and (left[0].lower() in ("true", "false") if positional else not _is_option(left[0]))
+            choices = {"true", "false", *(it for kind in get_args(option.kind) for it in get_args(kind))}
+            is_value = left and (left[0].lower() in choices if positional else not _is_option(left[0]))
             values = [left.popleft()] if is_value else ["true"]
         while left and not _is_option(left[0]) and not equals and (option.arity is None or len(values) < option.arity):
             values.append(left.popleft())

@@ -159,7 +159,7 @@ def metavar(option: Option) -> str:
     if option.argument.metavar:
         return option.argument.metavar
     if option.is_bool and not option.default:
-        return ""
+        return f"[{'|'.join(choices)}]" if (choices := _choices(option.kind)) else ""
     return _metavar(option.kind)
 
 

@@ -29,6 +29,7 @@ from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_output import check_folders, check_output
 from gristmill_cli.run_records import (
+    changed_settings,
     choose_stages,
     load_record,
     plan_table,
@@ -36,7 +37,7 @@ from gristmill_cli.run_records import (
     remove_record,
     save_record,
 )
-from gristmill_cli.run_stages import plan_stages
+from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 _NOT_RECORDED = ("from_", "until", "dry_run", "shard", "scratch", "scratch_size", "executor", "address")
 
@@ -82,6 +83,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     first, end = choose_stages(config, stages)
     check_output(config, stages[first:end])  # another process may have written there meanwhile
     _record_config(config)
+    if config.explain:
+        by_option = _explain(out, stages[first:end])
+        options = replace(options, explain="details" if config.explain == "details" else not by_option)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
     remove_partial_files([out / FUNNEL_FILE])
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
@@ -103,6 +107,21 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     )
     funnel.save(out)
     return funnel
+
+
+def _explain(out: Path, stages: Sequence[PipelineStage]) -> bool:
+    """Print which options changed since the last run, and which stages follow; whether one did."""
+    known = [(stage, record) for stage in stages if (record := load_record(out, stage))]
+    changed = {stage.name: said for stage, record in known if (said := changed_settings(stage, record))}
+    names = [stage.name for stage in stages]
+    if not changed:
+        print("no option changed since the last run" if known else "this is the first run", file=sys.stderr, flush=True)
+        return False
+    first = names.index(next(iter(changed)))
+    print("changed: " + "; ".join(f"{name} {said}" for name, said in changed.items()), file=sys.stderr)
+    following = ", ".join(names[first + 1 :]) or "no other stage"
+    print(f"runs again: {names[first]}; and where its input changes: {following}", file=sys.stderr, flush=True)
+    return True
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -141,8 +141,8 @@ class RunConfig:
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
     """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    explain: bool = False
-    """Print why each task runs again: which input, option or version differs from the last run."""
+    explain: bool | Literal["details"] = False
+    """Print which option changed since the last run and which stages follow, or which file; details: of each task."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     filter: Filter = field(default_factory=Filter)

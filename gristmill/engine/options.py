@@ -55,8 +55,8 @@ class RunOptions:
     corpus is in damaged files. Up to that, damaged files are left out as a whole; 0 allows none."""
     quiet: bool = False
     """Print no progress and no summary line."""
-    explain: bool = False
-    """Print why each task runs again: which input, argument or version differs from the last run."""
+    explain: bool | Literal["details"] = False
+    """Print why tasks run again: which input, argument or version differs from the last run; details: of each task."""
 
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""

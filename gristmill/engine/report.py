@@ -1,5 +1,6 @@
 """What a run of a stage tells: its progress, the reasons why tasks run again, and a summary line."""
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from gristmill.storage.files import list_names
 from gristmill.urls import is_remote
 
 _NOTE = ".step"
+_HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits
 _LINE_SECONDS = 60  # between two lines of progress in a log
 
 
@@ -146,17 +148,25 @@ class _LogLines:
         )
 
 
-def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord | None) -> None:
-    """Print why a task runs: it is new, its identity differs from its record, or an output was changed."""
+def explain(stage: str, reasons: Sequence[tuple[str, str]], tasks: int, details: bool) -> None:
+    """Print why tasks run, by name: with `details` each on a line, else the first of them and how many there are."""
+    shown = reasons if details else reasons[:1]
+    for name, reason in shown:
+        more = f" ({len(reasons)} of {tasks} tasks run; --explain details lists them)" if reasons[len(shown) :] else ""
+        said = reason if details else _HASH.sub("…", reason)
+        print(f"{stage}: {name}: {said}{more}", file=sys.stderr, flush=True)
+
+
+def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
+    """Why a task runs: it is new, its identity differs from its record, or an output was changed."""
     if record is None:
-        reason = "no earlier run finished it"
-    elif changed := [name for name in identity | record.identity if identity.get(name) != record.identity.get(name)]:
-        name = changed[0]
-        before, now = record.identity.get(name, "none"), identity.get(name, "none")
-        reason = f"{name} was {before[:60]}, is {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
-    else:
-        reason = "its output was removed or changed"
-    print(f"{stage}: {task.name}: {reason}", file=sys.stderr, flush=True)
+        return "no earlier run finished it"
+    changed = [name for name in identity | record.identity if identity.get(name) != record.identity.get(name)]
+    if not changed:
+        return "its output was removed or changed"
+    name = changed[0]
+    before, now = record.identity.get(name, "none"), identity.get(name, "none")
+    return f"{name} was {before[:60]}, is {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:

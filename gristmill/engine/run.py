@@ -27,7 +27,7 @@ from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResul
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import Marks, Ownership
-from gristmill.engine.report import explain, print_summary, step_progress
+from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -99,17 +99,18 @@ class StageRun:
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.owned.check_outputs(tasks, done.written)
         self._check_files(*tasks)
-        todo = list[Task]()
+        todo, reasons = list[Task](), list[tuple[str, str]]()
         for task in tasks:
             identity = done.plan(name, task)
             if record := done.find(name, task, identity):
                 done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
-                if self.options.explain:
-                    explain(self.stage.name, task, identity, done.before.get((name, task.name)))
+                reasons.append((task.name, rerun_reason(identity, done.before.get((name, task.name)))))
             for path in filter(done.is_temporary, task.outputs):
                 self._producers |= dict.fromkeys((name_of(path), rejects_name(name_of(path))), (name, task))
+        if self.options.explain:
+            explain(self.stage.name, reasons, len(tasks), self.options.explain == "details")
         if todo:
             self._check_reads()
             self.place.check_lock()

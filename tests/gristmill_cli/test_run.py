@@ -24,9 +24,10 @@ from gristmill.errors import ConservationError, InputError, OutputError, UsageEr
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill_cli.funnel import Funnel
-from gristmill_cli.run import _next_steps, main
+from gristmill_cli.run import _explain, _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_stages import plan_stages
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
 from tests.verify_shards import verify_shards
 
@@ -106,6 +107,17 @@ def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):
     redone = {line.partition(":")[0] for line in again.stderr.splitlines() if "nothing to do" not in line}
     assert redone == {"pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus"}
     assert tree(finished[1]).keys() == tree(tmp_path / "out").keys()
+
+
+def test_explain_says_first_which_option_changed_and_which_stages_follow(finished, tmp_path, capsys):
+    corpus, out, _ = finished
+    stages = {stage.name: stage for stage in plan_stages(_config(corpus, out))}
+    changed = replace(_config(corpus, out), dedup=Dedup(bands=8))
+    assert _explain(out, plan_stages(changed)[3:]) and not _explain(out, [*stages.values()])
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == "changed: generate_connected_components bands 9 → 8"
+    assert second.startswith("runs again: generate_connected_components; and where its input changes: generate_dup")
+    assert third == "no option changed since the last run"
 
 
 def test_funnel_accounts_for_every_document_once(finished):
