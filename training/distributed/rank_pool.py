@@ -49,7 +49,7 @@ class RankError(RuntimeError):
 
 
 @dataclass
-class _Worker:
+class _RankProcess:
     process: ForkServerProcess
     connection: Connection
     jobs: int = 0
@@ -67,7 +67,7 @@ class RankPool:
     ) -> None:
         self.size, self.threads, self.timeout, self.job_timeout = size, threads, timeout, job_timeout
         self.device = device
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _RankProcess] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
@@ -139,7 +139,7 @@ class RankPool:
             self._kill([rank])  # torch has numbered its process groups otherwise than the other ranks' from now on
         return answer
 
-    def _start(self, rank: int) -> _Worker:
+    def _start(self, rank: int) -> _RankProcess:
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -147,7 +147,7 @@ class RankPool:
         )
         process.start()
         theirs.close()
-        return _Worker(process, ours)
+        return _RankProcess(process, ours)
 
     def _end(self, ranks: list[int]) -> None:
         """End idle workers: each ends itself, so that it removes semaphores that a job made, or is killed in time."""

@@ -19,7 +19,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.kernels.block_attention import Seen, WeightDropout
 from training.model.dropout import Dropout
 from training.parallel.context.context_parallel import _OwnDropout
-from training.parallel.context.ring import _Blocks, _Exchange
+from training.parallel.context.ring import _Blocks, _SendReceive
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.tensor.tensor_parallel import ShardedDropout
 
@@ -111,13 +111,13 @@ def positions_in_order(patch: Patch) -> None:
 
 
 def gradients_that_stay(patch: Patch) -> None:
-    right = _Exchange.wait
+    right = _SendReceive.wait
 
-    def wait(self: _Exchange) -> Tensor:
+    def wait(self: _SendReceive) -> Tensor:
         found = right(self)
         return self.sent if self.tag == training.parallel.context.ring._GRADIENTS else found
 
-    patch.setattr(_Exchange, "wait", wait)
+    patch.setattr(_SendReceive, "wait", wait)
 
 
 def blocks_of_equal_weight(patch: Patch) -> None:
@@ -134,7 +134,7 @@ def heads_of_other_ranks(patch: Patch) -> None:
 
 
 def exchange_without_gradient(patch: Patch) -> None:
-    exchange = training.parallel.context.ulysses._Exchange
+    exchange = training.parallel.context.ulysses._AllToAll
     patch.setattr(exchange, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
 
 

@@ -23,7 +23,7 @@ class GridRMSNorm(RMSNorm):
         self.weight, self.eps, self.axis = full.weight, full.eps, axis
 
     def forward(self, x: Tensor) -> Tensor:
-        return _RMSNorm.apply(x, self.weight, self.eps, self.axis)
+        return _GridRMSNorm.apply(x, self.weight, self.eps, self.axis)
 
 
 class GridLayerNorm(LayerNorm):
@@ -37,10 +37,10 @@ class GridLayerNorm(LayerNorm):
         self.weight, self.bias, self.eps, self.axis = full.weight, full.bias, full.eps, axis
 
     def forward(self, x: Tensor) -> Tensor:
-        return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.axis)
+        return _GridLayerNorm.apply(x, self.weight, self.bias, self.eps, self.axis)
 
 
-class _RMSNorm(torch.autograd.Function):
+class _GridRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, axis: Axis) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
@@ -59,7 +59,7 @@ class _RMSNorm(torch.autograd.Function):
         return dx, _sum_of_tokens(grad * normed, weight), None, None
 
 
-class _LayerNorm(torch.autograd.Function):
+class _GridLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, axis: Axis) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))

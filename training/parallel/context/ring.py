@@ -99,7 +99,7 @@ class _Ring(torch.autograd.Function):
             term = own_grad if source == blocks.axis.rank else torch.zeros_like(own_grad)
             _add_gradients(blocks, source, q, keys, (grad, lse, delta), grad_q, term)
             if source != blocks.axis.rank:
-                sent = _Exchange(term if sent is None else term.add_(sent.wait()), blocks.axis, _GRADIENTS)
+                sent = _SendReceive(term if sent is None else term.add_(sent.wait()), blocks.axis, _GRADIENTS)
         if sent is not None:
             own_grad += sent.wait()
         return grad_q.to(q.dtype), own_grad[0].to(q.dtype), own_grad[1].to(q.dtype), None
@@ -130,13 +130,13 @@ def _add_gradients(
 def around(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
     """Each rank's `x` and its rank, from this one's backwards; the next one is sent at the same time."""
     for step in range(axis.size):
-        sent = _Exchange(x, axis, _KEYS) if step + 1 < axis.size else None
+        sent = _SendReceive(x, axis, _KEYS) if step + 1 < axis.size else None
         yield (axis.rank - step) % axis.size, x
         if sent is not None:
             x = sent.wait()
 
 
-class _Exchange:
+class _SendReceive:
     """A tensor on its way to the next rank, and the one of the same shape that comes from the rank before."""
 
     def __init__(self, x: Tensor, axis: Axis, tag: int) -> None:

@@ -30,10 +30,10 @@ class ContextSizes:
 
 def context_traffic(inputs: TrafficInputs) -> Traffic:
     """Context parallelism: what attention sends between the ranks that share sequences, for all layers and passes."""
-    layout, config = inputs.layout, inputs.config
+    layout = inputs.layout
     if layout.cp == 1:
         return {}
-    tokens, widths = inputs.tokens // layout.micro_batches, (config.q_width // layout.tp, config.kv_width // layout.tp)
+    tokens, widths = inputs.tokens // layout.micro_batches, layout.attention_widths(inputs.config)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
     passes = layout.micro_batches * sum(len(inputs.stage_layers[stage]) for stage in inputs.stages)
     again = sum(inputs.recomputations(stage) * len(inputs.stage_layers[stage]) for stage in inputs.stages)

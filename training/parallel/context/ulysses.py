@@ -54,17 +54,17 @@ class Ulysses:
         """All heads of this rank's tokens to its heads of all tokens: (B, H, T / n, E) to (B, H / n, T, E) each."""
         ranks = self.axis.size
         sent = torch.cat([x.unflatten(1, (ranks, -1)) for x in each], 2).transpose(0, 1)
-        found = _Exchange.apply(sent, self.axis)  # (n, B, heads, T / n, E)
+        found = _AllToAll.apply(sent, self.axis)  # (n, B, heads, T / n, E)
         return found.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """The opposite."""
         sent = x.unflatten(2, (self.axis.size, -1)).permute(2, 0, 1, 3, 4)
-        found = _Exchange.apply(sent, self.axis)
+        found = _AllToAll.apply(sent, self.axis)
         return found.transpose(0, 1).flatten(1, 2)
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Part r of this rank's (n, …) for this rank's part of rank r's; so are their gradients."""
 
     @staticmethod

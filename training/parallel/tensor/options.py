@@ -35,6 +35,10 @@ class TensorOptions:
         """Parts into which tensor-parallel ranks divide the features between two layers."""
         return 1
 
+    def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
+        """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
+        return model.q_width // self.tp, model.kv_width // self.tp
+
     def describe_tensor(self) -> list[str]:
         """Words for logs, such as "tp 2"."""
         return [f"tp {self.tp}" + " with sequence parallelism" * self.sequence_parallel] * (self.tp > 1)
