@@ -131,7 +131,7 @@ def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoi
             "--text needs the checkpoint's tokenizer, which an imported model does not name; give its SentencePiece "
             "model by --tokenizer FILE"
         )
-    found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent, checkpoints))  # import_hf's lies beside it
+    found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent, checkpoints))  # import_hf's is next to it
     if found is None:
         raise UsageError(
             f"--text needs the checkpoint's tokenizer {tokenizer.path} (sha256 {tokenizer.sha256[:12]}), which is not "

@@ -42,7 +42,7 @@ def train_as_planned(
         while (step := trainer.steps_done + 1) <= config.optim.steps:
             on_step()
             stopping = trainer.step(step, stop.received)
-            step = trainer.steps_done  # a replica that was away goes on where the others are
+            step = trainer.steps_done  # a replica that was away continues at the step of the others
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)
             due = due or _is_due(step, config.checkpoint.every)

@@ -30,7 +30,7 @@ class Plugin:
         return state
 
     def record(self) -> dict[str, Any]:
-        """What the record of a checkpoint has of this feature, beside the layout."""
+        """What the record of a checkpoint has of this feature, with the layout."""
         return {}
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:

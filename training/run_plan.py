@@ -94,7 +94,7 @@ class RunPlan:
         return self.config.data.batch_size * self.config.data.seq_len
 
     def notes(self, device: str, steps_done: int) -> list[str]:
-        """Lines for a run that goes on after `steps_done` on a `device` (cpu or cuda): what was given in vain."""
+        """Lines for a run that continues after `steps_done` on a `device` (cpu or cuda): options without effect."""
         config = self.config
         return [*config.memory.warnings(device), *config.profile.notes(steps_done), *_idle_options(config, self.model)]
 

@@ -35,7 +35,7 @@ class DataConfig:
     """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
     verify: Literal["checksum", "size"] = "checksum"
     """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
-    beside the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
+    during the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
     sizes and headers at the start, and every id that is read."""
     order: OrderKind = "keyed"
     """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:

@@ -1,4 +1,4 @@
-"""Family: a model type of transformers, as a table of its tensors' names and of its config.json's fields."""
+"""ModelFamily: a model type of transformers, as a table of its tensors' names and of its config.json's fields."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """How a model type is written in our terms: a table of tensors, a table of fields, and what is neither.
 
     A field of config.json is in `defaults` if it can change what the model computes, else in `ignored`; a field in

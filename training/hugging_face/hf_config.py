@@ -10,7 +10,7 @@ import torch
 from gristmill.config import check_ranges
 from gristmill.errors import GristmillError, InputError, UsageError
 from training.hugging_face.families import FAMILIES
-from training.hugging_face.family import Family
+from training.hugging_face.family import ModelFamily
 from training.model.model_config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -38,7 +38,9 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 _NOT_COMPARED = {"preset", "dropout"}  # without effect on an exported model
 
 
-def read_hf_config(config: dict[str, Any], say: Callable[[str], object] = lambda _: None) -> tuple[Family, ModelConfig]:
+def read_hf_config(
+    config: dict[str, Any], say: Callable[[str], object] = lambda _: None
+) -> tuple[ModelFamily, ModelConfig]:
     """Convert config.json to its family and our ModelConfig; `say` takes a line for what has no effect there.
 
     Raises UsageError for a field that is unknown or a value that our model does not implement, InputError for sizes
@@ -74,18 +76,18 @@ def read_hf_config(config: dict[str, Any], say: Callable[[str], object] = lambda
 
 
 def _refuse_zeros(values: dict[str, Any]) -> None:
-    """Raise InputError for a size or a number that is 0, which stands for a default in our options."""
+    """Raise InputError for a size or a number that is 0, which means a default in our options."""
     for name, value in values.items():
         if name not in ("dropout", "init_std") and isinstance(value, int | float) and value == 0 and value is not False:
             raise InputError(f"its sizes do not fit together (model.{name} is {value}; expected more than 0)")
 
 
-def known_fields(family: Family) -> set[str]:
+def known_fields(family: ModelFamily) -> set[str]:
     """Names of the fields of config.json of which we know what they mean."""
     return {*family.defaults, *family.ignored, *_IGNORED, *_ACCEPTED}
 
 
-def _with_defaults(family: Family, config: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(family: ModelFamily, config: dict[str, Any]) -> dict[str, Any]:
     """Every field by its name of today, with transformers' default where there is none.
 
     Raises UsageError for a field that is unknown: it may change what the model computes. A null is no value.
@@ -104,7 +106,7 @@ def _with_defaults(family: Family, config: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def write_hf_config(family: Family, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
+def write_hf_config(family: ModelFamily, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
     """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text; or -1."""
     return {
         "architectures": [family.architecture],
@@ -118,7 +120,7 @@ def write_hf_config(family: Family, model: ModelConfig, end: int, dtype: torch.d
     }
 
 
-def find_family(model: ModelConfig) -> Family:
+def find_family(model: ModelConfig) -> ModelFamily:
     """The first family that represents a resolved model. Raises UsageError if none does, with the differences."""
     found = {}
     for family in FAMILIES.values():
@@ -129,7 +131,7 @@ def find_family(model: ModelConfig) -> Family:
     raise UsageError(f"no Hugging Face architecture has this mixture of parts, so it cannot be exported: {reasons}")
 
 
-def _differences(family: Family, model: ModelConfig) -> Iterator[str]:
+def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
     """What becomes different of a model that is written as a config.json of `family` and read again."""
     try:
         _, there = read_hf_config(write_hf_config(family, model, -1, torch.float32))

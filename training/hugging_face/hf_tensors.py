@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
-from training.hugging_face.family import Family, TensorLayout, TensorRow
+from training.hugging_face.family import ModelFamily, TensorLayout, TensorRow
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
@@ -59,7 +59,7 @@ class HFTensor:
         }
 
 
-def hf_tensors(family: Family, model: ModelConfig) -> list[HFTensor]:
+def hf_tensors(family: ModelFamily, model: ModelConfig) -> list[HFTensor]:
     """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
     shapes = {name: tuple(parameter.shape) for name, parameter in meta_decoder(model).named_parameters()}
     found = [tensor for row in family.tensors for tensor in _expand_row(row, model, shapes)]

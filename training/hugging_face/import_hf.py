@@ -19,7 +19,7 @@ from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
 from training.hugging_face.export_hf import INDEX_FILE, TOKENIZER_FILE, WEIGHTS_FILE, require_empty
-from training.hugging_face.family import Family
+from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, read_hf_config
 from training.hugging_face.hf_tensors import hf_tensors
 from training.model.model_config import ModelConfig
@@ -90,7 +90,7 @@ def _follows(model: ModelConfig, given: dict[str, Any], key: str) -> bool:
         return False
 
 
-def _checkpoint_state(family: Family, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
+def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
     """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
     wanted = {tensor.name: tensor for tensor in hf_tensors(family, model)}
     missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
@@ -113,7 +113,7 @@ def _checkpoint_state(family: Family, model: ModelConfig, tensors: dict[str, tup
     return state
 
 
-def _open_tensors(folder: Path, family: Family, files: ExitStack) -> dict[str, tuple[Any, str]]:
+def _open_tensors(folder: Path, family: ModelFamily, files: ExitStack) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
     tensors: dict[str, tuple[Any, str]] = {}
     for name in _weight_files(folder):

@@ -141,7 +141,7 @@ class WholeMatrices:
 
 
 def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:
-    """The whole matrix from its flat pieces, of which it empties the list: they are not needed beside it."""
+    """The whole matrix from its flat pieces, of which it empties the list: they are not needed with it."""
     whole = pieces[0].new_empty(specs[0].global_shape)
     for spec, values in zip(specs, pieces, strict=True):
         whole[spec.slices] = values.view(spec.size)

@@ -61,10 +61,10 @@ class OptimConfig:
     muon_momentum: float = 0.95
     """Decay rate of Muon's momentum."""
     z_loss: float = 0.0
-    """Coefficient of a z-loss, the squared logarithm of the softmax's denominator: minimised beside the loss, and shown
+    """Coefficient of a z-loss, the squared logarithm of the softmax's denominator: minimised with the loss, and shown
     apart from it; 0: none. PaLM's was 1e-4."""
     ema_decay: float = 0.0
-    """Decay rate of an exponential moving average of the weights, in checkpoints beside them; 0: none. eval.ema
+    """Decay rate of an exponential moving average of the weights, in checkpoints with them; 0: none. eval.ema
     evaluates it, and export_hf --ema exports it."""
     outer_lr: float = 0.7
     """With parallel.local_steps: learning rate of the outer optimizer, SGD with Nesterov's momentum; 1, and an

@@ -1,4 +1,4 @@
-"""Weight average: an exponential moving average of the weights, kept beside any optimizer's states (EMA)."""
+"""Weight average: an exponential moving average of the weights, kept with any optimizer's states (EMA)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -46,7 +46,7 @@ class ProfileConfig:
         return bool(self.ranks) and self.span is not None and self.span[0] <= step <= self.span[1]
 
     def notes(self, step: int) -> list[str]:
-        """A line for a run that goes on after `step`, if its steps to trace are over."""
+        """A line for a run that continues after `step`, if its steps to trace are over."""
         over = self.span is not None and self.span[1] <= step
         return [f"profile.steps {self.steps}: the run is at step {step}, and traces none of them now"] * over
 

@@ -110,5 +110,5 @@ def write_summary(
 
 
 def _number(recorded: float | None) -> float:
-    """A recorded number: null, as JSON has no NaN, stands for one that is not finite."""
+    """A recorded number: null, as JSON has no NaN, means one that is not finite."""
     return math.nan if recorded is None else recorded

@@ -29,7 +29,7 @@ _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 def plot(run_dir: Positional[Path]) -> Path:
     """Print the loss curves of `run_dir`/metrics.jsonl and write them to `run_dir`/loss.svg and loss.png.
 
-    Losses by source, learning rate, gradient norm, throughput and memory are drawn beside them in run.svg and run.png.
+    Losses by source, learning rate, gradient norm, throughput and memory are drawn in run.svg and run.png.
 
     Args:
         run_dir: The run's --out_dir.

@@ -1,4 +1,4 @@
-"""Tokens seen: what a run has read of each data set and of each source, beside what its mix asks for."""
+"""Tokens seen: what a run has read of each data set and of each source, and what its mix asks for."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sinks of metrics: what every record of a run goes to, beside the terminal."""
+"""Sinks of metrics: what every record of a run goes to, besides the terminal."""
 
 import importlib.util
 import json

@@ -56,7 +56,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index header": (lambda folder: overwrite(folder / f"{SHARD}.idx", bytes(64), 0), "is not a Megatron index"),
     "cut": (lambda folder: (folder / f"{SHARD}.bin").write_bytes(bytes(64)), "hold 32 tokens of 100 documents"),
     "gone": (lambda folder: (folder / f"{SHARD}.bin").unlink(), rf"{SHARD}.bin is not readable \(No such file"),
-    "of another run": (another_run, "tokens of 150 documents as uint16; manifest.json wants"),
+    "of another run": (another_run, "tokens of 150 documents as uint16; manifest.json says"),
     "manifest": (lambda folder: overwrite(folder / "manifest.json", bytes(64)), "manifest.json is damaged"),
 }
 

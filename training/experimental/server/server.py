@@ -18,7 +18,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 class StoppedError(Exception):
-    """The server was told to stop while it waited for gradients."""
+    """The server got a stop signal while it waited for gradients."""
 
 
 class NoWorkersError(UsageError):
@@ -69,7 +69,7 @@ class GradientServer:
     def collect(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
         """Publish the weights, wait for the gradients of an update, and leave their sum on the parameters.
 
-        Returns the sum of the workers' terms of the mean loss. Raises StoppedError if it `is_stopping` meanwhile, and
+        Returns the sum of the workers' terms of the mean loss. Raises StoppedError if it `is_stopping`, and
         NoWorkersError if for `timeout` seconds nobody works, or fewer than are waited for.
         """
         weights = flat_weights(self.params)
@@ -193,7 +193,7 @@ class GradientServer:
             self._changed.notify_all()
 
     def _wait_for(self, link: Link, is_there: Callable[[], bool]) -> None:
-        """Wait for a change, and tell the worker meanwhile that the server is there."""
+        """Wait for a change; send the worker signs of life while it waits."""
         while not self._changed.wait_for(is_there, ALIVE_SECONDS):
             link.say_alive()
 

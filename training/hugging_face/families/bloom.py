@@ -3,7 +3,7 @@
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.family import QKV, Family, TensorRow
+from training.hugging_face.family import QKV, ModelFamily, TensorRow
 from training.model.model_config import ModelConfig
 
 
@@ -21,7 +21,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return dict.fromkeys(("attention_dropout", "hidden_dropout"), model.dropout)
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="bloom",
     architecture="BloomForCausalLM",
     preset="bloom",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.hugging_face.family import QKV, Family, TensorRow, read_activation, write_activation
+from training.hugging_face.family import QKV, ModelFamily, TensorRow, read_activation, write_activation
 from training.model.model_config import ModelConfig
 
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -18,7 +18,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**dropouts, "activation_function": write_activation(model), "n_inner": model.ffn_width}
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     preset="gpt2",

@@ -5,7 +5,7 @@ from typing import Any
 from training.hugging_face.family import (
     QKV,
     ROPE_DEFAULTS,
-    Family,
+    ModelFamily,
     TensorRow,
     read_activation,
     read_rope,
@@ -41,7 +41,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="gpt_neox",
     architecture="GPTNeoXForCausalLM",
     preset="gpt-neox",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.hugging_face.family import ROPE_DEFAULTS, Family, TensorRow, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 TENSORS = (
@@ -44,7 +44,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), "attention_bias": model.qkv_bias}
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="llama",
     architecture="LlamaForCausalLM",
     preset="llama",

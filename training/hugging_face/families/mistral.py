@@ -3,7 +3,7 @@
 from typing import Any
 
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, Family, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {
@@ -23,7 +23,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), "sliding_window": model.window or None}
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="mistral",
     architecture="MistralForCausalLM",
     preset="llama",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.family import Family, TensorRow, read_activation, write_activation
+from training.hugging_face.family import ModelFamily, TensorRow, read_activation, write_activation
 from training.model.model_config import ModelConfig
 
 _EPSILON = 1e-5  # of all norms, in no field
@@ -27,7 +27,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="opt",
     architecture="OPTForCausalLM",
     preset="opt",

@@ -4,7 +4,7 @@ from typing import Any
 
 from gristmill.errors import UsageError
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, Family, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 QWEN_DEFAULTS = {
@@ -48,7 +48,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), **write_window(model)}
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     preset="llama",

@@ -4,7 +4,7 @@ from typing import Any
 
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.families.qwen2 import QWEN_DEFAULTS, read_window, write_window
-from training.hugging_face.family import Family, TensorRow, read_rope, write_rope
+from training.hugging_face.family import ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 QK_NORMS = tuple(
@@ -21,7 +21,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), **write_window(model), "attention_bias": model.qkv_bias}
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     preset="llama",
