@@ -35,17 +35,18 @@ from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
 from gristmill.storage.names import absolute
 from preprocessing.datasets import shares_table, source_weights
-from preprocessing.mixing.chunks import (
-    SPLIT,
-    note_missing_parts,
-    reject_other_holdout,
-    reject_other_parts,
-)
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
-from preprocessing.mixing.split import find_limits, split_tasks
+from preprocessing.mixing.split import (
+    SPLIT,
+    find_limits,
+    note_missing_parts,
+    reject_other_holdout,
+    reject_other_parts,
+    split_tasks,
+)
 
 PASS_1 = Stage("pass1", version=3, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))

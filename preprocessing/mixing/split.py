@@ -1,6 +1,10 @@
-"""Splitting a part: its rows in random order, each document written to the train or to the holdout set."""
+"""Splitting a part: its rows in random order, each document written to the train or to the holdout set.
+
+Pass 2 may run on some parts at a time, as a chunk: each part is in one chunk, and none is missing.
+"""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -15,9 +19,12 @@ from gristmill.batches import partition_of
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import OutputError, UsageError, wrap_write_errors
+from gristmill.io.files import STATE_DIR
 from gristmill.io.writers import Sink, open_jsonl_writer
+from gristmill.storage.files import is_file, is_folder
 from gristmill.storage.local import unique_partial_path
+from gristmill.urls import is_remote
 from preprocessing.mixing.sampling import select_kth
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
@@ -34,6 +41,7 @@ from preprocessing.mixing.shuffle_buckets import (
 )
 
 HELD_OUT = "holdout"
+SPLIT = "split"  # name of the step that makes the parts
 _NUMBER_BYTES = 100  # of a row in memory, without its line
 _OUTPUT_BYTES = 1 << 20  # of lines that are put in order at a time
 _LONG_LINE = 1 << 16  # bytes: one that is written by itself
@@ -62,22 +70,18 @@ def split_tasks(
 ) -> Iterator[Task]:
     for part, files in manifest.files_of(input_dir, outputs):
         arguments = {
-            "share": manifest.share(part), "files": files, "limits": limits, "content": manifest.content,
+            "share": manifest.share(part), "files": files, "limits": limits,
             "train": outputs[part][0], "holdout": outputs[part][1],
         }  # fmt: skip
         yield Task(f"part {part}", split_part, arguments, outputs[part], memory=memory)
 
 
-def split_part(
-    share: Share, files: FileSet, limits: Limits, content: str, train: Path, holdout: Path, memory: int
-) -> Counts:
+def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdout: Path, memory: int) -> Counts:
     """Task: shuffle one part: sort its rows, which are in the bucket `files`, and write each to train or to holdout.
 
     `memory` bytes are half for the rows' numbers and half for their lines. Lines that take more are in a temporary
-    file; a part whose numbers take more is first scattered to another, by ranges of its order. `content` tells what
-    pass 1 mixed: see chunks.py.
+    file; a part whose numbers take more is first scattered to another, by ranges of its order.
     """
-    del content
     counts, sources = Counts({}, []), sorted(limits)
     opened = [BucketFile.open(path, share.bucket) for path in files.paths]
     with (
@@ -195,3 +199,54 @@ def _count(
         if documents[i]:
             counts.add(name, READ, int(sizes[i]), documents[i])
             counts.add(name, reason, int(sizes[i]), documents[i])
+
+
+def _written(run: StageRun) -> Iterator[tuple[int, Path, Path]]:
+    """The parts that all calls of pass 2 have written: number, train file and holdout file."""
+    for ledger in (run.ledger, *run.ledger.others):
+        for (step, name), record in ledger.read().items():
+            if step == SPLIT:
+                train, holdout = map(ledger.path, record.outputs[:2])
+                yield int(name.removeprefix("part ")), train, holdout
+
+
+def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> None:
+    """Raise if the parts in the train folder have their holdout elsewhere, or the holdout folder is none of pass 2's.
+
+    UsageError, as the holdout that is there would be removed; OutputError, as files of others would be replaced.
+    """
+    folders = {holdout.parent.parent for _, _, holdout in _written(run)}
+    for folder in sorted(folders - {holdout_dir}):
+        if is_folder(folder):
+            raise UsageError(
+                f"{train_dir} was split with --holdout_dir {folder}, which would lose its files: give that one, or "
+                "another --train_dir, or remove both"
+            )
+    is_copy = bool(folders) and not is_remote(holdout_dir) and not is_folder(holdout_dir / STATE_DIR)
+    if is_copy and any(holdout_dir.glob("*")):
+        raise OutputError(
+            f"{holdout_dir} is not the holdout of {train_dir}, which was copied without it, and its files could be "
+            "replaced: give another --holdout_dir, or remove it"
+        )
+
+
+def reject_other_parts(run: StageRun, chosen: range, parts: int, chunk_dir: Path) -> None:
+    """Raise OutputError if a `chosen` part is in another chunk, too, or there are more parts than pass 1 made now."""
+    for number, train, _ in _written(run):
+        is_elsewhere = number in chosen and train.parent != chunk_dir
+        if (is_elsewhere or number >= parts) and is_file(train):
+            raise OutputError(
+                f"{train} is of an earlier pass2, and its documents would be there twice: run pass2 for all parts at "
+                f"once (0 20), which removes it, or remove {train.parent}"
+            )
+
+
+def note_missing_parts(run: StageRun, parts: int) -> None:
+    """Print a note if some of the parts are in no chunk yet: their documents are in no train set."""
+    missing = sorted({*range(parts)} - {number for number, _, _ in _written(run)})
+    if missing:
+        print(
+            f"note: {len(missing):,} of the {parts:,} parts are in no chunk yet, such as part {missing[0]}: run pass2 "
+            "for the other twentieths, too (0 20 are all), before the train set is read as a whole",
+            file=sys.stderr,
+        )
