@@ -8,6 +8,8 @@ from pathlib import Path
 
 import sentencepiece
 
+from tests.patience import patience
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_tokenize.py"
 TEXTS = ["the mill grinds grain into flour", "while water turns its wheel", "水車は水の力で回る", ""] * 5
 
@@ -20,7 +22,7 @@ def test_the_table_has_a_row_per_text(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     command = [sys.executable, str(SCRIPT), "tokenizer.model", "a.jsonl", "--repeat", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr
     (row,) = (line for line in done.stdout.splitlines() if "a.jsonl" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]

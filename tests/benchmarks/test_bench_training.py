@@ -9,6 +9,7 @@ import pytest
 from benchmarks.bench_training import bench_training
 from benchmarks.training_tables import PEER, TrainingRun, pipeline_table, speed_table
 from gristmill.errors import UsageError
+from tests.patience import patience
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/bench_training.py"
 TINY = """
@@ -47,7 +48,7 @@ def test_ours_and_nanogpt_in_one_run(tmp_path: Path) -> None:
     (tmp_path / "peer/train.py").write_text(TRAIN)
     command = [sys.executable, str(SCRIPT), "tiny.toml", "--steps", "3", "--rounds", "1", "--peer", "peer"]
     command += ["--options", "model.kv_heads=1", "parallel.micro_batches=2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(300))
     assert done.returncode == 0, done.stderr
     peer, ours = cells(done.stdout)
     assert peer[0] == PEER and peer[2:7] == ["2000.0", "2000.0..2000.0", "16", "1.000", "1.00..1.00"]
@@ -61,7 +62,7 @@ def test_two_processes_of_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     command = [sys.executable, str(SCRIPT), "tiny.toml", "--steps", "3", "--rounds", "1", "--layouts"]
     command += ["--only", "pp 2, 1f1b", "--options", "data.batch_size=12"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(300))
     assert done.returncode == 0, done.stderr
     one, two, pipeline = cells(done.stdout)
     assert (one[0], two[0], pipeline[:4]) == ("one process", "pp 2, 1f1b", ["pp 2, 1f1b", "2", "6", "16.7%"])

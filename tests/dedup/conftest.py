@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from gristmill.io.writers import open_jsonl_writer
+from tests.patience import patience
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALPHABETS = ["abcdefghijklmnoprstuvwyz", "абвгдежзиклмнопрстуфхцчшыэюя", "αβγδεζηθικλμνξοπρστυφχψω"]
@@ -77,7 +78,12 @@ def run() -> Run:
 
     def run(line: str, fails: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         ended = subprocess.run(
-            arguments(line), cwd=REPOSITORY, env=os.environ | environment, capture_output=True, text=True, timeout=120
+            arguments(line),
+            cwd=REPOSITORY,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=patience(120),
         )
         assert ended.returncode == fails, ended.stdout + ended.stderr
         return ended

@@ -26,6 +26,7 @@ from gristmill.io.keys import read_keys
 from gristmill.text import matching_form
 from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
+from tests.patience import patience
 
 QUIET = RunOptions(workers=1, quiet=True)
 STAGE = sys.modules[generate_exact_pairs.__module__]  # `dedup.generate_exact_pairs` is the function
@@ -191,7 +192,7 @@ def test_killed_and_started_again(
 ) -> None:
     out = tmp_path / "killed" / OUT
     process: subprocess.Popen = start(LINE.format(norm=large, out=out, workers=1, memory="4K"))
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while len(list(out.parent.rglob(pattern))) < 3:
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.001)

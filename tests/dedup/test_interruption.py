@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.io.parquet_tables import read_table
+from tests.patience import patience
 
 TO_HASH = "python dedup/to_hash.py all {norm} {out} 0 0 0 999 --hash sha1 --workers {workers}"
 PAIRS = (
@@ -41,7 +42,7 @@ def minhash(norm: Path, run: Callable, tmp_path_factory: pytest.TempPathFactory)
 
 def wait_until_there(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
     """Wait until so many files are there; the process must be in the middle."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while len(list(folder.rglob(pattern))) < count:
         assert process.poll() is None, "it ended before it could be stopped"
         assert time.monotonic() < end
@@ -110,6 +111,6 @@ def test_sigterm_ends_workers_and_prints_one_line(norm: Path, tmp_path: Path, st
     process = start(line, stderr=subprocess.PIPE, start_new_session=True)
     wait_until_there(process, tmp_path, "*.arrow", 1)
     send(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=patience(60))
     assert errors.decode() == "terminated: run the same command again to resume\n"
     assert process.returncode == 143

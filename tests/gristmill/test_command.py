@@ -12,6 +12,7 @@ from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
 from tests.gristmill_cli.corpus import write_records
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 SAY = "from gristmill.command import run_with_exit_code as run; import sys; sys.exit(run(lambda: 'b\\xfcch'))"
@@ -34,7 +35,9 @@ for action in (lambda: next(documents), lambda: row_group_cuts(table, 1, 1), lam
 def say(stdout: int, encoding: str = "utf-8", words: tuple[str, ...] = (sys.executable, "-c", SAY)) -> tuple[int, str]:
     """Exit code and standard error of a process that prints a result to `stdout`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
-    done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=patience(60)
+    )
     return done.returncode, done.stderr
 
 
@@ -138,7 +141,7 @@ def test_the_limit_of_open_files_is_not_blamed_on_the_input(tmp_path: Path) -> N
     for name in ("0.jsonl", "1.jsonl", "a.parquet"):
         write_records(tmp_path / "corpus" / name, [{"text": "one", "id": 1}])
     words, environment = [sys.executable, "-c", LIMITED], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=patience(60), env=environment)
     limit = "the limit of open files is reached: raise it (ulimit -n 4096), or give fewer --workers"
     assert done.stderr.splitlines() == [
         f"error: {what}{limit}" for what in ("cannot read corpus/1.jsonl: ", "cannot read corpus/a.parquet: ", "")

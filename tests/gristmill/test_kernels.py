@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gristmill.kernels import fingerprint, is_compiled, kernel, note_compilation
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 HASH = """
@@ -39,7 +40,7 @@ def start(site: Path, code: str = HASH) -> subprocess.Popen[str]:
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=patience(120))
     assert process.returncode == 0
     return printed.strip()
 

@@ -29,6 +29,7 @@ from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_stages import plan_stages
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
+from tests.patience import patience
 from tests.verify_shards import verify_shards
 
 STAGES = (
@@ -288,7 +289,7 @@ def test_an_interrupt_prints_one_line(finished, tmp_path):
     )  # fmt: skip
     assert process.stderr is not None and process.stderr.readline().startswith("normalize_text")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=patience(60))
     assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
 
 

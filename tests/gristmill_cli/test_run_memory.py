@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.bench_stage_memory import words, write_lines, write_table
 from tests.gristmill_cli.corpus import ROOT
+from tests.patience import patience
 
 MEMORY = 64 << 20
 LONGEST = 11 << 20  # bytes of a line, which four times in memory are most of what is left to one worker
@@ -33,7 +34,7 @@ def test_every_stage_holds_the_memory_that_it_is_given(tmp_path: Path) -> None:
     script = ROOT / "tests/gristmill_cli/limited_run.py"
     done = subprocess.run(
         [sys.executable, script, small, large, tmp_path / "out", str(MEMORY)], env=environment, capture_output=True,
-        text=True, check=False, timeout=300,
+        text=True, check=False, timeout=patience(300),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out/large/funnel.json").exists()

@@ -21,6 +21,7 @@ from gristmill.io.parquet_tables import write_table
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from preprocessing.shuffle_holdout import pass1, pass2
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 Records = list[dict[str, Any]]
@@ -113,7 +114,7 @@ def run(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         process = start(*arguments, **options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=patience(120))
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run

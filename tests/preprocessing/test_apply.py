@@ -14,6 +14,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from preprocessing.apply import apply
 from tests.gristmill.engine.sandbox import run_here, sandboxed
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
@@ -323,7 +324,7 @@ def test_killed_and_resumed_with_workers_from_the_current_folder(
         records = [{"text": "word " * 250_000 if n == 0 else f"text {n}", "n": n} for n in range(40)]
         write(tmp_path / "in" / f"{number}.jsonl", records)  # too large to share a task
     line = ("-m", "gristmill_cli", "apply", tmp_path / "in", tmp_path / "out", "my_filters:slow", "--workers", 2)
-    process, end = start(*line), time.monotonic() + 60
+    process, end = start(*line), time.monotonic() + patience(60)
     while len(list((tmp_path / "out").glob("*.jsonl"))) < 2 and process.poll() is None:
         assert time.monotonic() < end
         time.sleep(0.002)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 SOURCES = {"book": 30, "c4": 20, "web": 10}
 
 PLACES = ("in", "norm", "out", "short.pickle")
@@ -42,7 +44,7 @@ def grind(tmp_path: Path, start, digest):
         for line in stages("in"):
             words = [str(root / word) if word.split("/")[0] in PLACES else word for word in line.split()]
             process = start(*words, "--workers", workers, seed=seed)
-            _, err = process.communicate(timeout=120)
+            _, err = process.communicate(timeout=patience(120))
             assert process.returncode == 0, err
         return digest(root)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gristmill_cli.__main__ import COMMANDS
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH_FIX = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
@@ -97,7 +98,7 @@ def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     doors = modules + [f"preprocessing/{stage}.py" for stage in STAGES] + [f"gristmill {stage}" for stage in STAGES]
     out = tmp_path_factory.mktemp("helps") / "helps.json"
     words = [sys.executable, "-c", f"ROOMS, OUT = {(*PACKAGES, 'gristmill_cli')!r}, {str(out)!r}\n{HELPS}", *doors]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=patience(120), check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     found: dict[str, str] = json.loads(out.read_text())
     return found

@@ -21,6 +21,7 @@ from gristmill.text import matching_form
 from preprocessing.filter import filter as find_short
 from preprocessing.filter import is_short
 from tests.gristmill.engine.sandbox import sandboxed
+from tests.patience import patience
 
 FILTER = "preprocessing/filter.py"
 
@@ -85,7 +86,7 @@ def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus, capsys) -> 
     started = [
         start(FILTER, norm / name, tmp_path / "short.pickle", size, name, 10_000) for name, size in sizes.items()
     ]
-    errors = [process.communicate(timeout=60)[1] for process in started]
+    errors = [process.communicate(timeout=patience(60))[1] for process in started]
     assert [process.returncode for process in started] == [0] * 4, errors
     assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
     for name in sizes:

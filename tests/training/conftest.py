@@ -168,7 +168,7 @@ def _warm_fork_server() -> None:
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
     """Twelve processes at most, which all the tests share; a job starts those that are missing."""
-    with RankPool(12, job_timeout=300.0) as ranks:  # compiling takes a minute on a busy machine
+    with RankPool(12, timeout=300.0, job_timeout=900.0) as ranks:  # only what hangs takes so long
         yield ranks
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.process_end import exit_with_parent
+from tests.patience import patience
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed
@@ -44,7 +45,7 @@ class Launched:
 
     def codes(self, but: Sequence[int] = (), seconds: float = 90.0) -> list[int | None]:
         """The exit codes, when all `but` some ranks have ended or so much time has passed; None where none is."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         for rank, process in enumerate(self.processes):
             if rank not in but:
                 process.join(max(0.0, deadline - time.monotonic()))

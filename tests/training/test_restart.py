@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kill_training import differences, kill_at_random, metric_values, start_run, steps_done
+from tests.patience import patience
 from tests.training.conftest import small_run
 from tests.training.launch import launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -23,28 +24,27 @@ TrainInRanks = Callable[[int, Path, list[str]], None]
 OFTEN = "--checkpoint.every 4 --metrics.log_every 1 --eval.every 10 --eval.sample_tokens 8 --metrics.tensorboard false"
 
 
-def test_ranks_that_fail_hang_and_are_killed_are_restarted_and_resume(
+def test_ranks_that_fail_and_are_killed_are_restarted_and_resume(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_in_ranks: TrainInRanks
 ) -> None:
-    """One run for all: cold processes start in seconds. Reports on other layouts are in test_hang_detection.py."""
+    """One run for both: cold processes start in seconds. Ranks that hang are in test_hang_detection.py."""
     options = [*small_run(corpus), *OFTEN.split()]
-    options += ["--optim.steps", "48", "--parallel.tp", "2", "--timeout", "5"]
+    options += ["--optim.steps", "32", "--parallel.tp", "2"]
     train_in_ranks(2, tmp_path / "whole", options)
-    monkeypatch.setenv("FAULTS", "raise:1:6 sleep:1:14")
-    launcher = start_run(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
-    while launcher.poll() is None and steps_done(tmp_path / "failed") < 14:  # of the third attempt
+    monkeypatch.setenv("FAULTS", "raise:1:6")
+    launcher = start_run(tmp_path / "failed", 2, 2, options, "tests/training/failing.py")
+    while launcher.poll() is None and steps_done(tmp_path / "failed") < 6:  # of the second attempt
         time.sleep(0.05)
     seed = random.randrange(1 << 30)
-    kills = kill_at_random(launcher, tmp_path / "failed", 1, 48, random.Random(seed))
+    kills = kill_at_random(launcher, tmp_path / "failed", 1, 32, random.Random(seed))
     code = launcher.wait()
     said = f"seed {seed}: {kills}\n" + (tmp_path / "failed.log").read_text()
     assert code == 0 and len(kills) == 1, said
-    assert differences(tmp_path / "whole", tmp_path / "failed", 48) == [], said
+    assert differences(tmp_path / "whole", tmp_path / "failed", 32) == [], said
     assert "error: rank 1 failed: ValueError: an error of our own" in said, said
-    assert "error: rank 1 hung; the other ranks timed out" in said and "in befall" in said, said
-    assert said.count("torchrun restarts all ranks") >= 2, said
+    assert said.count("torchrun restarts all ranks") >= 1, said
     resumed = [int(line.rpartition("-")[2]) for line in said.splitlines() if "resuming from" in line]
-    assert resumed[:2] == [4, 12] and resumed[2] >= 12 and len(resumed) == 3, said
+    assert resumed[0] == 4 and resumed[1] >= 4 and len(resumed) == 2, said
 
 
 def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
@@ -64,7 +64,7 @@ def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
 def stop_in_the_middle(stopped: TrainConfig, tmp_path: Path, number: signal.Signals) -> None:
     """Send rank 2 of four a signal: all save a checkpoint and exit with the signal's code."""
     with launch(4, stopped, tmp_path) as launched:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + patience(90)
         while steps_done(stopped.out_dir) < 5 and time.monotonic() < deadline:
             time.sleep(0.002)
         pid = launched.processes[2].pid

@@ -13,6 +13,7 @@ import pytest
 from gristmill.errors import InputError, UsageError
 from gristmill.io.token_manifest import Manifest, ShardRecord
 from gristmill.io.token_shards import MAGIC
+from tests.patience import patience
 from training.config import TrainConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
@@ -112,7 +113,7 @@ def test_a_run_over_a_trillion_tokens_begins_at_once(config: TrainConfig, tmp_pa
     Path("/proc/self/clear_refs").write_text("5")
     before, started = peak_memory(), time.perf_counter()
     train(once)
-    assert time.perf_counter() - started < 30
+    assert time.perf_counter() - started < patience(15)
     assert peak_memory() - before < 500_000_000
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import InputError, OutputError, UsageError
+from tests.patience import patience
 from tests.training.conftest import small_run
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -236,7 +237,7 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_2(
 
 
 def wait_for_step(out_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 180  # a busy machine starts slowly
+    deadline = time.monotonic() + patience(180)  # a busy machine starts slowly
     while not any(done >= step for done, _ in losses(out_dir)):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.01)
@@ -258,14 +259,14 @@ def test_stopped_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
     stopped = start_training(torchrun, tmp_path / "run", *options)
     wait_for_step(tmp_path / "run", step, stopped)
     os.kill(stopped.pid, signal.SIGTERM)
-    said = stopped.communicate(timeout=60)[0]
+    said = stopped.communicate(timeout=patience(60))[0]
     done = losses(tmp_path / "run")[-1][0]
     assert f"stopped after step {done}; run the same command to resume" in said, said
     assert (tmp_path / f"run/checkpoints/step-{done:08d}/record.json").is_file() and stopped.returncode != 0
     assert not (tmp_path / "run/summary.json").exists()
 
     resumed = start_training(launch, tmp_path / "run", *options)  # the other launcher
-    said = resumed.communicate(timeout=180)[0]
+    said = resumed.communicate(timeout=patience(180))[0]
     assert resumed.returncode == 0 and "resuming from" in said, said
     assert losses(tmp_path / "run") == losses(tmp_path / "through"), f"stopped after step {done}"
     assert [done for done, _ in losses(tmp_path / "through")] == list(range(1, 61))
@@ -279,7 +280,7 @@ def test_stopped_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
 
 def test_an_error_is_printed_once_under_torchrun(start_training: Start, torchrun: list[str], tmp_path: Path) -> None:
     wrong = start_training(torchrun, tmp_path / "run", "--model.layerz", "3")
-    said = wrong.communicate(timeout=60)[0]
+    said = wrong.communicate(timeout=patience(60))[0]
     assert said.count("error: unknown option --model.layerz; did you mean --model.layers?") == 1, said
     assert 'File "' + "training" not in said and wrong.returncode != 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.patience import patience
 from tests.training.launch import Fault, launch
 from training.config import TrainConfig
 from training.distributed.hang_detection import Activity, diagnose, is_peer_failure
@@ -35,7 +36,7 @@ STOPPED = ("error: rank 1 did not respond: stopped, or disconnected", "    rank 
 def test_the_rank_at_fault_is_named_and_all_end(
     config: TrainConfig, tmp_path: Path, fault: str, layout: ParallelConfig, report: tuple[str, ...], codes: list[int]
 ) -> None:
-    config = replace(config, parallel=layout, timeout=6.0)
+    config = replace(config, parallel=layout, timeout=patience(3))
     with launch(2, config, tmp_path, Fault(fault, 1, 4)) as launched:
         found = launched.codes(but=[rank for rank, code in enumerate(codes) if code is None])
         said = launched.said()
@@ -46,7 +47,8 @@ def test_the_rank_at_fault_is_named_and_all_end(
 
 
 def test_a_stall_that_no_collective_reports_names_the_rank_at_fault(config: TrainConfig, tmp_path: Path) -> None:
-    config = replace(config, parallel=ParallelConfig(tp=2), timeout=80.0)  # as under NCCL: the collective only waits
+    long = patience(200)  # as under NCCL: the collective only waits
+    config = replace(config, parallel=ParallelConfig(tp=2), timeout=long)
     with launch(2, config, tmp_path, Fault("sleep", 1, 4), stalling=True) as launched:
         assert launched.codes(seconds=50) == [1, 1]
         said = launched.said()
@@ -58,7 +60,7 @@ def test_a_stall_that_no_collective_reports_names_the_rank_at_fault(config: Trai
 def test_an_exception_is_reported_with_its_traceback_by_the_rank_that_raised_it(
     config: TrainConfig, tmp_path: Path
 ) -> None:
-    config = replace(config, parallel=ParallelConfig(tp=2, pp=2))
+    config = replace(config, parallel=ParallelConfig(tp=2, pp=2), timeout=patience(200))
     with launch(4, config, tmp_path, Fault("raise", 2, 3)) as launched:
         assert launched.codes(seconds=50) == [1] * 4  # not after a collective's timeout
         said = launched.said()

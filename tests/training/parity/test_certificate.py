@@ -43,7 +43,8 @@ from training.sharding.shard_spec import ShardSpec
 
 Patch = pytest.MonkeyPatch
 Table = dict[str, Placement]
-COVERING = covering_cases()
+# the first of them cover most pairs of options' values, and the last are 3D; `gristmill parity` certifies all
+COVERING = [*covering_cases()[:44], *covering_cases()[-3:]]
 
 
 @pytest.fixture(scope="module")

@@ -45,12 +45,21 @@ DROPPED = feature_case("llama", ParallelConfig(), dropout=0.1)  # of embeddings,
 COMPILED = [case for case in feature_cases()[0] if case.compiled]
 
 
+def is_here(case: Case) -> bool:
+    """Grids, contexts, compression and local steps have files of their own; `gristmill parity` has all 3D layouts."""
+    layout = case.layout
+    elsewhere = layout.tensor != "1d" or layout.cp > 1 or layout.compression != "none" or layout.local_steps
+    return not (case.compiled or elsewhere) and (
+        case.processes < 8 or (case.precision, case.documents) == ("bf16", False)
+    )
+
+
 @pytest.fixture(scope="module")
 def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
-@pytest.mark.parametrize("chosen", [*(c for c in feature_cases()[0] if not c.compiled), DROPPED], ids=str)
+@pytest.mark.parametrize("chosen", [*filter(is_here, feature_cases()[0]), DROPPED], ids=str)
 def test_training_agrees_with_an_independent_reference(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
     assert row.passed, row.reason

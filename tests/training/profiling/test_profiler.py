@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
+from tests.patience import patience
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
@@ -59,7 +60,7 @@ def test_ranks_trace_a_step_that_they_measure(
     out_dir = tmp_path / "run"
     options = ["--optim.steps", "4", "--profile.steps", "2:3", "--profile.times", "2", "--metrics.tensorboard", "false"]
     process = start_training(torchrun, out_dir, *options)
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=patience(300))
     assert process.returncode == 0, said  # it was ended by SIGSEGV while it wrote the trace
     (trace,) = (out_dir / "profile").iterdir()
     names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}

@@ -18,6 +18,7 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.task import FileSet
 from gristmill.errors import GristmillError, InputError, WorkerDied
 from gristmill.text import matching_form, utf8_size
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -90,7 +91,9 @@ def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() 
         "os.close(pipe)\n"  # as the end of this process would do
         "os.read(sentinel, 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -110,7 +113,9 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_a_dead_worker() -> 
         "except WorkerDied as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.stdout.startswith("a worker process died (") and "Traceback" not in done.stderr, done
 
 
@@ -165,7 +170,7 @@ def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> N
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert done.stdout == f"{tmp_path / 'gristmill/urls.py'} None\n", done.stdout + done.stderr
 
@@ -191,7 +196,9 @@ def test_a_script_that_calls_a_stage_outside_of_main_is_told(tmp_path: Path) -> 
         "normalize_text(folder / 'in', folder / 'out', options=RunOptions(workers=2, quiet=True))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.returncode == 1 and "call it under `if __name__ == '__main__':`" in done.stderr
 
 

@@ -14,6 +14,7 @@ from gristmill.storage.files import read_file
 from gristmill.storage.objects import list_objects
 from tests.gristmill.engine.upper_stage import DAMAGED, Settings, upper_stage
 from tests.object_store import BUCKET, object_store
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES, SECONDS = 12, 0.2
@@ -51,7 +52,7 @@ def left_behind(target: Path) -> set[str]:
 
 def test_three_processes_share_a_stage(tmp_path: Path, source: Path) -> None:
     three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
-    messages = sorted((process.communicate(timeout=60)[1] for process in three), key=len)
+    messages = sorted((process.communicate(timeout=patience(60))[1] for process in three), key=len)
     assert [process.returncode for process in three] == [0, 0, 0], messages
     assert sum("has finished the work; this process helped with" in text for text in messages) == 2, messages
     helped = sum(int(text.split("helped with ")[1].split(" ")[0]) for text in messages if "helped with" in text)
@@ -67,16 +68,16 @@ def test_a_process_with_other_options_is_refused_and_helps_with_nothing(tmp_path
     while not (tmp_path / "out/.gristmill/upper.queue/step.json").exists():
         time.sleep(0.02)
     other = start(source, tmp_path / "out", "1/2", 0.1)
-    message = other.communicate(timeout=60)[1]
+    message = other.communicate(timeout=patience(60))[1]
     assert other.returncode == 2 and first.poll() is None, message
     assert "works on the same output with other options: 0.2 instead of 0.1. Give all processes the" in message
-    assert first.communicate(timeout=60)[1].startswith(f"upper: {FILES} read") and first.returncode == 0
+    assert first.communicate(timeout=patience(60))[1].startswith(f"upper: {FILES} read") and first.returncode == 0
 
 
 def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) -> None:
     """Of a long task, too."""
     two = [start(source, tmp_path / "out", f"{i}/2", 1.0, GRISTMILL_LOG_SECONDS="0.1") for i in range(2)]
-    messages = [process.communicate(timeout=100)[1] for process in two]
+    messages = [process.communicate(timeout=patience(100))[1] for process in two]
     assert [process.returncode for process in two] == [0, 0], messages
     helped = next(text for text in messages if "helped with" in text)
     assert re.search(r"^upper: upper: helps with 12 tasks: has run 0, runs \d\d", helped, re.M), helped
@@ -85,7 +86,7 @@ def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) ->
 
 def test_a_time_that_is_none_is_refused_in_one_line(tmp_path: Path, source: Path) -> None:
     process = start(source, tmp_path / "out", "0/2", SECONDS, GRISTMILL_LEASE_SECONDS="abc")
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=patience(60))[1]
     assert process.returncode == 2, message
     assert message.startswith("error: GRISTMILL_LEASE_SECONDS 'abc': wanted seconds") and message.count("\n") == 1, (
         message
@@ -99,7 +100,7 @@ def test_those_that_live_take_over_from_those_that_are_killed(tmp_path: Path, so
         time.sleep(chance.uniform(0.4, 1.4))
         process.kill()
         process.communicate()
-    messages = [process.communicate(timeout=60)[1] for process in three if process.returncode is None]
+    messages = [process.communicate(timeout=patience(60))[1] for process in three if process.returncode is None]
     assert sorted(process.returncode for process in three) == [-9, -9, 0], (seed, messages)
     upper_stage(source, tmp_path / "alone")
     assert contents(tmp_path / "out") == contents(tmp_path / "alone"), seed
@@ -111,7 +112,7 @@ def test_the_error_of_a_task_ends_every_process_with_one_line(tmp_path: Path, so
     (source / f"{FILES - 1:02}").write_bytes(DAMAGED)
     three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
     for process in three:
-        message = process.communicate(timeout=60)[1]
+        message = process.communicate(timeout=patience(60))[1]
         assert process.returncode == 1
         assert message.splitlines()[-1] == f"error: {source}/{FILES - 1:02}: ends too early", message
         assert "Traceback" not in message
@@ -131,7 +132,7 @@ def test_a_bucket_is_shared_like_a_disk(tmp_path: Path, source: Path, monkeypatc
         first = read_file(Path(target, ".gristmill", "upper.lock")).decode()
         in_charge = next(process for process in two if f"process {process.pid} " in first)
         in_charge.kill()
-        messages = [process.communicate(timeout=100)[1] for process in two]
+        messages = [process.communicate(timeout=patience(100))[1] for process in two]
         assert sorted(process.returncode for process in two) == [-9, 0], messages
         upper_stage(source, tmp_path / "alone")
         names = sorted(name for name, _ in list_objects(Path(target)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
+from tests.patience import patience
 from tests.training.experimental.local_steps.test_local_steps import H, assert_equal, exact, shared_weights, values
 from tests.training.launch import Fault, launch
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -72,7 +73,7 @@ def test_a_killed_replica_loses_its_own_steps_and_comes_back(exact: TrainConfig,
         wait_until_left(folder, 1, 1, killed.processes[0].is_alive)  # or the other would go on without it
         survivor = stack.enter_context(launch(1, one, tmp_path / "log-0"))
         assert killed.codes() == [-9]
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patience(120)
         while not (folder / "round-00000003/members.json").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert json.loads((folder / "round-00000003/members.json").read_text()) == [0]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError
+from tests.patience import patience
 from tests.training.experimental.local_steps.test_local_steps import H, assert_equal, exact, shared_weights
 from tests.training.experimental.local_steps.test_rendezvous import (
     closed,
@@ -127,7 +128,7 @@ def wait_in_vain(meeting: Rendezvous, act: Callable[[], None]) -> list[int] | No
         found = threads.submit(meeting.exchange, 1, [torch.ones(1)], "first")
         wait_until_left(meeting.folder, 1, 0, lambda: not found.done())
         act()
-        return found.result(timeout=200)
+        return found.result(timeout=patience(200))
 
 
 def test_a_round_that_was_removed_is_not_decided(tmp_path: Path) -> None:

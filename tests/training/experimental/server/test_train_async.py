@@ -22,6 +22,7 @@ import torch
 from benchmarks.bench_replicas import free_port
 from gristmill.errors import UsageError
 from gristmill.process_end import exit_with_parent
+from tests.patience import patience
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -57,7 +58,7 @@ def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
 
     def on_part(part: Part) -> None:
         if not begun:
-            everybody.wait(90)  # or one would do it all before the others have started
+            everybody.wait(patience(90))  # or one would do it all before the others have started
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
         begun.append(part)
@@ -78,7 +79,7 @@ def workers(config: AsyncConfig, *dying: bool) -> Iterator[list[BaseProcess]]:
     try:
         yield started
         for process in started:
-            process.join(90)
+            process.join(patience(90))
     finally:
         for process in started:
             process.kill()
@@ -239,7 +240,7 @@ def test_torchrun_starts_a_server_and_workers(exact: AsyncConfig, corpus: Path, 
     options = ["--out_dir", str(tmp_path / "run"), "--port", str(exact.port), "--optim.steps", "3"]
     options += ["--metrics.tensorboard", "false", "--eval.sample_tokens", "0"]
     script = [str(REPOSITORY / "training/train_async.py"), *small_run(corpus), *options]
-    done = subprocess.run(command + script, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command + script, capture_output=True, text=True, timeout=patience(120), check=False)
     assert done.returncode == 0, done.stderr
     assert "serving 2 parts a step" in done.stdout and "worker 2 has joined" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["latest", "step-00000003"]
