@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
-from tests.training.conftest import small_run
+from tests.patience import patience
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
@@ -54,11 +55,13 @@ def test_a_run_that_is_looked_into_has_the_losses_of_one_that_is_not(config: Tra
 
 
 def test_ranks_trace_a_step_that_they_measure(
-    train_in_ranks: Callable[[int, Path, list[str]], None], corpus: Path, tmp_path: Path
+    start_training: Callable[..., subprocess.Popen[str]], torchrun: list[str], tmp_path: Path
 ) -> None:
     out_dir = tmp_path / "run"
     options = ["--optim.steps", "4", "--profile.steps", "2:3", "--profile.times", "2", "--metrics.tensorboard", "false"]
-    train_in_ranks(2, out_dir, [*small_run(corpus), *options])  # ranks were ended by SIGSEGV while they wrote the trace
+    process = start_training(torchrun, out_dir, *options)
+    said, _ = process.communicate(timeout=patience(300))
+    assert process.returncode == 0, said  # it was ended by SIGSEGV while it wrote the trace
     (trace,) = (out_dir / "profile").iterdir()
     names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
     assert any(name.startswith("gloo:") for name in names)
