@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.process_end import raised_signals
+from tests.patience import patience
 
 IN_CALLBACK = """
 import ctypes, os, signal, sys, time
@@ -59,8 +60,8 @@ def test_a_signal_that_arrives_in_a_callback_from_c_is_not_lost(tmp_path: Path, 
     script = tmp_path / "stops.py"
     script.write_text(IN_CALLBACK)
     ended = subprocess.run(
-        [sys.executable, script, sent_to, str(int(number))], capture_output=True, text=True, timeout=50, check=False,
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
+        [sys.executable, script, sent_to, str(int(number))], capture_output=True, text=True, timeout=patience(50),
+        check=False, env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
     )  # fmt: skip
     what, exit_code = STOPPED[number]
     assert ended.stderr == f"{what}: run the same command again to resume\n"
@@ -96,8 +97,8 @@ def test_ctrl_c_while_modules_are_preloaded_prints_one_line(tmp_path: Path) -> N
     script = tmp_path / "calls.py"
     script.write_text(CALLS_PRELOADED)
     ended = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=50, check=False, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
+        [sys.executable, script], capture_output=True, text=True, timeout=patience(50), check=False,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (130, "interrupted: run the same command again to resume\n")
 
