@@ -82,7 +82,7 @@ def unknown_scheme(path: Path | str) -> str:
     """What is wrong with a path that looks like a URL of a scheme that is not known, else ''.
 
     >>> unknown_scheme(Path("https://bucket/a"))
-    'https://bucket/a: the scheme https is not known: wanted a folder, or s3://, gs://, az://, hf://'
+    'https://bucket/a: the scheme https is not known: expected a folder, or s3://, gs://, az://, hf://'
     >>> unknown_scheme(Path("s3://bucket/a")), unknown_scheme(Path("a:b"))
     ('', '')
     """
@@ -91,7 +91,7 @@ def unknown_scheme(path: Path | str) -> str:
     if not found or found[1] in SCHEMES:
         return ""
     url = f"{found[1]}://{text[found.end() :].lstrip('/')}"
-    return f"{url}: the scheme {found[1]} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://"
+    return f"{url}: the scheme {found[1]} is not known: expected a folder, or {'://, '.join(SCHEMES)}://"
 
 
 def unknown_scheme_in(value: Any) -> str:

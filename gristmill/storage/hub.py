@@ -37,7 +37,9 @@ class _Dataset:
         self.id, _, revision = rest.partition("@")
         self.revision = unquote(revision) or _MAIN
         if kind != "datasets" or self.id.count("/") != 1:
-            raise UsageError(f"{name.url}: wanted hf://datasets/ORG/NAME/folder, or hf://datasets/ORG/NAME@REVISION/…")
+            raise UsageError(
+                f"{name.url}: expected hf://datasets/ORG/NAME/folder, or hf://datasets/ORG/NAME@REVISION/…"
+            )
         with _library(name):
             from huggingface_hub.utils import validate_repo_id
 
@@ -171,7 +173,7 @@ class HubChunks:
             if self.info.size >= 0 and info != self.info:
                 raise InputError(f"{self.path} was changed while it was read: run the same command again")
             if response.status_code != status:
-                raise UsageError(f"cannot read {name.url}: wanted an answer {status}, and it is {response.status_code}")
+                raise UsageError(f"cannot read {name.url}: expected status {status}, got {response.status_code}")
             self.info = info
             for chunk in response.iter_bytes():
                 self._at += len(chunk)
@@ -218,7 +220,7 @@ def _endpoint() -> str:
     """HF_ENDPOINT, or https://huggingface.co. Raises UsageError if it is no URL."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if not endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"HF_ENDPOINT {hide_passwords(endpoint)!r} is not a URL: wanted https://host")
+        raise UsageError(f"HF_ENDPOINT {hide_passwords(endpoint)!r} is not a URL: expected https://host")
     return endpoint
 
 
@@ -241,7 +243,7 @@ def _library(name: ObjectName) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise UsageError(f"cannot read {name.url}: HF_HUB_OFFLINE is set: unset it") from error
     except HFValidationError as error:
-        raise UsageError(f"{name.url}: no dataset can have this name: wanted hf://datasets/ORG/NAME/folder") from error
+        raise UsageError(f"{name.url}: no dataset has such a name: expected hf://datasets/ORG/NAME/folder") from error
     except HTTPError as error:
         raise StorageError(
             f"cannot read {name.url}: the Hub cannot be reached, or does not answer to the end: {CHECK_NETWORK}"

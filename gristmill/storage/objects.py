@@ -254,7 +254,7 @@ def _open(scheme: str, bucket: str) -> Any:
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     if endpoint and not _IS_URL.match(endpoint):
         shown = hide_passwords(endpoint)
-        raise UsageError(f"AWS_ENDPOINT_URL {shown!r} is not a URL: wanted http://host:port or https://host")
+        raise UsageError(f"AWS_ENDPOINT_URL {shown!r} is not a URL: expected http://host:port or https://host")
     is_plain = endpoint.startswith("http://")  # a store on one's own network
     options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
     return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=RETRIES)

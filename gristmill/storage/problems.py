@@ -12,9 +12,9 @@ _URL = re.compile(r"https?://([^\s/?]*)\S*")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)")
 _BAD_KEY = re.compile(r'(?s)invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: Encountered)')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_WITHOUT_CONTROLS = "a tab, a line break or another control character in its key: wanted keys without them"
+_WITHOUT_CONTROLS = "a tab, a line break or another control character in its key: expected keys without them"
 _LIKE_PATHS = (
-    "a key that no file's path can be: wanted keys without //, /./ and /../ and without a slash at the beginning"
+    "a key that no file's path can be: expected keys without //, /./ and /../ and without a slash at the beginning"
 )
 _BUCKET = re.compile(r"\$?[\w.-]+", re.ASCII)  # $root and $web are Azure's
 _AZURE = re.compile(rf"{_BUCKET.pattern}(?:@[\w.-]+)?", re.ASCII)  # with the account
@@ -77,10 +77,10 @@ class Refusal(NamedTuple):
 def reject_bucket(name: ObjectName) -> None:
     """Raise UsageError for what cannot be a bucket's name: of b#1 or b:80 a client would take b, another bucket."""
     if not name.bucket:
-        raise UsageError(f"{name.scheme}:// without a bucket: wanted {name.scheme}://bucket/folder")
+        raise UsageError(f"{name.scheme}:// without a bucket: expected {name.scheme}://bucket/folder")
     if not (_AZURE if name.scheme == "az" else _BUCKET).fullmatch(name.bucket):
         raise UsageError(
-            f"{hide_passwords(repr(name.url))} has no bucket's name after {name.scheme}://: wanted letters, digits, "
+            f"{hide_passwords(repr(name.url))} has no bucket's name after {name.scheme}://: expected letters, digits, "
             f"'.', '-' and '_' there, as in {name.scheme}://bucket/folder"
         )
 

@@ -118,7 +118,7 @@ def test_a_url_of_an_unknown_scheme_is_refused_by_every_command(
         command(save, arguments=words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(
-        "error: ftp://a/b: the scheme ftp is not known: wanted a folder, or s3://"
+        "error: ftp://a/b: the scheme ftp is not known: expected a folder, or s3://"
     )
 
 

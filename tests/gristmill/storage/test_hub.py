@@ -162,8 +162,8 @@ def test_requests_that_are_too_many_are_made_later(hub: Hub) -> None:
         ("org/other/data", UsageError, r"cannot read hf://datasets/org/other: there is no hf://datasets/org/other, or"),
         ("org/name@v9/data", UsageError, r"the dataset has no revision v9: give a branch"),
         ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: expected a folder, and there is none"),
-        ("org/na--me/data", UsageError, r"no dataset can have this name"),
-        ("org", UsageError, r"hf://datasets/org: wanted hf://datasets/ORG/NAME/folder"),
+        ("org/na--me/data", UsageError, r"no dataset has such a name"),
+        ("org", UsageError, r"hf://datasets/org: expected hf://datasets/ORG/NAME/folder"),
     ],
 )
 def test_a_name_that_is_not_there(hub: Hub, path: str, error: type[Exception], message: str) -> None:
@@ -206,7 +206,7 @@ def test_without_a_network_or_the_package(hub: Hub, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StorageError, match="what answers is not the Hub: check the network and HF_ENDPOINT"):
         is_folder(ROOT / "data")
     monkeypatch.setenv("HF_ENDPOINT", "localhost")
-    with pytest.raises(UsageError, match="HF_ENDPOINT 'localhost' is not a URL: wanted https://host"):
+    with pytest.raises(UsageError, match="HF_ENDPOINT 'localhost' is not a URL: expected https://host"):
         is_folder(ROOT / "data")
     hub_module._open.cache_clear()
     monkeypatch.setitem(sys.modules, "huggingface_hub.errors", None)

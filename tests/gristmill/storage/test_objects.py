@@ -144,5 +144,5 @@ def test_a_small_object_that_changes_while_it_is_read_is_read_anew(changing: Pat
 
 
 def test_a_bucket_is_needed() -> None:
-    with pytest.raises(UsageError, match="s3:// without a bucket: wanted s3://bucket/folder"):
+    with pytest.raises(UsageError, match="s3:// without a bucket: expected s3://bucket/folder"):
         list(list_objects(Path("s3://")))

@@ -119,7 +119,7 @@ def test_a_bucket_that_is_not_there(store, call) -> None:
 def test_what_is_no_buckets_name(store, call, name: str) -> None:
     """Clients take a part of it, which is another bucket, or fail with a plain error."""
     with pytest.raises(
-        UsageError, match="/folder/a' has no bucket's name after s3://: wanted letters, digits,"
+        UsageError, match="/folder/a' has no bucket's name after s3://: expected letters, digits,"
     ) as told:
         call(Path(f"s3://{name}/folder/a"))
     assert "secret" not in str(told.value) and not store.requests
@@ -145,11 +145,11 @@ def test_a_store_that_cannot_be_reached(store, monkeypatch, call) -> None:
 def test_an_endpoint_that_is_no_url(store, monkeypatch, given: str, shown: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", given)
     objects._open.cache_clear()
-    with pytest.raises(UsageError, match=rf"^AWS_ENDPOINT_URL '{shown}' is not a URL: wanted http://host:port"):
+    with pytest.raises(UsageError, match=rf"^AWS_ENDPOINT_URL '{shown}' is not a URL: expected http://host:port"):
         read_file(Path("s3://bucket/a"))
     monkeypatch.setenv("HF_ENDPOINT", given)
     if not given.startswith("http"):
-        with pytest.raises(UsageError, match=rf"^HF_ENDPOINT '{shown}' is not a URL: wanted https://host"):
+        with pytest.raises(UsageError, match=rf"^HF_ENDPOINT '{shown}' is not a URL: expected https://host"):
             read_file(Path("hf://datasets/org/name/a"))
 
 
@@ -161,7 +161,10 @@ def test_an_error_that_is_told_as_it_is_hides_passwords() -> None:
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
-    [("az://bucket/a", "set AZURE_STORAGE_ACCOUNT_NAME"), ("hf://datasets/a", "wanted hf://datasets/ORG/NAME/folder")],
+    [
+        ("az://bucket/a", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("hf://datasets/a", "expected hf://datasets/ORG/NAME/folder"),
+    ],
 )
 def test_other_stores(url: str, sentence: str, monkeypatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
@@ -195,7 +198,7 @@ def test_keys_that_no_file_can_have(folder: Path, store, keys: list[str], senten
 @pytest.mark.parametrize("key", ["a\tb.jsonl", "a\rb.jsonl", "\x01/b.jsonl", "a\x7fb.jsonl", "\0.jsonl"])
 def test_keys_with_control_characters(folder: Path, store, key: str) -> None:
     store.put(f"{object_name(folder).key}/{key}", b"data")
-    advice = r" has a tab, a line break or another control character in its key: wanted keys without them; "
+    advice = r" has a tab, a line break or another control character in its key: expected keys without them; "
     with pytest.raises(
         UsageError, match=rf"^cannot read {object_name(folder).url}: the object 'test\d+/.*'.*{advice}rename"
     ):
