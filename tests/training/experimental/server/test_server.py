@@ -165,7 +165,7 @@ def test_a_server_stops_while_it_waits_and_says_so(serve: Callable) -> None:
 
 def test_workers_that_do_not_come_are_missed(serve: Callable) -> None:
     server, port = serve(1.0)
-    server._wanted = 2
+    server._expected = 2
     with connect("127.0.0.1", port, 20.0) as link:
         link.send({"identity": {"seed": 1}})
         with pytest.raises(NoWorkersError, match="only 1 of 2 workers have been there for 1 s; start some"):
