@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from gristmill.errors import OutputError, wrap_write_errors
 from gristmill.process_end import discard_output
@@ -14,6 +16,11 @@ class OutputConsole(Console):
     """Console whose errors are an OutputError, or the end of the program if its reader has ended."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        widest = max(
+            (Measurement.get(self, self.options, it).minimum for it in objects if isinstance(it, Table)), default=0
+        )
+        if widest > self.width:
+            options["width"] = widest  # rather than cut a number: the terminal breaks its lines
         try:
             with wrap_write_errors(Path("standard output")):
                 super().print(*objects, **options)

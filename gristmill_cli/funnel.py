@@ -1,10 +1,12 @@
 """The funnel of a run, and its command: documents removed and kept by each stage, and files not read, per source."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gristmill.arguments import Positional
@@ -33,26 +35,30 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
     def save(self, folder: Path) -> None:
         write_file(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         counts = Counts(self.tallies, [])
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
-        names = (escape(f"{_sign(name)}{name}") for name in columns)
-        table = Table("source", *names, title="funnel: documents", box=None)
         files = file_columns(counts)
-        for name in ("MB in", "MB train", "tokens train", *files):
-            table.add_column(name)
-        table.caption = Text(f"left out: {list_faults(self.damaged)}") if self.damaged else None
-        for column in table.columns[1:]:
-            column.justify = "right"
+        documents = _table("funnel: documents", [f"{_sign(name)}{name}" for name in columns])
+        sizes = _table("", ["MB in", "MB train", "tokens train", *files])
         for source in [*sorted(self.tallies), None]:
-            cells = [f"{counts.total(name, source).documents:,}" for name in columns]
-            sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
+            name, style = Text(source or TOTAL), "" if source else "bold"
+            documents.add_row(name, *(f"{counts.total(it, source).documents:,}" for it in columns), style=style)
+            megabytes = [f"{counts.total(it, source).bytes / 1e6:,.2f}" for it in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
-            unread = [write(source) for write in files.values()]
-            table.add_row(Text(source or TOTAL), *cells, *sizes, f"{tokens:,}", *unread, style="" if source else "bold")
-        return table
+            sizes.add_row(name, *megabytes, f"{tokens:,}", *(write(source) for write in files.values()), style=style)
+        left_out = [Text(f"left out: {list_faults(self.damaged)}")] if self.damaged else []
+        return Group(documents, Text(), sizes, *left_out)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    source = Column("source", no_wrap=True)
+    table = Table(source, title=title or None, box=None, pad_edge=False, collapse_padding=True)
+    for name in columns:
+        table.add_column(escape(name), justify="right")
+    return table
 
 
 def show_funnel(out: Positional[Path]) -> Funnel:

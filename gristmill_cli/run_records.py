@@ -125,7 +125,7 @@ def _needed_by(stages: Sequence[PipelineStage]) -> set[str]:
 def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
     """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
     first, end = choose_stages(config, stages)
-    table = Table("stage", "writes", "options", "state", title="plan; nothing was run or written", box=None)
+    table = Table("stage", "state", title="plan; nothing was run or written", box=None, pad_edge=False)
     needed = _needed_by(stages[first:end])
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
@@ -143,5 +143,6 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
         settings = " ".join(f"{name}={value}" for name, value in stage.settings.items())
-        table.add_row(*(Text(spell_urls(text)) for text in (stage.name, str(stage.output), settings, state)))
+        output = stage.output.relative_to(config.out)
+        table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {settings and f'by {settings}'}")))
     return table

@@ -106,7 +106,7 @@ class RunPlan:
         return (
             f"{model.preset}: {parameters:,} parameters, {model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
-            f"{processes} processes ({device}{threads}, {self.config.precision}): "
+            f"{processes} process{'es' if processes != 1 else ''} ({device}{threads}, {self.config.precision}): "
             f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: {split.dp_size} replicas x "
             f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
             f"{self.train.first.length}{part}"

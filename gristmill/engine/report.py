@@ -11,7 +11,15 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from gristmill.arguments import seconds_in
 from gristmill.counts import INCOMING, READ, Counts
@@ -90,11 +98,13 @@ def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Cal
         with log_lines(lines.line):
             yield lines.advance
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    size = sum(task.size for task in tasks)
+    counted = (DownloadColumn(), TransferSpeedColumn()) if size else (MofNCompleteColumn(), TextColumn("tasks"))
+    columns = (TextColumn("{task.description}"), BarColumn(), *counted)
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
-        bar = progress.add_task(name, total=sum(task.size for task in tasks))
-        yield lambda size, _: progress.advance(bar, size)
+        bar = progress.add_task(name, total=size or len(tasks))
+        yield lambda done, _: progress.advance(bar, done if size else 1)
 
 
 def log_seconds() -> float:
