@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -16,11 +16,10 @@ class OutputConsole(Console):
     """Console whose errors are an OutputError, or the end of the program if its reader has ended."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        widest = max(
-            (Measurement.get(self, self.options, it).minimum for it in objects if isinstance(it, Table)), default=0
-        )
-        if widest > self.width:
-            options["width"] = widest  # rather than cut a number: the terminal breaks its lines
+        parts = [part for it in objects for part in (it.renderables if isinstance(it, Group) else [it])]
+        wide = self.options.update(width=10_000)
+        tables = [Measurement.get(self, wide, part).minimum for part in parts if isinstance(part, Table)]
+        self.width = max([self.width, *tables])  # rather than cut a number: the terminal breaks its lines
         try:
             with wrap_write_errors(Path("standard output")):
                 super().print(*objects, **options)

@@ -41,7 +41,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
         files = file_columns(counts)
-        documents = _table("funnel: documents", [f"{_sign(name)}{name}" for name in columns])
+        documents = _table("funnel: documents", [_heading(name) for name in columns])
         sizes = _table("", ["MB in", "MB train", "tokens train", *files])
         for source in [*sorted(self.tallies), None]:
             name, style = Text(source or TOTAL), "" if source else "bold"
@@ -128,6 +128,11 @@ def check_counts_between(
                 f"({out.bytes:,} bytes) were written and {read.documents:,} ({read.bytes:,} bytes) were read. "
                 "If a file between the two was changed by hand, remove it and run again"
             )
+
+
+def _heading(name: str) -> str:
+    """A column's name with its sign, on two lines if it is long: a row of all columns fits 80 characters."""
+    return f"{_sign(name)}{name}" if len(name) < 8 else f"{_sign(name)}\n{name}".strip()
 
 
 def _sign(name: str) -> str:

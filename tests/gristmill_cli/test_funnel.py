@@ -29,7 +29,8 @@ def test_files_not_read_by_the_first_stage_are_shown() -> None:
     console = Console(width=160)
     with console.capture() as shown:
         console.print(Funnel(funnel.tallies, {TRAIN: {}}))
-    assert shown.get().splitlines()[2].split()[-5:] == ["1", "2", ".csv,", "1", ".md"]
+    row = next(line.split() for line in shown.get().splitlines() if ".csv" in line)
+    assert row[-5:] == ["1", "2", ".csv,", "1", ".md"]
 
 
 @pytest.mark.parametrize(
