@@ -15,10 +15,9 @@ from rich.table import Table
 
 from gristmill.command import command
 from gristmill_planner.calibration import calibrate, step_seconds
-from gristmill_planner.cost.hardware import Cluster
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.step_time import step_time
-from gristmill_planner.hardware_file import read_hardware
+from gristmill_planner.hardware import Cluster, read_hardware
+from gristmill_planner.planned_run import PlannedRun
+from gristmill_planner.step_time import step_time
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig

@@ -22,8 +22,14 @@ from gristmill.command import run_with_exit_code
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.token_shards import TokenShardWriter
-from gristmill_planner.published_runs import PublishedRun, find_published_run, published_runs
-from gristmill_planner.shrink import PROCESSES, shrunk_config, shrunk_layout
+from gristmill_planner.published_runs import (
+    PROCESSES,
+    PublishedRun,
+    find_published_run,
+    published_runs,
+    shrunk_config,
+    shrunk_layout,
+)
 from training.reporting.metrics_file import METRICS, read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[1]

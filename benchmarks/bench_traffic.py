@@ -19,8 +19,7 @@ import training.kernels.cpu.kernels as cpu
 import training.parallel.data.grad_reducer as data_parallel
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
-from gristmill_parity.cases import Case
-from gristmill_parity.small_models import SEQ_LEN, small_model
+from gristmill_parity.cases import SEQ_LEN, Case, small_model
 from gristmill_parity.worker import run_case
 from training.config import Precision
 from training.distributed.rank_pool import RankPool

@@ -1,1 +1,13 @@
-"""The parity certificate: compares every parallel layout with one process."""
+"""What proves: training computes what independent references do, and every parallel layout what one process does.
+
+Read in this order:
+
+    parity.py         the command `gristmill parity`: all cases in warm processes, a table, and a verdict
+    cases.py          a case: a small model, a layout, how it trains; every layout, or a set that covers all pairs
+    feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas and published models
+    worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
+    reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
+    comparison.py     the differences, their limits, and the traffic beside its formulas
+
+It imports the trainer, never the other way. docs/parallelism.md has the limits.
+"""

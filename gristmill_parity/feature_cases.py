@@ -1,4 +1,4 @@
-"""Cases of the parity certificate that are compared with an independent reference: precisions, AdamW, offload, compile.
+"""Cases of features: precisions, optimizers, documents, grids, contexts, replicas, and parts of published models.
 
 Layouts are compared with one process of our own code (cases.py); here that code, and each feature that changes what is
 computed, is compared with the plain decoder and with transformers.
@@ -10,19 +10,25 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gristmill.errors import UsageError
-from gristmill_parity.cases import Case
-from gristmill_parity.family_cases import family_cases
+from gristmill_parity.cases import SEQ_LEN, SHRUNK, Case, Preset, small_model
 from gristmill_parity.reference import transformers_is_installed
-from gristmill_parity.small_models import SEQ_LEN, Preset, small_model
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.parallel.pipeline.schedules import Schedule
 
+_ONE = ParallelConfig()
+_TP_PP = ParallelConfig(tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
+_TWO = (
+    ParallelConfig(dp=2, zero=3), ParallelConfig(tp=2), ParallelConfig(tp=2, sequence_parallel=True),
+    ParallelConfig(pp=2, schedule="1f1b"), ParallelConfig(dp=2, zero=1),
+    ParallelConfig(pp=2, schedule="interleaved-1f1b"),
+)  # fmt: skip
+_3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
+STEPS = 50
+"""Of the cases that follow a training for longer."""
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
 INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding errors theirs
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
-_ONE = ParallelConfig()
-_3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
 _GRID, _CUBE = ParallelConfig(tp=4, tensor="2d"), ParallelConfig(tp=8, tensor="3d")
 _SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zbv")
 Options = dict[str, Any]
@@ -233,3 +239,24 @@ def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
         yield "gpt2", layout, {"precision": "fp16"}
     for layout in (_ONE, zero[3], sequence_parallel):
         yield "llama", layout, {"precision": "fp16"}
+
+
+def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, ParallelConfig, dict[str, Any]]]:
+    """Each preset in one process, beside transformers if that has it, and under tensor and pipeline parallelism.
+
+    This with documents that do not see each other, every third with ZeRO too. In `full` every preset is under all
+    kinds together, without documents too, and the kinds by themselves take turns; and it trains for longer with each.
+    """
+    apart = {"documents": True, "dropout": 0.0}
+    for number, preset in enumerate(name for name in SHRUNK if full or SHRUNK[name].has_own_parts):
+        if not SHRUNK[preset].in_transformers:
+            yield preset, _ONE, {}
+        elif transformers:
+            yield preset, _ONE, {"reference": "transformers"}
+        yield preset, _TP_PP if number % 3 else _3D, {**apart, "recompute": "selective"}
+        if not full:
+            continue
+        yield preset, _3D, {"recompute": "selective"}
+        yield preset, _TWO[number % len(_TWO)], apart
+        for layout in (ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2)):
+            yield preset, layout, {"reference": "one process", "precision": "fp32", "steps": STEPS}

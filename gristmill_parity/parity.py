@@ -55,9 +55,9 @@ def parity(
         only: Run only the rows whose name has this text, such as a red row's name.
     """
     if processes is not None and not 1 <= processes <= 64:
-        raise UsageError(f"processes is {processes}; wanted 1 to 64")
+        raise UsageError(f"processes is {processes}; expected 1 to 64")
     if out is not None and out.suffix not in (".md", ".json"):
-        raise UsageError(f"out is {out}; wanted a file that ends in .md or .json")
+        raise UsageError(f"out is {out}; expected a file that ends in .md or .json")
     reject_remote(*filter(None, [out]))
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")

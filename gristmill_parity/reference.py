@@ -1,27 +1,252 @@
 """Reference: the independent runs that a case is compared with, by the plain decoder or by transformers' own models.
 
-Both train in one process in float64, from the case's initial weights and on its batches, with torch's optimizers.
+All train in one process in float64, from the case's initial weights and on its batches, with torch's optimizers;
+replicas that compress gradients or take local steps are plain decoders, too. Parameters have our names.
 """
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gristmill_parity.cases import Case
-from gristmill_parity.plain.decoder import IGNORED
-from gristmill_parity.reference_models import (
-    Named,
-    PlainModel,
-    TransformersModel,
-    clip_and_update,
-    reference_optimizer,
-    summed_loss,
-)  # fmt: skip
-from gristmill_parity.reference_replicas import CompressedSteps, LocalSteps
-from gristmill_parity.worker import LOGIT_POSITIONS, global_batch
+from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
+from gristmill_parity.plain.decoder import IGNORED, PlainDecoder, PlainSizes
+from gristmill_parity.plain.muon import PlainMuon
+from gristmill_parity.plain.variants import PlainParts, PlainVariant
+from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
+from training.experimental.compression.powersgd import initial_q
+from training.hugging_face.hf_config import find_family, write_hf_config
+from training.hugging_face.hf_tensors import hf_tensors
 from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.parallel.initialize import init_shard
+from training.sharding.shard_spec import ShardSpec
+
+Named = dict[str, Tensor]
+
+
+class PlainModel:
+    """The plain decoder."""
+
+    def __init__(self, case: Case) -> None:
+        model = case.model
+        self.weights = {name: w.requires_grad_() for name, w in initial_weights(case).items()}
+        self.parameters = list(self.weights.values())
+        base = model.rope_base if model.positions == "rope" else 0.0
+        sizes = PlainSizes(
+            model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
+            model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
+            model.rope_attention_factor, model.window or 0,
+        )  # fmt: skip
+        parts = PlainParts(
+            str(model.residual),
+            str(model.mlp),
+            model.positions == "alibi",
+            model.rotary_dim,
+            model.position_offset or 0,
+        )
+        plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
+        self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)
+        self.logits = self._decoder.logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
+
+    def named(self, kind: str) -> Named:
+        """The "data" or "grad" of the parameters by our names."""
+        return {name: getattr(w, kind) for name, w in self.weights.items()}
+
+
+class TransformersModel:
+    """transformers' own model of the family, with our names by the tables of import and export."""
+
+    def __init__(self, case: Case) -> None:
+        import transformers  # takes seconds, and may be missing
+
+        family = find_family(case.model)
+        fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
+        config = transformers.AutoConfig.for_model(**fields)
+        self._model = transformers.AutoModelForCausalLM.from_config(config).double()
+        self._tensors, self._head = hf_tensors(family, case.model), family.head
+        self.parameters = list(self._model.parameters())
+        initial = initial_weights(case)
+        for tensor in self._tensors:
+            for name, pieces in tensor.pieces(self._theirs(tensor.name).data).items():
+                for view, spec in pieces:
+                    view.copy_(initial[name][spec.slices])
+
+    def logits(self, ids: Tensor) -> Tensor:
+        found: Tensor = self._model(ids).logits
+        return found
+
+    def loss(self, batch: Batch) -> Tensor:
+        return summed_loss(self.logits(batch.ids), batch.targets)
+
+    def named(self, kind: str) -> Named:
+        """The "data" or "grad" of the parameters by our names."""
+        parts = [tensor.parameters_of(getattr(self._theirs(tensor.name), kind)) for tensor in self._tensors]
+        return {name: values for found in parts for name, values in found.items()}
+
+    def _theirs(self, name: str) -> Tensor:
+        """Their parameter; the output matrix may have another name in memory than in files."""
+        found: Tensor = (
+            self._model.get_output_embeddings().weight if name == self._head else self._model.get_parameter(name)
+        )
+        return found
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy in nats, 0-d, of logits (B, T, V) and targets (B, T)."""
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def initial_weights(case: Case) -> Named:
+    """The case's initial weights by name, rounded to its parameters' dtype, in float64."""
+    config = case.model
+    dtype = torch.float64 if case.precision == "fp64" else torch.float32
+    found = {}
+    for name, parameter in meta_decoder(config).named_parameters():
+        values = torch.empty(parameter.shape, dtype=dtype)
+        init_shard(values, name, ShardSpec.whole(tuple(values.shape)), config, SEED)
+        found[name] = values.double()
+    return found
+
+
+def reference_optimizer(case: Case, model: PlainModel | TransformersModel) -> torch.optim.Optimizer | PlainMuon:
+    """torch's plain SGD, or its AdamW, with which matrices decay and norms and biases do not; or plain Muon."""
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters, lr=LR)
+    matrices: list[Tensor] = []
+    if case.optimizer == "muon":
+        assert isinstance(model, PlainModel)
+        matrices = [w for name, w in model.weights.items() if name.startswith("blocks.") and w.ndim == 2]
+    rest = [w for w in model.parameters if not any(w is matrix for matrix in matrices)]
+    groups = [
+        {"params": [p for p in rest if (p.ndim >= 2) is decays], "weight_decay": decay}
+        for decays, decay in ((True, ADAMW.weight_decay), (False, 0.0))
+    ]
+    adamw = torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)
+    if case.optimizer == "adamw":
+        return adamw
+    return PlainMuon(matrices, adamw, ADAMW.lr, ADAMW.weight_decay, ADAMW.muon_momentum)
+
+
+def clip_and_update(
+    case: Case, model: PlainModel | TransformersModel, optimizer: torch.optim.Optimizer | PlainMuon
+) -> None:
+    """Update the model by its gradients, which are clipped as the case says."""
+    if case.optimizer != "sgd":
+        torch.nn.utils.clip_grad_norm_(model.parameters, ADAMW.max_grad_norm)
+    optimizer.step()
+
+
+_BY_COLUMNS = ("o.weight", "down.weight")  # of matrices those whose inputs tensor parallelism divides
+
+
+class CompressedSteps:
+    """Steps of one model by gradients that replicas sum compressed; `gradients` are the first sums."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.model, layout = case, PlainModel(case), case.layout
+        self.optimizer = reference_optimizer(case, self.model)
+        self.gradients: Named = {}
+        self.replicas, self.rank, self.tp = layout.dp, layout.compression_rank, layout.tp
+        self._int8 = PlainInt8(self.replicas) if layout.compression == "int8" else None
+        self._powersgd: dict[tuple[str, int], PlainPowerSGD] = {}
+
+    def step(self, batch: Batch, targets: int) -> Tensor:
+        """Take a step; returns the mean loss before it."""
+        each, total = list[Named](), torch.zeros((), dtype=torch.float64)
+        for replica in range(self.replicas):
+            self.optimizer.zero_grad()
+            loss = self.model.loss(own_sequences(batch, replica, self.replicas)) / targets
+            loss.backward()
+            total += loss.detach()
+            each.append({name: grad.clone() for name, grad in self.model.named("grad").items()})
+        sums = self._sums(each)
+        for name, weight in self.model.weights.items():
+            weight.grad = sums[name].clone()
+        self.gradients = self.gradients or sums
+        clip_and_update(self.case, self.model, self.optimizer)
+        return total
+
+    def _sums(self, each: list[Named]) -> Named:
+        """What all replicas get: vectors exactly, and matrices compressed."""
+        sums = {name: torch.stack([own[name] for own in each]).sum(0) for name in each[0]}
+        matrices = [name for name in reversed(sums) if sums[name].ndim == 2]  # as a backward pass has them
+        if self._int8 is None:
+            return sums | {name: self._low_rank(name, [own[name] for own in each]) for name in matrices}
+        rows = [torch.cat([own[name].flatten() for name in matrices]) for own in each]
+        parts = self._int8.sum(rows).split([sums[name].numel() for name in matrices])
+        return sums | {name: part.view_as(sums[name]) for name, part in zip(matrices, parts, strict=True)}
+
+    def _low_rank(self, name: str, gradients: list[Tensor]) -> Tensor:
+        """By PowerSGD: each tensor-parallel rank of its own piece of the matrix, if that makes it smaller."""
+        dim, found = int(name.endswith(_BY_COLUMNS)), []
+        for index, pieces in enumerate(zip(*(g.chunk(self.tp, dim) for g in gradients), strict=True)):
+            n, m = pieces[0].shape
+            if self.rank * (n + m) >= n * m:
+                found.append(torch.stack(pieces).sum(0))
+                continue
+            if (name, index) not in self._powersgd:
+                first = initial_q((n, m), self.rank, SEED, name, pieces[0])
+                self._powersgd[name, index] = PlainPowerSGD(self.replicas, first)
+            found.append(self._powersgd[name, index].sum(pieces))
+        return torch.cat(found, dim)
+
+
+class LocalSteps:
+    """Local steps, as algorithm 1 of Douillard et al. 2023 has them; `gradients` are the first outer ones.
+
+    `model` has the shared weights, and torch's SGD is the outer optimizer.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.model = case, PlainModel(case)
+        self.gradients: Named = {}
+        self._each = [PlainModel(case) for _ in range(case.layout.dp)]
+        self._optimizers = [reference_optimizer(case, one) for one in self._each]
+        self._outer = torch.optim.SGD(
+            self.model.parameters, lr=ADAMW.outer_lr, momentum=ADAMW.outer_momentum, nesterov=True
+        )
+        self._steps = 0
+
+    def step(self, batch: Batch, targets: int) -> Tensor:
+        """Let each replica take a step; returns their mean loss before it."""
+        total = torch.zeros((), dtype=torch.float64)
+        for replica, (one, optimizer) in enumerate(zip(self._each, self._optimizers, strict=True)):
+            own = own_sequences(batch, replica, len(self._each))
+            optimizer.zero_grad()
+            loss = one.loss(own)
+            (loss / int((own.targets != IGNORED).sum())).backward()
+            total += loss.detach() / targets
+            clip_and_update(self.case, one, optimizer)
+        self._steps += 1
+        if self._steps % self.case.layout.local_steps == 0:
+            self._meet()
+        return total
+
+    def _meet(self) -> None:
+        """An outer step, after which all replicas have the shared weights."""
+        for name, shared in self.model.weights.items():
+            own = [one.weights[name].detach() for one in self._each]
+            shared.grad = torch.stack([shared.detach() - weight for weight in own]).mean(0)
+        self.gradients = self.gradients or {name: grad.clone() for name, grad in self.model.named("grad").items()}
+        self._outer.step()
+        for name, shared in self.model.weights.items():
+            for one in self._each:
+                one.weights[name].data.copy_(shared.detach())
+
+
+def own_sequences(batch: Batch, replica: int, replicas: int) -> Batch:
+    """The sequences of a replica: every `replicas`-th one."""
+    own = slice(replica, None, replicas)
+    return Batch(batch.ids[own], batch.targets[own], batch.sample_ids[own])
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gristmill_parity.cases import Case
-from gristmill_parity.small_models import SEQ_LEN, VOCAB_SIZE
+from gristmill_parity.cases import SEQ_LEN, VOCAB_SIZE, Case
 from training.distributed.stop_signals import StopSignals
 from training.experimental.compression.bucket import buckets_of
 from training.experimental.local_steps.replicas import LocalReplicas
@@ -80,14 +79,14 @@ def run_case(case: Case) -> RankResult:
     if case.compiled:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of compilers would start slowly
     with tempfile.TemporaryDirectory() as folder:
-        run = _Run(case, Path(folder))
+        run = _CaseRun(case, Path(folder))
         try:
             return run.result()
         finally:
             run.close()
 
 
-class _Run:
+class _CaseRun:
     """A rank's model and optimizer in a case."""
 
     def __init__(self, case: Case, folder: Path) -> None:

@@ -1,14 +1,18 @@
-"""Break-even: the cost of communication at which a pipeline schedule, or more tensor parallelism, gains nothing."""
+"""Break-even: where a pipeline schedule, more tensor parallelism, or another division of a layer gains nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rich.table import Table
 
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.step_time import layer_time
-from gristmill_planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from gristmill.errors import UsageError
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Cluster, Device
+from gristmill_planner.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from gristmill_planner.planned_run import PlannedRun
+from gristmill_planner.step_time import layer_time
+from training.experimental.parallel_config import ParallelConfig
+from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import Schedule
 
 _HALVINGS = 12
@@ -76,4 +80,40 @@ def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, 
         passes = layer_time(other, constants)
         found.append((ranks, passes.forward + passes.backward, passes.collectives))
         ranks *= 2
+    return found
+
+
+_ONE_STAGE = {"dp": 1, "zero_group": 1, "virtual_stages": 1, "micro_batches": 1}
+
+
+def divisions(ranks: int) -> Mapping[str, ParallelConfig]:
+    """Every way of dividing a layer over `ranks`, by name; of 2.5D that with most layers."""
+    found = {"1D": ParallelConfig(tp=ranks, sequence_parallel=True)}
+    for side in range(2, ranks):
+        if side * side == ranks:
+            found["2D"] = ParallelConfig(tp=ranks, tensor="2d")
+        depth = ranks // (side * side)
+        if 2 <= depth <= side and side * side * depth == ranks:
+            found.setdefault("2.5D", ParallelConfig(tp=ranks, tensor="2.5d", depth=depth))
+        if side**3 == ranks:
+            found["3D"] = ParallelConfig(tp=ranks, tensor="3d")
+    found |= {"ring": ParallelConfig(cp=ranks), "Ulysses": ParallelConfig(cp=ranks, context="ulysses")}
+    return {name: replace(layout, **_ONE_STAGE) for name, layout in found.items()}  # type: ignore[arg-type]
+
+
+def layer_seconds(
+    model: ModelConfig, device: Device, ranks: int, sequences: int, seq_len: int, constants: Constants
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a layer's two passes of a micro-batch of `sequences` on nodes of 8, and those of collectives.
+
+    By name of the division; without those that the trainer refuses.
+    """
+    found = {}
+    for name, layout in divisions(ranks).items():
+        try:
+            layout.check(ranks, model, seq_len)
+        except UsageError:
+            continue
+        time = layer_time(PlannedRun(model, layout, sequences, seq_len, Cluster(device, ranks)), constants)
+        found[name] = (time.forward + time.backward, time.collectives)
     return found

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from gristmill.limits import free_memory, usable_cores
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.hardware import Device
-from gristmill_planner.cost.layer_work import layer_work
+from gristmill_planner.compute_time import layer_work
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Device
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch

@@ -15,23 +15,17 @@ from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_remote
-from gristmill_planner.cost.fitted_constants import Constants, fitted_constants
-from gristmill_planner.cost.hardware import Cluster, Device, find_device
-from gristmill_planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
-from gristmill_planner.cost.step_time import step_time
-from gristmill_planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
-from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.nothing_fits import nothing_fits
+from gristmill_planner.fitted_constants import Constants, fitted_constants
+from gristmill_planner.hardware import SUFFIX, Cluster, Device, check_name, find_device, read_hardware, write_hardware
+from gristmill_planner.pipeline_simulator import PassCosts, simulate
 from gristmill_planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from gristmill_planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
-from gristmill_planner.published_runs import PublishedRun, find_published_run
+from gristmill_planner.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun, PlanRequest
+from gristmill_planner.published_runs import PublishedRun, comparison_table, find_published_run, shrunk_config
 from gristmill_planner.run_memory import run_memory
-from gristmill_planner.search import Choice, SearchResult, search
-from gristmill_planner.shrink import shrunk_config
-from gristmill_planner.timeline.draw_schedules import draw_measured, draw_schedules
-from gristmill_planner.timeline.pipeline_simulator import PassCosts, simulate
-from gristmill_planner.timeline.timeline_drawing import draw_timelines, timeline_text
-from gristmill_planner.validation import comparison_table
+from gristmill_planner.search import Choice, SearchResult, nothing_fits, search
+from gristmill_planner.step_time import step_time
+from gristmill_planner.timeline import draw_measured, draw_schedules, draw_timelines, timeline_text
 from training.config import Precision
 
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
@@ -106,7 +100,7 @@ def plan(
             return draw_measured(draw, measured)
         return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(measured is None, f"--measured {measured} is drawn without a CONFIG; leave {config} out")
-    require(top > 0, f"--top is {top}; wanted 1 or more")
+    require(top > 0, f"--top is {top}; expected 1 or more")
     ignored = {"draw": draw is not None, "explain": explain} if json or dry_run else {}
     ignored |= {"rank": rank > 0 and not dry_run}
     _require_effects(ignored, "--json" if json else "--dry_run" if dry_run else "a plan")
@@ -176,7 +170,7 @@ def _cluster(
 ) -> Cluster:
     require(
         0 <= network < inf,
-        f"--network is {network}; wanted finite GB/s, or 0 for what such nodes usually have",
+        f"--network is {network}; expected finite GB/s, or 0 for what such nodes usually have",
     )
     usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
     cluster = Cluster(device or usual.device, usual.devices if gpus is None else gpus, nodes_of)
@@ -192,7 +186,7 @@ def _request(
     config: str, published: PublishedRun | None, cluster: Cluster, software: str, tokens: float
 ) -> tuple[PlanRequest, float]:
     """The request, and the tokens of the whole run."""
-    require(0 <= tokens < inf, f"--tokens is {tokens}; wanted a finite number, 0 or more")
+    require(0 <= tokens < inf, f"--tokens is {tokens}; expected a finite number, 0 or more")
     if published is not None:
         return published_request(published, cluster, _SOFTWARE[software]), tokens or 300e9
     request, steps = read_request(config, cluster)
@@ -216,8 +210,7 @@ def _of_layout(run: PlannedRun, precision: Precision, constants: Constants) -> S
 
 def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Group | None:
     # takes seconds to import, needed for dry runs only
-    from gristmill_planner.dry_run.dry_run import try_rank
-    from gristmill_planner.dry_run.dry_run_report import dry_run_record, dry_run_report
+    from gristmill_planner.dry_run import dry_run_record, dry_run_report, try_rank
 
     found = try_rank(run, rank, precision)
     if json:

@@ -8,9 +8,8 @@ from pathlib import Path
 from gristmill.config import check_ranges, load_config
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.token_shards import open_shards
-from gristmill_planner.cost.hardware import Cluster
-from gristmill_planner.cost.planned_run import GRISTMILL, OptimizerStates, PlannedRun, Software
-from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.hardware import Cluster
+from gristmill_planner.planned_run import GRISTMILL, OptimizerStates, PlannedRun, PlanRequest, Software
 from gristmill_planner.published_runs import PublishedRun
 from training.config import Precision, TrainConfig
 from training.data.batches import BatchSplit

@@ -7,17 +7,14 @@ from typing import Any
 from rich.table import Table
 
 from gristmill_planner.break_even import tensor_break_even
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.hardware import Device
-from gristmill_planner.cost.layer_traffic import hidden_bytes
-from gristmill_planner.cost.layer_work import Product, model_flops
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.product_time import wave_share
-from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
-from gristmill_planner.cost.step_time import head_time, layer_time, rank_parameters, step_time
-from gristmill_planner.divide_layers import divided_by_time
+from gristmill_planner.communication_time import hidden_bytes
+from gristmill_planner.compute_time import Product, head_of_rank, layer_of_rank, model_flops, wave_share
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Device
+from gristmill_planner.pipeline_simulator import PassCosts
+from gristmill_planner.planned_run import PlannedRun
 from gristmill_planner.search import Choice
-from gristmill_planner.timeline.pipeline_simulator import PassCosts
+from gristmill_planner.step_time import divided_by_time, head_time, layer_time, rank_parameters, step_time
 
 _GIB = 1 << 30
 _PARTS = {
@@ -227,7 +224,7 @@ def as_record(choice: Choice, tokens: float) -> dict[str, Any]:
     """One layout for programs; seconds and bytes."""
     run = choice.run
     return {
-        "layout": {name: getattr(run.layout, name) for name in run.layout.__dataclass_fields__},
+        "layout": run.layout.record(),
         "micro_batch": run.micro_batch,
         "recompute": run.recompute,
         "stage_layers": list(run.layers),

@@ -1,14 +1,28 @@
-"""Published runs: what papers and logs print of large training runs, to compare the planner with."""
+"""Published runs: what papers print of large training runs, beside what is predicted, and shrunk to 8 processes."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rich.table import Table
+
 from gristmill.errors import UsageError
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.layer_work import model_flops
-from gristmill_planner.cost.planned_run import FAIRSCALE, MEGATRON, MEGATRON_DEEPSPEED, MINDSPORE, PlannedRun, Software
+from gristmill_planner.compute_time import model_flops
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import (
+    DEEPSPEED_ZERO_3,
+    FAIRSCALE,
+    MEGATRON,
+    MEGATRON_DEEPSPEED,
+    MINDSPORE,
+    PlannedRun,
+    Software,
+)
+from gristmill_planner.run_memory import megatron_memory
+from gristmill_planner.step_time import step_time
 from training.experimental.parallel_config import ParallelConfig
+from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 
 SEQ_LEN = 2048
@@ -151,3 +165,160 @@ def divided_layers(layers: int, stages: int, ends: int = 0) -> tuple[int, ...]:
     counts[0] -= ends
     counts[-1] -= ends
     return tuple(counts)
+
+
+_SOURCE = "Narayanan et al. 2021, table 2"
+
+
+def comparison_table(constants: Constants) -> Table:
+    """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
+    table = Table(
+        "run",
+        "layout",
+        "GPUs",
+        "published s",
+        "predicted s",
+        "TFLOP/s",
+        "error",
+        "GiB",
+        "source",
+        box=None,
+        pad_edge=False,
+    )
+    for each in [*published_runs(), *narayanan_table_2()]:
+        run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
+        rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
+        memory = megatron_memory(run, each.bf16).total / (1 << 30)
+        table.add_row(
+            each.name,
+            run.layout.describe(),
+            str(run.cluster.devices),
+            f"{measured:.2f}" if measured else "",
+            f"{predicted:.2f}",
+            f"{rate:.0f}",
+            f"{100 * (predicted / measured - 1):+.1f} %" if measured else "",
+            f"{memory:.0f} of {run.cluster.device.memory / (1 << 30):.0f}",
+            each.source + (f"; {each.note}" if each.note else ""),
+        )
+    return table
+
+
+def narayanan_table_2() -> list[PublishedRun]:
+    """Narayanan et al. 2021, table 2: ZeRO-3 alone beside tensor, pipeline and data parallelism, on Selene.
+
+    Whether its pipelines are interleaved is not printed; they are taken not to be.
+    """
+    rows = [  # billions, tensor- and pipeline-parallel ranks, GPUs, batch, micro-batch, TFLOP/s
+        (174.6, (1, 1), 384, 1536, 4, 144),
+        (174.6, (1, 1), 768, 1536, 2, 88),
+        (174.6, (1, 1), 1536, 1536, 1, 44),
+        (529.6, (1, 1), 640, 2560, 4, 138),
+        (529.6, (1, 1), 1120, 2240, 2, 98),
+        (529.6, (1, 1), 2240, 2240, 1, 48),
+        (174.6, (8, 12), 384, 1536, 1, 153),
+        (174.6, (8, 12), 768, 1536, 1, 149),
+        (174.6, (8, 12), 1536, 1536, 1, 141),
+        (529.6, (8, 35), 560, 2240, 1, 171),
+        (529.6, (8, 35), 1120, 2240, 1, 167),
+        (529.6, (8, 35), 2240, 2240, 1, 159),
+    ]
+    found = []
+    for size, (tp, pp), gpus, batch, micro, tflops in rows:
+        software = MEGATRON if pp > 1 else DEEPSPEED_ZERO_3
+        preset, cluster = "megatron-529.6b", Cluster(find_device("a100-80gb"), gpus)
+        run = recomputed_run(preset, cluster, (tp, pp, 1), batch, micro, software)
+        run = run if size > 500 else _as_gpt_3(run)
+        name = f"{size}B, {'3D' if pp > 1 else 'ZeRO-3'}, {gpus} GPUs"
+        found.append(PublishedRun(name, preset, run, tflops, source=_SOURCE))
+    return found
+
+
+def _as_gpt_3(run: PlannedRun) -> PlannedRun:
+    """With GPT-3's 96 layers of 12,288, of 96 heads."""
+    model = ModelConfig(preset="megatron-145.6b", layers=96).resolve(1, SEQ_LEN)
+    return replace(run, model=model, stage_layers=divided_layers(96, run.layout.pp))
+
+
+PROCESSES = 8
+_HEAD_DIM, _VOCABULARY, _SEQ_LEN, _STEPS = 8, 1024, 64, 20
+
+
+def shrunk_config(each: PublishedRun) -> str:
+    """A configuration of training in TOML, of 20 steps; it needs data.train, data.holdout and out_dir beside it."""
+    layout = shrunk_layout(each.run.layout)
+    sections: dict[str, dict[str, Any]] = {
+        "model": _model(each, layout),
+        "data": {"seq_len": _SEQ_LEN, "batch_size": layout.dp * layout.micro_batches * min(2, each.run.micro_batch)},
+        "optim": {"steps": _STEPS, "warmup_steps": 2},
+        "parallel": _parallel(layout),
+        "memory": _changed(MemoryConfig(each.run.recompute), MemoryConfig()),
+        "eval": {"sequences": 16, "sample_tokens": 0},
+    }
+    lines = [
+        f"# {each.name}, shrunk: {layout.describe()} instead of {each.run.layout.describe()}",
+        f"# torchrun --nproc_per_node={PROCESSES} training/train.py --config THIS_FILE --data.train TOKENS/train "
+        "--data.holdout TOKENS/holdout --out_dir RUN",
+        'device = "cpu"',
+    ]
+    for name, options in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in options.items())]
+    return "\n".join(lines)
+
+
+def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
+    """The layout's shape with 8 ranks: each degree above 1 becomes 2, and what is left goes to the largest."""
+    degrees = {name: getattr(layout, name) for name in ("dp", "tp", "pp")}
+    small = {name: min(degree, 2) for name, degree in degrees.items()}
+    while small["dp"] * small["tp"] * small["pp"] < PROCESSES:
+        small[max(small, key=lambda name: degrees[name] / small[name])] *= 2
+    per_rank = 2 if small["pp"] > 1 else 1
+    return ParallelConfig(
+        **small,
+        zero=layout.zero,
+        zero_group=small["dp"] if layout.zero else 1,
+        sequence_parallel=layout.sequence_parallel,
+        schedule=layout.schedule,
+        virtual_stages=layout.virtual_stages,
+        micro_batches=min(layout.micro_batches, per_rank * small["pp"] if small["pp"] > 1 else 2),
+    )
+
+
+def _model(each: PublishedRun, layout: ParallelConfig) -> dict[str, Any]:
+    """Sizes beside the preset's parts: heads as odd as the published ones, an MLP as wide in proportion."""
+    model = each.run.model
+    heads = _shrunk_heads(model, layout.tp)
+    width = heads * _HEAD_DIM
+    unit = 8 * layout.tp
+    return {
+        "preset": each.preset,
+        "layers": max(4, layout.stages * (1 if layout.virtual_stages > 1 else 2)),
+        "width": width,
+        "heads": heads,
+        "ffn_width": -(-width * model.ffn_width // (model.width * unit)) * unit,
+        "vocab_size": _VOCABULARY,
+        "context": _SEQ_LEN,
+    }
+
+
+def _shrunk_heads(model: ModelConfig, tp: int) -> int:
+    """Heads halved while 4 or more are left, which tp divides: BLOOM's 112 become 14."""
+    heads = model.heads
+    while heads % (2 * tp) == 0 and heads >= 8:
+        heads //= 2
+    return heads
+
+
+def _parallel(layout: ParallelConfig) -> dict[str, Any]:
+    """Options of the layout; training fills in the others."""
+    given = _changed(layout, ParallelConfig())
+    return {key: value for key, value in given.items() if key != "zero_group" and (key, value) != ("virtual_stages", 1)}
+
+
+def _changed(options: Any, defaults: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    return {key: value for key, value in vars(options).items() if value != getattr(defaults, key)}
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML; strings are names of options."""
+    return str(value).lower() if isinstance(value, (bool, int)) else f'"{value}"'

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
-from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
-from gristmill_planner.cost.step_time import layer_parameters
 from gristmill_planner.memory import MemoryInputs, estimate_memory
+from gristmill_planner.planned_run import GRISTMILL, PlannedRun
+from gristmill_planner.step_time import layer_parameters
 from training.config import Precision
 
 RESERVE = 3 << 30

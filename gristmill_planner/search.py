@@ -1,4 +1,8 @@
-"""Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory."""
+"""Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory.
+
+A family's bound of time is below each of its layouts, by which most of them are passed over. Where nothing fits, the
+error says by how much, and the least change with which something does.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,14 +10,14 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from gristmill.errors import UsageError
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.step_time import PassTime, StepTime, rank_times, step_time
-from gristmill_planner.layouts.candidates import Family, families
-from gristmill_planner.layouts.least_time import least_time
-from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.candidates import LayoutFamily, families
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import DEVICES, Cluster
+from gristmill_planner.planned_run import PlannedRun, PlanRequest
 from gristmill_planner.run_memory import RunMemory, run_memory
+from gristmill_planner.step_time import PassTime, StepTime, rank_times, send_time, step_time
 from training.experimental.parallel_config import ParallelConfig
+from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,12 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
     return SearchResult(choices, considered, None if choices else _closest(request, every, constants))
 
 
-def _by_time(request: PlanRequest, every: list[Family], constants: Constants) -> Iterator[tuple[StepTime, PlannedRun]]:
+def _by_time(
+    request: PlanRequest, every: list[LayoutFamily], constants: Constants
+) -> Iterator[tuple[StepTime, PlannedRun]]:
     """All runs that fit, from the fastest: a family's are timed when its bound is the least of what is left."""
     known: dict[tuple[object, ...], tuple[PassTime, PassTime]] = {}
-    queue: list[tuple[float, int, StepTime | None, Family | PlannedRun]] = []
+    queue: list[tuple[float, int, StepTime | None, LayoutFamily | PlannedRun]] = []
     of_family = []
     number = count()  # so that the queue compares nothing else
     for family in every:
@@ -79,7 +85,7 @@ def _by_time(request: PlanRequest, every: list[Family], constants: Constants) ->
             heappush(queue, (found.total, next(number), found, run))
 
 
-def _fitting(request: PlanRequest, family: Family) -> Iterator[PlannedRun]:
+def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]:
     """Those that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
     available = request.cluster.device.memory
     for schedule in family.schedules:
@@ -97,7 +103,7 @@ def _shape(layout: ParallelConfig) -> tuple[object, ...]:
     return *_divided(layout), layout.dp, layout.pp, layout.schedule
 
 
-def _closest(request: PlanRequest, every: list[Family], constants: Constants) -> Choice:
+def _closest(request: PlanRequest, every: list[LayoutFamily], constants: Constants) -> Choice:
     """The layout that takes least memory, of those that shard most."""
     runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
     run = min(runs, key=lambda run: run_memory(run, request.precision).total)
@@ -115,3 +121,78 @@ def _no_layout(request: PlanRequest) -> str:
         f"GPUs of a node, and pipeline ranks be at most {request.model.layers}; try --gpus {near}, or a batch_size "
         f"of {-(-batch // devices) * devices}"
     )
+
+
+_ROUNDING = 1 - 1e-9
+
+
+def least_time(family: LayoutFamily, run: PlannedRun, times: tuple[PassTime, PassTime], constants: Constants) -> float:
+    """Seconds of a step that no layout of `family` is below, of which `run` has one stage a rank.
+
+    The busiest rank has no fewer layers than an even division gives, and takes no less than the mean. A step takes it
+    once a micro-batch, and the other ranks' sum once, or a share of that by the schedule; the more the busiest takes,
+    the longer the step. Communication between replicas and the update are left out.
+    """
+    layer, head = (each.forward + each.backward for each in times)
+    layers, pp, count = run.model.layers, run.layout.pp, run.layout.micro_batches
+    whole = layers * layer + head
+    busiest = max(-(-layers // pp) * layer, whole / pp)
+    sent = send_time(run, constants)
+    forward = times[0].forward / layer
+    share = min((forward if schedule in SPLIT_BACKWARD else 1) / virtual for schedule, virtual in family.schedules)
+    waits = share * (whole - busiest + (pp - 1) * sent)
+    return _ROUNDING * (count * (busiest + sent) + waits + constants.step)
+
+
+_GIB = 1 << 30
+_MOST_TIMES = 64  # as many GPUs
+
+
+def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) -> str:
+    """What to say where no layout of `request` fits, and `closest` comes closest."""
+    cluster, total = request.cluster, closest.memory.total
+    text = (
+        f"no layout fits {cluster.devices} x {cluster.device.name}: the smallest, {closest.run.layout.describe()} with "
+        f"recompute {closest.run.recompute}, takes {total / _GIB:.1f} GiB a GPU, "
+        f"{(total - cluster.device.memory) / _GIB:.1f} too many"
+    )
+    more = next((each for each in _more_devices(cluster) if _fits(request, each, constants)), None)
+    if more is not None:
+        more = next((each for each in _fewer_devices(cluster, more) if _fits(request, each, constants)), more)
+    other = next((each for each in _larger_devices(cluster) if _fits(request, each, constants)), None)
+    changes = [f"--gpus {more.devices}"] if more is not None else []
+    changes += [f"--gpu {other.device.name}"] if other is not None else []
+    return f"{text}; try {', or '.join(changes) or 'a smaller model'}"
+
+
+def _more_devices(cluster: Cluster) -> Iterator[Cluster]:
+    times = 2
+    while times <= _MOST_TIMES:
+        more = replace(cluster, devices=times * cluster.devices)
+        if more.fills_nodes:
+            yield more
+        times *= 2
+
+
+def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
+    """Three sizes between one that fits and half of it, which does not; of whole nodes."""
+    half = fits.devices // 2
+    for quarters in (1, 2, 3):
+        devices = half + quarters * half // 4
+        if devices > cluster.devices and 4 * devices == (4 + quarters) * half and devices % cluster.per_node == 0:
+            yield replace(cluster, devices=devices)
+
+
+def _larger_devices(cluster: Cluster) -> Iterator[Cluster]:
+    """As many of other devices, by memory."""
+    larger = [device for device in DEVICES.values() if device.memory > cluster.device.memory]
+    for device in sorted(larger, key=lambda device: device.memory):
+        yield replace(cluster, device=device)
+
+
+def _fits(request: PlanRequest, cluster: Cluster, constants: Constants) -> bool:
+    """False also where no layout divides the cluster."""
+    try:
+        return bool(search(replace(request, cluster=cluster), constants, 1).choices)
+    except UsageError:
+        return False

@@ -12,9 +12,9 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from matplotlib.figure import Figure
 
-from gristmill_planner.cost.fitted_constants import fitted_constants
-from gristmill_planner.cost.hardware import find_device
-from gristmill_planner.layouts.crossings import layer_seconds
+from gristmill_planner.break_even import layer_seconds
+from gristmill_planner.fitted_constants import fitted_constants
+from gristmill_planner.hardware import find_device
 from scripts.drawing import DATA, MODEL, NOTE, RANKS, arrow, box_with, new_figure
 from training.model.model_config import ModelConfig
 

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from gristmill_planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
+from gristmill_planner.pipeline_simulator import PassCosts, pipeline_layout, simulate
 from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
 from scripts.draw_local_steps import draw_local_steps

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import InputError
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from gristmill_planner.published_runs import divided_layers
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig

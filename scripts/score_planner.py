@@ -6,7 +6,7 @@ DATA_FOLDER has the three files that scripts/planner_rows.py names. Prints the m
 and by model size, for rows that were fitted to and for rows that were not (in five random folds, and one model size at
 a time), the rank correlation within a model's layouts, the noise of measured rows, constant efficiency beside it, and
 the runs that were out of memory. --write writes the constants, fitted to all rows, to
-gristmill_planner/cost/fitted_constants.toml.
+gristmill_planner/fitted_constants.toml.
 """
 
 import math
@@ -25,10 +25,10 @@ from scipy.optimize import least_squares
 
 from gristmill.arguments import Positional
 from gristmill.command import command
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.layer_work import model_flops
-from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.compute_time import model_flops
+from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.run_memory import megatron_memory
+from gristmill_planner.step_time import step_time
 from scripts.planner_noise import print_noise, rank_correlation
 from scripts.planner_rows import BLOOM, MULTI_NODE, SINGLE_NODE, MeasuredRow, read_rows
 
@@ -57,7 +57,7 @@ def score_planner(data_folder: Positional[Path], folds: int = 5, write: bool = F
     print(f"constants: {constants}")
     print_memory(rows)
     if write:
-        target = Path(__file__).resolve().parents[1] / "gristmill_planner/cost/fitted_constants.toml"
+        target = Path(__file__).resolve().parents[1] / "gristmill_planner/fitted_constants.toml"
         lines = [f"{name} = {value:.4g}\n" for name, value in asdict(constants).items()]
         target.write_text("# Written by scripts/score_planner.py --write\n" + "".join(lines), encoding="utf-8")
     order = np.random.default_rng(1).permutation(len(timed))

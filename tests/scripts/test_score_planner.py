@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import InputError
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.step_time import step_time
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.step_time import step_time
 from scripts.planner_noise import curve_deviations, perfect_correlation, rank_correlation
 from scripts.planner_rows import MULTI_NODE, SINGLE_NODE, read_rows
 from scripts.score_planner import (

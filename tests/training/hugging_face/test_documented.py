@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gristmill_parity.small_models import SHRUNK
+from gristmill_parity.cases import SHRUNK
 from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face.test_families import FAMILY_NAMES
 from tests.training.hugging_face.test_generation import GENERATED

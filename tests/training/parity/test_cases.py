@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from gristmill_parity.cases import all_cases, covering_cases
-from gristmill_parity.small_models import VOCAB_SIZE
+from gristmill_parity.cases import VOCAB_SIZE, all_cases, covering_cases
 
 
 def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> None:

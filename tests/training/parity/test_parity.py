@@ -50,7 +50,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_wrong_options_are_told() -> None:
-    with pytest.raises(UsageError, match=r"wanted a file that ends in .md or .json"):
+    with pytest.raises(UsageError, match=r"expected a file that ends in .md or .json"):
         parity(out=Path("c.pdf"))
     with pytest.raises(UsageError, match=r"--only is 'alpaca', which no row's name has; one is '.* fp32'"):
         parity(only="alpaca")

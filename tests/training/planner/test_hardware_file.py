@@ -7,9 +7,8 @@ import pytest
 
 from gristmill.errors import OutputError, UsageError
 from gristmill_planner.calibration import calibrate
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.hardware import find_device
-from gristmill_planner.hardware_file import check_name, read_hardware, write_hardware
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import check_name, find_device, read_hardware, write_hardware
 from gristmill_planner.plan import plan
 from training.distributed.rank_pool import RankPool
 
@@ -53,11 +52,11 @@ def test_bad_files(tmp_path: Path) -> None:
     assert read_hardware(path)[0].processors == 0
     for old, new, words in (
         ("flops = 9.894e+14", 'flops = "many"', "Expected `float`, got `str`"),
-        ("flops = 9.894e+14", "flops = -1", r"device.flops is -1; wanted a finite number, more than 0"),
-        ("flops = 9.894e+14", "flops = inf", r"device.flops is inf; wanted a finite number"),
+        ("flops = 9.894e+14", "flops = -1", r"device.flops is -1; expected a finite number, more than 0"),
+        ("flops = 9.894e+14", "flops = inf", r"device.flops is inf; expected a finite number"),
         ("flops = 9.894e+14", "flops = 1e15\nspeed = 1", "device.speed is not known"),
         ("launch = 0.0009\n", "", "constants.launch is missing"),
-        ("processors = 132", "processors = -1", r"device.processors is -1; wanted a finite number, 0 or more"),
+        ("processors = 132", "processors = -1", r"device.processors is -1; expected a finite number, 0 or more"),
         ("[constants]", "[others]", "unknown field `others`|missing required field `constants`"),
     ):
         assert old in written

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from gristmill.command import command, run_with_exit_code
 from gristmill.errors import GristmillError, UsageError
-from gristmill_planner.cost.fitted_constants import fitted_constants
-from gristmill_planner.cost.hardware import Device, find_device
-from gristmill_planner.hardware_file import write_hardware
+from gristmill_planner.fitted_constants import fitted_constants
+from gristmill_planner.hardware import Device, find_device, write_hardware
 from gristmill_planner.plan import plan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -113,7 +112,7 @@ def test_pictures(tmp_path: Path, config: Path) -> None:
 @pytest.mark.parametrize("costs", [(1, nan, 1), (1, 1, inf), (inf, 1, 1), (0, 1, 1), (1, -1, 1)])
 def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> None:
     with pytest.raises(
-        UsageError, match=rf"--costs are {costs[0]} {costs[1]} {costs[2]}; wanted .*; try --costs 1 1 1"
+        UsageError, match=rf"--costs are {costs[0]} {costs[1]} {costs[2]}; expected .*; try --costs 1 1 1"
     ):
         plan(draw=tmp_path / "all.svg", costs=costs)
 
@@ -237,7 +236,7 @@ def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(str(config), gpus=4, dry_run=True, json=True) is None  # of the first choice
     record = msgspec.json.decode(capsys.readouterr().out)
     assert record["agrees"] and record["bytes"]["weights"] > 0
-    with pytest.raises(UsageError, match=r"--rank is 384; wanted 0 to 383"):
+    with pytest.raises(UsageError, match=r"--rank is 384; expected 0 to 383"):
         plan("bloom-176b", dry_run=True, rank=384)
 
 
@@ -281,7 +280,7 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
         ((), ["--gpus", "104"], "no layout divides 104 GPUs"),
         ((), ["--gpus", "-8"], "a cluster of -8 GPUs"),
         ((), ["--gpu", "h10"], "did you mean h100?"),
-        ((), ["--gpu", "%"], "wanted one of v100"),
+        ((), ["--gpu", "%"], "expected one of v100"),
         (("heads = 12", "heads = 7"), [], "model.width 768 is not divisible by model.heads 7"),
         (("layers = 12", "layers = -1"), [], "model.layers is -1; wanted 0 or more"),
         (("vocab_size = 50304", ""), [], "does not say how large the vocabulary is"),
@@ -293,8 +292,8 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
             ["--configured", "--gpus", "4"],
             "of 8 is too small for parallel.tp 4",
         ),
-        ((), ["--dry-run", "--rank", "8", "--configured"], "--rank is 8; wanted 0 to 7, as 8 GPUs have"),
-        ((), ["--dry_run", "--rank=-1"], "--rank is -1; wanted 0 to 7"),
+        ((), ["--dry-run", "--rank", "8", "--configured"], "--rank is 8; expected 0 to 7, as 8 GPUs have"),
+        ((), ["--dry_run", "--rank=-1"], "--rank is -1; expected 0 to 7"),
         ((), ["--shrink"], "--shrink is for published runs"),
     ],
     ids=lambda value: str(value)[:30],

@@ -12,17 +12,14 @@ import pytest
 
 import gristmill_planner.search as search_module
 from gristmill.errors import UsageError
-from gristmill_planner.cost.fitted_constants import fitted_constants
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.step_time import step_time
-from gristmill_planner.divide_layers import divide_by_cost, divided_by_time
-from gristmill_planner.layouts.candidates import candidates
-from gristmill_planner.layouts.plan_request import PlanRequest
-from gristmill_planner.nothing_fits import nothing_fits
+from gristmill_planner.candidates import candidates
+from gristmill_planner.fitted_constants import fitted_constants
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import PlannedRun, PlanRequest
 from gristmill_planner.published_runs import PublishedRun, published_runs
 from gristmill_planner.run_memory import RESERVE, run_memory
-from gristmill_planner.search import search
+from gristmill_planner.search import nothing_fits, search
+from gristmill_planner.step_time import divide_by_cost, divided_by_time, step_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 

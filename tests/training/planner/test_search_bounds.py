@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from gristmill_planner.cost.fitted_constants import fitted_constants
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
-from gristmill_planner.cost.step_time import rank_times, step_time
-from gristmill_planner.layouts.candidates import candidates, families
-from gristmill_planner.layouts.least_time import least_time
-from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.candidates import candidates, families
+from gristmill_planner.fitted_constants import fitted_constants
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun, PlanRequest
 from gristmill_planner.run_memory import run_memory
-from gristmill_planner.search import search
+from gristmill_planner.search import least_time, search
+from gristmill_planner.step_time import rank_times, step_time
 from training.model.model_config import ModelConfig
 
 WIDE = ModelConfig(preset="gpt2", layers=10, width=2048, heads=16).resolve(100_000, 1024)

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from gristmill.config import load_config
-from gristmill_planner.published_runs import PublishedRun, find_published_run, published_runs
-from gristmill_planner.shrink import shrunk_config, shrunk_layout
+from gristmill_planner.published_runs import (
+    PublishedRun,
+    find_published_run,
+    published_runs,
+    shrunk_config,
+    shrunk_layout,
+)
 from training.config import TrainConfig
 from training.data.batches import BatchSplit
 from training.experimental.parallel_config import ParallelConfig

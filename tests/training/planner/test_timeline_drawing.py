@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import OutputError, UsageError
-from gristmill_planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
-from gristmill_planner.timeline.timeline_drawing import describe, draw_timelines, timeline_text
+from gristmill_planner.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
+from gristmill_planner.timeline import describe, draw_timelines, timeline_text
 
 
 def timeline() -> Timeline:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.planned_run import GRISTMILL, OptimizerStates, PlannedRun
-from gristmill_planner.dry_run.dry_run import try_rank
+from gristmill_planner.dry_run import try_rank
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import GRISTMILL, OptimizerStates, PlannedRun
 from gristmill_planner.published_runs import find_published_run
 from gristmill_planner.run_memory import run_memory
 from training.experimental.parallel_config import ParallelConfig
@@ -93,7 +93,7 @@ def test_full_size() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_that_there_is_not(rank: int) -> None:
-    with pytest.raises(UsageError, match=rf"--rank is {rank}; wanted 0 to 3, as 4 GPUs have"):
+    with pytest.raises(UsageError, match=rf"--rank is {rank}; expected 0 to 3, as 4 GPUs have"):
         try_rank(small_run(ParallelConfig(), 4, "gpt2-124m", "none"), rank)
 
 

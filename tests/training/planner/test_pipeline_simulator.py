@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from gristmill_planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
+from gristmill_planner.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
 from training.parallel.pipeline.schedules import Schedule
 
 EQUAL = PassCosts(1.0, 1.0, 1.0)

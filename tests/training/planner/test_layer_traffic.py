@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gristmill_planner.cost.communication_time import collective_time
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.layer_traffic import Seconds, layer_collectives
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
-from gristmill_planner.layouts.crossings import layer_seconds
+from gristmill_planner.break_even import layer_seconds
+from gristmill_planner.communication_time import Seconds, collective_time, layer_collectives
+from gristmill_planner.compute_time import head_of_rank, layer_of_rank
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 

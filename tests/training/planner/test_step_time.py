@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from gristmill_planner.cost.fitted_constants import Constants, fitted_constants
-from gristmill_planner.cost.hardware import Cluster, find_device
-from gristmill_planner.cost.layer_work import Product, head_work, layer_work, model_flops
-from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun
-from gristmill_planner.cost.product_time import product_time, wave_share
-from gristmill_planner.cost.step_time import rank_parameters, step_time
-from gristmill_planner.published_runs import PublishedRun, divided_layers, published_runs
+from gristmill_planner.compute_time import Product, head_work, layer_work, model_flops, product_time, wave_share
+from gristmill_planner.fitted_constants import Constants, fitted_constants
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import GRISTMILL, PlannedRun
+from gristmill_planner.published_runs import PublishedRun, divided_layers, narayanan_table_2, published_runs
 from gristmill_planner.run_memory import megatron_memory
-from gristmill_planner.validation import narayanan_table_2
+from gristmill_planner.step_time import rank_parameters, step_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters

@@ -1,17 +1,28 @@
-"""Step time: seconds of a training step of a layout, split into compute, communication and bubble."""
+"""Step time: seconds of a training step of a layout, split into compute, communication and bubble.
+
+And the division of layers over pipeline stages that has the fastest slowest stage.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gristmill_planner.cost.communication_time import collective_time, gradient_all_reduce, message
-from gristmill_planner.cost.fitted_constants import Constants
-from gristmill_planner.cost.hardware import Device
-from gristmill_planner.cost.layer_traffic import Seconds, head_collectives, hidden_bytes, layer_collectives
-from gristmill_planner.cost.layer_work import Work
-from gristmill_planner.cost.planned_run import PlannedRun
-from gristmill_planner.cost.product_time import product_time
-from gristmill_planner.cost.rank_work import head_of_rank, layer_of_rank
+import numpy as np
+
+from gristmill_planner.communication_time import (
+    Seconds,
+    collective_time,
+    gradient_all_reduce,
+    head_collectives,
+    hidden_bytes,
+    layer_collectives,
+    message,
+)
+from gristmill_planner.compute_time import RankWork, head_of_rank, layer_of_rank, product_time
+from gristmill_planner.fitted_constants import Constants
+from gristmill_planner.hardware import Device
+from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -47,7 +58,7 @@ class StepTime:
 
 
 @lru_cache(4096)
-def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, float]:
+def work_time(work: RankWork, device: Device, constants: Constants) -> tuple[float, float]:
     """Seconds of the forward and of the backward pass of `work` on the device."""
     traffic = _traffic_time(work, device, constants)
     forward = sum(product_time(product, device, constants) for product in work.products)
@@ -55,7 +66,7 @@ def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, 
     return forward + traffic, backward + 2 * traffic
 
 
-def _traffic_time(work: Work, device: Device, constants: Constants) -> float:
+def _traffic_time(work: RankWork, device: Device, constants: Constants) -> float:
     return work.traffic * device.element_bytes / 2 / (constants.traffic_share * device.bandwidth)
 
 
@@ -78,15 +89,17 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
 
 
-def _by_kind(work: Work, layout: ParallelConfig, device: Device, constants: Constants) -> tuple[Seconds, Seconds]:
+def _by_kind(work: RankWork, layout: ParallelConfig, device: Device, constants: Constants) -> tuple[Seconds, Seconds]:
     """Seconds of a layer's products with matrices, and of those in attention, where communication may hide there."""
     if layout.tensor == "1d" and layout.cp == 1:
         return Seconds(0.0, 0.0), Seconds(0.0, 0.0)
     matrices = [product for product in work.products if product not in work.attention]
-    return tuple(Seconds(*work_time(Work(tuple(each), 0.0), device, constants)) for each in (matrices, work.attention))  # type: ignore[return-value]
+    return tuple(
+        Seconds(*work_time(RankWork(tuple(each), 0.0), device, constants)) for each in (matrices, work.attention)
+    )  # type: ignore[return-value]
 
 
-def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:
+def _again(recompute: Recompute, work: RankWork, device: Device, constants: Constants, forward: float) -> float:
     """Seconds to compute again: the forward pass, or all of it but the products."""
     if recompute == "selective":
         return _traffic_time(work, device, constants)
@@ -225,3 +238,33 @@ def layer_parameters(model: ModelConfig) -> int:
 def _slower(device: float, host: float) -> float:
     """A smooth maximum: the two hide each other but for where one overtakes the other."""
     return math.hypot(device ** (_LAUNCH_NORM / 2), host ** (_LAUNCH_NORM / 2)) ** (2 / _LAUNCH_NORM)
+
+
+def divide_by_cost(costs: Sequence[float], stages: int) -> list[int]:
+    """Numbers of consecutive items of `costs` for each stage, with the least cost of the most expensive stage.
+
+    Every stage gets one or more. (Zheng et al. 2022, section 5.2, for stages on equal devices; the least maximum is
+    also the least step time if there are many micro-batches.) Takes stages x items² steps.
+    """
+    total = np.concatenate([[0.0], np.cumsum(costs)])
+    count = len(costs)
+    best = np.where(np.arange(count + 1) == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(stages):
+        # worst[j, i]: the first i items are in the stages before, items i to j in this one
+        worst = np.maximum(best[None, :], total[:, None] - total[None, :])
+        worst[np.triu_indices(count + 1)] = np.inf
+        cuts.append(worst.argmin(axis=1))
+        best = worst.min(axis=1)
+    ends = [count]
+    for cut in reversed(cuts):
+        ends.append(int(cut[ends[-1]]))
+    return [end - start for start, end in zip(ends[:0:-1], ends[-2::-1], strict=True)]
+
+
+def divided_by_time(run: PlannedRun, constants: Constants) -> tuple[int, ...]:
+    """Layers of each stage of `run` with the least time of the slowest stage; the head's time is the last layer's."""
+    layer, head = layer_time(run, constants), head_time(run, constants)
+    costs = [layer.forward + layer.backward] * run.model.layers
+    costs[-1] += head.forward + head.backward
+    return tuple(divide_by_cost(costs, run.layout.stages))

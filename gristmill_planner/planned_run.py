@@ -1,10 +1,14 @@
-"""PlannedRun: a model, its batch and a layout on a cluster, of which the planner computes step time and memory."""
+"""A planned run: a model, its batch and a layout on a cluster, of which the planner computes step time and memory.
+
+And the request from which a search makes such runs.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from gristmill_planner.cost.hardware import Cluster
+from gristmill_planner.hardware import Cluster
+from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
@@ -119,3 +123,18 @@ def _stages_of_ranks(schedule: Schedule, pp: int, virtual_stages: int) -> list[l
 @lru_cache(4096)
 def _layers_of_ranks(layers: tuple[int, ...], schedule: Schedule, pp: int, virtual_stages: int) -> list[int]:
     return [sum(layers[stage] for stage in stages) for stages in _stages_of_ranks(schedule, pp, virtual_stages)]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is to be planned: a resolved model, `batch` sequences of `seq_len` tokens a step, and a cluster."""
+
+    model: ModelConfig
+    batch: int
+    seq_len: int
+    cluster: Cluster
+    precision: Precision = "bf16"
+    software: Software = GRISTMILL
+    states: OptimizerStates = ADAMW
+    compiled: bool = False
+    """Blocks are compiled, so that no schedule may compute gradients of inputs and weights apart."""

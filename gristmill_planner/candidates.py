@@ -8,8 +8,7 @@ from math import isqrt
 from typing import Literal
 
 from gristmill.errors import UsageError
-from gristmill_planner.cost.planned_run import GRISTMILL, PlannedRun, Software
-from gristmill_planner.layouts.plan_request import PlanRequest
+from gristmill_planner.planned_run import GRISTMILL, PlannedRun, PlanRequest, Software
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -24,7 +23,7 @@ _FEWEST_TOKENS = 1024  # of a sequence on a rank: with fewer, data parallelism d
 
 
 @dataclass(frozen=True)
-class Family:
+class LayoutFamily:
     """Layouts that differ in schedule, virtual stages and ZeRO stage alone: a layer takes as long in all of them."""
 
     degrees: ParallelConfig
@@ -56,7 +55,7 @@ def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
             yield from family.runs(request, *schedule)
 
 
-def families(request: PlanRequest) -> Iterator[Family]:
+def families(request: PlanRequest) -> Iterator[LayoutFamily]:
     """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
     devices, model = request.cluster.devices, request.model
     for divided in _divisions(request):
@@ -73,7 +72,7 @@ def families(request: PlanRequest) -> Iterator[Family]:
                     schedules = tuple(_schedules(request, pp, count))
                     stages = _zero_stages(request.software, degrees)
                     for recompute in recomputations if schedules else ():
-                        yield Family(degrees, recompute, schedules, stages)
+                        yield LayoutFamily(degrees, recompute, schedules, stages)
 
 
 def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:

@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 from gristmill.errors import InputError, UsageError
 from gristmill_planner.plan import plan
-from gristmill_planner.timeline.measured_timeline import measured_costs, read_timeline
+from gristmill_planner.timeline import measured_costs, read_timeline
 from training.experimental.parallel_config import ParallelConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder

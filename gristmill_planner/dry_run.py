@@ -1,0 +1,335 @@
+"""Dry run: one rank's modules and a step of them on the meta device, by the trainer's own code.
+
+The other ranks do not exist: collectives are counted and send nothing.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gristmill.errors import require
+from gristmill_planner.memory import LOGIT_CHUNK_BYTES
+from gristmill_planner.planned_run import PlannedRun
+from training.config import Precision
+from training.experimental.parallel_config import ParallelConfig
+from training.memory.memory_config import MemoryConfig
+from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.optim.build_optimizer import build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.parallel.mesh import World, build_world
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
+from training.parallel.traffic import expected_traffic
+from training.parallel.traffic_counter import TrafficCounter, traffic_inputs
+from training.parallel.traffic_inputs import Traffic, Volume
+
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_aten = torch.ops.aten
+
+
+@contextmanager
+def fake_world(layout: ParallelConfig, rank: int) -> Iterator[World]:
+    """The world of `rank` in a resolved layout, on the meta device; it lasts as long as the context.
+
+    Its process group is torch's fake one, of all ranks of the layout.
+    """
+    size = layout.processes
+    dist.init_process_group("cpu:fake,meta:fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # without one torch warns at the end
+        # the mesh's device decides where FSDP allocates, and it knows no meta device: StepOnMeta allocates there
+        yield replace(build_world(layout, _CPU), device=_META)
+    finally:
+        dist.destroy_process_group()
+
+
+class FakeCollectives(TorchDispatchMode):
+    """Context manager in which collectives are not carried out: they leave their tensors as they are."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _not_sent(func, args) if func.namespace == "c10d" else func(*args, **(kwargs or {}))
+
+
+class StepOnMeta(TrafficCounter):
+    """Context manager that counts the collectives of a step, which are not carried out.
+
+    Every tensor made in it is on the meta device, wherever it was asked for. A number that another rank would have
+    sent is 1: torch's pipeline stages vote that all of them know the shapes of what they pass on.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._operators = MetaOperators()
+        self._patches = ExitStack()
+
+    def __enter__(self) -> "StepOnMeta":
+        # FSDP refuses to run without memory, and from torch 2.15 on asks a CPU's stream for its number
+        self._patches.enter_context(patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None))
+        if torch.__version__ >= "2.15":
+            self._patches.enter_context(patch.object(_fsdp_collectives, "record_grad_output_stream", lambda *_: None))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.count(func, args, kwargs)
+            return _not_sent(func, args)
+        if func is _aten._local_scalar_dense.default and args[0].is_meta:
+            return 1
+        if func is _aten.lift_fresh.default:
+            return torch.empty_like(args[0], device=_META)
+        kwargs = kwargs or {}
+        if kwargs.get("device") == _CPU:
+            kwargs = {**kwargs, "device": _META}
+        return self._operators.call(func, args, kwargs)
+
+    def _count(self, name: str, arguments: list[Any]) -> None:
+        sent = [a for a in arguments if isinstance(a, Tensor)]
+        if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
+            super()._count(name, arguments)
+
+
+def _not_sent(func: Any, args: Any) -> Any:
+    """What a collective returns: its work, and if it has outputs those too."""
+    work = FakeWork().boxed()
+    return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+class _MetaTensor(NamedTuple):
+    """All that there is of a tensor on the meta device."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class MetaOperators:
+    """Calls operators, and remembers what those returned that make new tensors.
+
+    torch takes 0.1 to 5 ms for the shapes of one, and the thousands of micro-batches of a step have the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What `func` returns."""
+        if not _makes_tensors(func):
+            return func(*args, **kwargs)
+        key = func, *map(_describe, args), *((name, _describe(value)) for name, value in kwargs.items())
+        if key not in self._known:
+            self._known[key] = _describe(func(*args, **kwargs))
+        return _make(self._known[key])
+
+
+@cache
+def _makes_tensors(func: Any) -> bool:
+    """True if no output is a view of an input, and no input is written to."""
+    schema, is_mathematical = func._schema, func.namespace == "aten"
+    return is_mathematical and not schema.is_mutable and not any(output.alias_info for output in schema.returns)
+
+
+def _describe(value: Any) -> Any:
+    """An argument or a result without its tensors; numbers with their type, as 1 and 1.0 are equal."""
+    if isinstance(value, Tensor):
+        assert value.is_meta, "a step on the meta device has a tensor with values"
+        return _MetaTensor(value.shape, value.stride(), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_describe, value))
+    return type(value), value
+
+
+def _make(described: Any) -> Any:
+    if isinstance(described, _MetaTensor):
+        return torch.empty_strided(described.shape, described.stride, dtype=described.dtype, device="meta")
+    if described and isinstance(described[0], type):
+        return described[1]
+    return tuple(map(_make, described))
+
+
+_ANY_DECAY = 0.999  # an average takes as much memory with any
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a rank holds, as it was built, and what it sends in a step, as it was run and by the formulas."""
+
+    rank: int
+    place: dict[str, tuple[int, int]]
+    """Index of the rank, and number of ranks, by axis of the mesh."""
+    layers: dict[int, range]
+    """Of each of its pipeline stages."""
+    parameters: int
+    """That its modules compute with, before ZeRO-3 shards them; of two tied copies on one rank one."""
+    built: dict[str, int]
+    """Bytes of weights, of float32 masters, and of the optimizer's moments with an average of the weights."""
+    sent: Traffic
+    expected_sent: Traffic
+
+    @property
+    def agrees(self) -> bool:
+        """True if the formulas of traffic are right to the byte."""
+        return self.sent == self.expected_sent
+
+
+def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRun:
+    """Build rank `rank` of `run`, and run one step of it, without memory and without the other ranks.
+
+    The step is that of the trainer but for the update, with what Muon gathers for it, and the sum of loss and gradient
+    norm over all ranks. Raises UsageError for a rank that there is not, a layout that the trainer refuses, or moments
+    that are not on the device.
+    """
+    layout, devices = run.layout, run.cluster.devices
+    require(0 <= rank < devices, f"--rank is {rank}; expected 0 to {devices - 1}, as {devices} GPUs have")
+    layout.check(devices, run.model, run.seq_len)
+    states, memory = run.states, MemoryConfig(run.recompute)
+    require(
+        states.moments == "device",
+        f"--dry_run with memory.optimizer {states.moments}: a dry run builds the optimizer's states on the device "
+        "alone; try memory.optimizer device, or no --dry_run",
+    )
+    optim = OptimConfig(name=states.name, ema_decay=_ANY_DECAY if states.ema else 0.0)
+    with fake_world(layout, rank) as world:
+        with FakeCollectives():
+            model = parallelize(meta_decoder(run.model), layout, world, 1, precision, memory, seq_len=run.seq_len)
+            optimizer = build_optimizer(model.params, optim, memory)
+        sequences = run.batch // layout.dp
+        if model.pipeline is not None:
+            # torch keeps the state of the random numbers of a stage's device, and the meta device has none
+            model.pipeline.device = torch.device("cpu")
+            model.pipeline.fix_shapes(sequences // layout.micro_batches, run.seq_len)
+            if torch.__version__ < "2.13":  # whose first step also connects a stage with its neighbours
+                with StepOnMeta(world):
+                    _step(model, sequences, run.seq_len)
+        with StepOnMeta(world) as traffic:
+            _step(model, sequences, run.seq_len)
+        inputs = traffic_inputs(model, sequences, run.seq_len, precision, run.recompute)
+        inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
+        moments = [values for states in optimizer.moments().values() for values in states.values()]
+        place = {name: (axis.rank, axis.size) for name, axis in world.axes.items()}
+        return DryRun(
+            rank,
+            place,
+            {stage: inputs.stage_layers[stage] for stage in inputs.stages},
+            _parameters(model),
+            {**_weights(model), "moments": _storage_bytes(moments)},
+            traffic.traffic,
+            expected_traffic(inputs),
+        )
+
+
+def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
+    tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
+    model.forward_backward(Batch(tokens, tokens, samples), 1.0)
+    model.all_gather_params()
+
+
+def _parameters(model: ParallelModel) -> int:
+    """Elements of the modules' parameters; FSDP's are DTensors, which have the shapes of the whole."""
+    found = {id(param.module_param): param.module_param.numel() for param in model.params}
+    return sum(found.values())
+
+
+def _weights(model: ParallelModel) -> dict[str, int]:
+    """Bytes of the modules' parameters, and of those that the optimizer updates, where they are others."""
+    modules = [p for part in model.parts for p in part.parameters() if not isinstance(p, DTensor)]
+    own = {p.untyped_storage()._cdata for p in modules}
+    masters = [p.local for p in model.params if p.local.untyped_storage()._cdata not in own]
+    return {"weights": _storage_bytes(modules), "master": sum({id(p): p.nbytes for p in masters}.values())}
+
+
+def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> int:
+    """Bytes of the memory that the tensors are in, each counted once; on the meta device memory has no address."""
+    storages = [t.untyped_storage() for t in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+_NONE = Volume(0, 0)
+
+
+def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
+    """In words and tables."""
+    layout = run.layout
+    place = ", ".join(f"{name} {index} of {size}" for name, (index, size) in found.place.items() if size > 1)
+    agrees = "agree to the byte" if found.agrees else "differ where both numbers are shown"
+    return [
+        f"rank {found.rank} of {run.cluster.devices} ({place or 'alone'}) in {layout.describe()}, recompute "
+        f"{run.recompute}, with {layout.micro_batches} micro-batches of {run.micro_batch} x {run.seq_len} tokens",
+        f"{_held(run, found)}: {found.parameters:,} parameters",
+        "",
+        _bytes_table(found.built),
+        "",
+        _traffic_table(found.sent, found.expected_sent),
+        "",
+        f"The formulas of traffic {agrees}.",
+    ]
+
+
+def _held(run: PlannedRun, found: DryRun) -> str:
+    """The layers and ends of the model on the rank."""
+    words = [f"layers {each.start} to {each.stop - 1}" for each in found.layers.values()]
+    words += ["the embedding"] * (0 in found.layers) + ["the output"] * (run.layout.stages - 1 in found.layers)
+    return " and ".join(words)
+
+
+def _bytes_table(built: Mapping[str, int]) -> Table:
+    table = Table("memory", "bytes", "GiB", box=None, pad_edge=False)
+    for kind, size in built.items():
+        table.add_row(kind, f"{size:,}", f"{size / 2**30:.2f}")
+    return table
+
+
+def _traffic_table(sent: Traffic, expected: Traffic) -> Table:
+    table = Table("collectives of a step", "calls", "bytes", "GiB", box=None, pad_edge=False)
+    for axis, operation in sorted({**sent, **expected}):
+        calls, size = sent.get((axis, operation), _NONE)
+        more = expected.get((axis, operation), _NONE)
+        table.add_row(
+            f"{axis}: {operation}", _beside(calls, more.calls), _beside(size, more.bytes), f"{size / 2**30:.2f}"
+        )
+    return table
+
+
+def _beside(counted: int, expected: int) -> str:
+    return f"{counted:,}" if counted == expected else f"{counted:,} (formula {expected:,})"
+
+
+def dry_run_record(found: DryRun) -> dict[str, Any]:
+    """For programs; bytes."""
+    return {
+        "rank": found.rank,
+        "place": {name: index for name, (index, _) in found.place.items()},
+        "layers": {str(stage): [each.start, each.stop] for stage, each in found.layers.items()},
+        "parameters": found.parameters,
+        "bytes": found.built,
+        "collectives": {"counted": _record(found.sent), "formulas": _record(found.expected_sent)},
+        "agrees": found.agrees,
+    }
+
+
+def _record(traffic: Traffic) -> list[dict[str, Any]]:
+    return [
+        {"axis": axis, "operation": operation, **volume._asdict()}
+        for (axis, operation), volume in sorted(traffic.items())
+    ]

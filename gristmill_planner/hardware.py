@@ -1,0 +1,157 @@
+"""Hardware: speeds and sizes of GPUs and of the links between them, from data sheets or from a measured file.
+
+A file has a device and the constants that were measured with it, as TOML: `gristmill plan --calibrate` writes it.
+"""
+
+import difflib
+import math
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import msgspec
+
+from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill_planner.fitted_constants import Constants
+
+_GIB = 1 << 30
+_V100, _A100, _H100 = 80, 108, 132  # streaming multiprocessors
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, and the links of a node of it as it is usually sold.
+
+    All rates are the data sheet's, per second; what of them is reached is in fitted_constants.py.
+    """
+
+    name: str
+    flops: float
+    """Dense products, FLOP/s; in 16 bits."""
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Of its memory, bytes/s."""
+    link: float
+    """To the other devices of its node, bytes/s in each direction."""
+    network: float
+    """Of its share of the node's network cards, bytes/s in each direction."""
+    source: str = ""
+    processors: int = 0
+    """Streaming multiprocessors, to which the tiles of a product are given in waves; 0: it has none."""
+    element_bytes: int = 2
+    """Of a number that it computes with."""
+    overlaps: bool = True
+    """Collectives can run beside passes."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """False for a CPU, which computes in float32, and needs no memory for CUDA."""
+        return self.element_bytes == 2
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            "v100", 125e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16", _V100
+        ),
+        Device("a100-40gb", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, "NVIDIA A100 SXM4-40; 200 Gb/s each", _A100),
+        Device("a100-80gb", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, "NVIDIA A100 SXM4-80; 200 Gb/s each", _A100),
+        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each", _H100),
+        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each", _H100),
+        Device("ascend-910", 256e12, 32 * _GIB, 1.2e12, 30e9, 12.5e9, "Huawei Ascend 910, Liao et al. 2019; 100 Gb/s"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`devices` devices in nodes of `per_node`."""
+
+    device: Device
+    devices: int
+    per_node: int = 8
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.per_node < 1:
+            raise UsageError(
+                f"a cluster of {self.devices} GPUs in nodes of {self.per_node}; expected 1 or more of each, "
+                "for example --gpus 8 --nodes_of 8"
+            )
+
+    @property
+    def fills_nodes(self) -> bool:
+        """True if no node but a lone one is used in part."""
+        return self.devices % self.per_node == 0 or self.devices < self.per_node
+
+    def with_network(self, node_bytes: float) -> "Cluster":
+        """The same, where the network cards of a node together carry `node_bytes` a second in each direction."""
+        return replace(self, device=replace(self.device, network=node_bytes / self.per_node))
+
+
+def find_device(name: str) -> Device:
+    """The device called `name`. Raises UsageError for one that is not in the table, naming the most similar."""
+    if name not in DEVICES:
+        nearest = difflib.get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.3)
+        advice = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
+        raise UsageError(f"gpu {name!r} is not in the planner's table; {advice} {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+SUFFIX = ".toml"
+_MAY_BE_NONE = {"processors"}  # also missing, as in files from before there was a field for them
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    device: Device
+    constants: Constants
+
+
+def check_name(path: Path) -> None:
+    """Raise UsageError for another suffix than .toml."""
+    require(
+        path.suffix == SUFFIX,
+        f"--calibrate {path}: expected a file name that ends in {SUFFIX}, for example --calibrate cpu{SUFFIX}",
+    )
+
+
+def write_hardware(path: Path, device: Device, constants: Constants) -> None:
+    """Write both to `path`. Raises OutputError if it cannot be written."""
+    lines = ["# Written by gristmill plan --calibrate"]
+    for section, values in (("device", device), ("constants", constants)):
+        lines += [f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in asdict(values).items())]
+    with wrap_write_errors(path):
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_hardware(path: Path) -> tuple[Device, Constants]:
+    """Read what `write_hardware` wrote. Raises UsageError for a field that is missing, unknown or impossible."""
+    advice = "expected a file as gristmill plan --calibrate writes it"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.convert(table, _File)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise UsageError(f"--gpu {path}: {error}; {advice}") from error
+    for section, kind in (("device", Device), ("constants", Constants)):
+        names, values = {each.name for each in fields(kind)}, table[section]
+        for name in sorted((names ^ values.keys()) - _MAY_BE_NONE):
+            problem = "is missing" if name in names else "is not known"
+            raise UsageError(f"--gpu {path}: {section}.{name} {problem}; {advice}")
+        for name, value in values.items():
+            if isinstance(value, str):
+                continue
+            positive = (section == "device" and name not in _MAY_BE_NONE) or name.endswith("_share")
+            least = "more than 0" if positive else "0 or more"
+            possible = value > 0 or (value == 0 and least == "0 or more") or value is False
+            require(
+                possible and math.isfinite(value),
+                f"--gpu {path}: {section}.{name} is {value}; expected a finite number, {least}",
+            )
+    return found.device, found.constants
+
+
+def _toml(value: str | bool | float) -> str:
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()  # TOML's basic strings are escaped alike
+    return str(value).lower() if isinstance(value, bool) else f"{value:.5g}"

@@ -1,1 +1,0 @@
-"""Layouts that a plan considers: those that the trainer accepts, and the least memory of each."""

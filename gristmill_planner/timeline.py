@@ -1,0 +1,287 @@
+"""Timelines of pipeline schedules, simulated or measured in a traced step: drawn as text and as a picture."""
+
+import gzip
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, cast
+
+from rich.console import Group
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.errors import InputError, UsageError, require, wrap_write_errors
+from gristmill_planner.break_even import break_even_table
+from gristmill_planner.pipeline_simulator import (
+    PassCosts,
+    TimedPass,
+    Timeline,
+    bubble_table,
+    pipeline_layout,
+    rank_costs,
+    simulate,
+)
+from training.parallel.pipeline.schedules import SCHEDULES, Schedule
+from training.profiling.profiler import FOLDER
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; lighter on the way up or in the second half
+_COLORS = {
+    "F": ("#0072B2", "#56B4E9"),
+    "B": ("#D55E00", "#F0A868"),
+    "I": ("#D55E00", "#F0A868"),
+    "W": ("#009E73", "#7CCDB5"),
+}
+_NAMES = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
+    """Draw the timelines below each other on one time axis, into an SVG, PNG or PDF file.
+
+    Raises UsageError for another suffix, OutputError if the file cannot be written.
+    """
+    if path.suffix not in FORMATS:
+        raise UsageError(f"--draw {path}: expected a file name that ends in {', '.join(FORMATS)}")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [timeline.layout.pp for timeline in timelines]
+    figure = Figure(figsize=(11, sum(0.26 * n + 0.75 for n in rows) + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
+    for timeline, axis in zip(timelines, axes, strict=True):
+        _draw_one(timeline, axis)
+    axes[-1].set_xlabel("time, in seconds" + " of the costs given" * all(not timeline.name for timeline in timelines))
+    kinds = {each.kind for timeline in timelines for passes in timeline.ranks for each in passes}
+    later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
+    figure.legend(handles=_legend(kinds, later), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    with wrap_write_errors(path):
+        figure.savefig(path, dpi=150)
+
+
+def _draw_one(timeline: Timeline, axis: Any) -> None:
+    """Draw one timeline: a row for each rank, a box for each pass with its micro-batch's number."""
+    shortest = 0.012 * timeline.seconds
+    for rank, passes in enumerate(timeline.ranks):
+        for each in passes:
+            color = _color(timeline, each)
+            width = each.end - each.start
+            axis.barh(rank, width, left=each.start, height=0.92, color=color, edgecolor="white", linewidth=0.5)
+            if width >= shortest:
+                axis.text(
+                    each.start + width / 2, rank, str(each.micro_batch + 1), ha="center", va="center", fontsize=6.5,
+                    color="black" if _is_second_half(timeline, each) else "white",
+                )  # fmt: skip
+    axis.set_title(describe(timeline), loc="left", fontsize=9)
+    axis.set_yticks(range(timeline.layout.pp), [f"rank {rank}" for rank in range(timeline.layout.pp)], fontsize=7)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.margins(x=0.004, y=0.02)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+
+
+def describe(timeline: Timeline) -> str:
+    """One line: the schedule, its bubble ratio, and the micro-batches that each rank keeps at the most."""
+    layout = timeline.layout
+    stages = f", {layout.virtual_stages} stages a rank" if layout.virtual_stages > 1 else ""
+    kept = [timeline.peak_in_flight(rank) / layout.virtual_stages for rank in range(layout.pp)]
+    in_flight = ", ".join(f"{each:g}" for each in kept)
+    name = f"{timeline.name} " if timeline.name else ""
+    return (
+        f"{name}{layout.schedule}{stages}: {layout.micro_batches} micro-batches in {timeline.seconds:.4g} s, "
+        f"bubble ratio {timeline.bubble_ratio:.3f}; activations of {in_flight} micro-batches"
+    )
+
+
+def timeline_text(timeline: Timeline, width: int = 150) -> Text:
+    """The timeline for a terminal: a line for each rank, a character for each `width`-th of the step's seconds."""
+    text = Text(describe(timeline) + "\n")
+    scale = (width - 1) / timeline.seconds
+    for rank, passes in enumerate(timeline.ranks):
+        text.append(f"{rank:>3} ")
+        at = 0
+        for each in passes:
+            start, end = round(each.start * scale), round(each.end * scale)
+            text.append("·" * (start - at))
+            text.append(_box(each, end - start), Style(color="white", bgcolor=_color(timeline, each)))
+            at = max(at, end)
+        text.append("\n")
+    return text
+
+
+def _box(each: TimedPass, length: int) -> str:
+    """The pass's kind and micro-batch, as far as they fit."""
+    name = f"{each.kind}{each.micro_batch + 1}"
+    return (name if len(name) <= length else each.kind).ljust(length)[:length]
+
+
+def _is_second_half(timeline: Timeline, each: TimedPass) -> bool:
+    """True for the second stage of a rank with two, and every other one of a rank with more."""
+    layout = timeline.layout
+    return each.stage // layout.pp % 2 == 1
+
+
+def _color(timeline: Timeline, each: TimedPass) -> str:
+    return _COLORS[each.kind][_is_second_half(timeline, each)]
+
+
+def _legend(kinds: set[str], later: bool) -> list[Any]:
+    """`later`: there are ranks with several stages."""
+    from matplotlib.patches import Patch
+
+    shown = [kind for kind in _NAMES if kind in kinds and not (kind == "B" and "I" in kinds)]
+    both = "B" in kinds and "I" in kinds
+    names = {**_NAMES, "I": "backward (where split: of inputs)" if both else _NAMES["I"]}
+    found = [Patch(color=_COLORS[kind][0], label=names[kind]) for kind in shown]
+    return [*found, *[Patch(color="#CCCCCC", label="lighter: every second stage of a rank")] * later]
+
+
+_PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")
+_FILE = re.compile(r"steps-(\d+)-(\d+)\.rank-(\d+)\.json\.gz")
+
+
+class _Traced(NamedTuple):
+    """The pipeline that a trace is of; traces of another are not of the same step."""
+
+    schedule: Schedule
+    ranks: int
+    stages: int
+    """Of each rank."""
+    micro_batches: int
+
+
+def read_timeline(out_dir: Path) -> Timeline:
+    """The last step of the run in `out_dir` that was traced on every pipeline rank, under one layout.
+
+    Of replicas and tensor-parallel ranks, it is the first that were traced. Raises UsageError if the traces are not of
+    a pipeline, or lack one of its ranks, InputError if one is damaged.
+    """
+    folder, lacking = out_dir / FOLDER, "no traces of a pipeline's passes"
+    for (last, _), files in _by_steps(folder):
+        traces: dict[_Traced, dict[int, list[TimedPass]]] = {}
+        for path in files:
+            for traced, rank, passes in _read(path):
+                traces.setdefault(traced, {}).setdefault(rank, passes)
+        for traced, found in traces.items():
+            missing = [rank for rank in range(traced.ranks) if rank not in found]
+            if not missing:
+                return _timeline(traced, [found[rank] for rank in range(traced.ranks)], last)
+            if lacking.startswith("no traces"):
+                lacking = f"no trace of pipeline rank {missing[0]} of {traced.ranks} at step {last}"
+    raise UsageError(f"{folder} has {lacking}; train with --profile.steps 3:3 and --profile.ranks of every rank")
+
+
+def measured_costs(timeline: Timeline) -> list[PassCosts]:
+    """Mean seconds of the passes of each stage, for a simulation; of a whole backward pass each half."""
+    kinds: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for each in (each for passes in timeline.ranks for each in passes):
+        seconds = each.end - each.start
+        for kind in "IW" if each.kind == "B" else each.kind:
+            kinds[each.stage, kind].append(seconds / 2 if each.kind == "B" else seconds)
+    return [
+        PassCosts(*(fmean(kinds[stage, kind] or [0.0]) for kind in "FIW")) for stage in range(timeline.layout.stages)
+    ]
+
+
+def _by_steps(folder: Path) -> list[tuple[tuple[int, int], list[Path]]]:
+    """Traces of the same steps, by their last and first step, from the last on."""
+    found: dict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    for path in folder.glob("steps-*.rank-*.json.gz"):
+        if match := _FILE.fullmatch(path.name):
+            first, last, rank = map(int, match.groups())
+            found[last, first].append((rank, path))
+    return [(steps, [path for _, path in sorted(found[steps])]) for steps in sorted(found, reverse=True)]
+
+
+def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
+    """Pipeline rank and the passes of the last step of a trace; none if it has no pipeline."""
+    try:
+        trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+        base = float(trace.get("baseTimeNanoseconds", 0)) / 1e9
+        events = [
+            (match, base + event["ts"] / 1e6, event["dur"] / 1e6)
+            for event in trace["traceEvents"]
+            if event.get("ph") == "X" and event.get("cat") == "user_annotation"
+            if (match := _PASS.fullmatch(event["name"]))
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error) as error:
+        raise InputError(f"{path} is damaged: {error}; trace the steps again") from error
+    if not events:
+        return []
+    events.sort(key=lambda event: event[1])
+    kinds = [match.group(2, 3, 4) for match, _, _ in events]
+    one_step = events[len(kinds) - 1 - kinds[::-1].index(kinds[0]) :]
+    passes = [TimedPass(m[2], int(m[3]), int(m[4]), start, start + length) for m, start, length in one_step]
+    first = events[0][0]
+    stages, count = len({each.stage for each in passes}), 1 + max(each.micro_batch for each in passes)
+    forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
+    if first[1] not in SCHEDULES or len(forward) != stages * count:
+        raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
+    return [(_Traced(cast(Schedule, first[1]), int(first[6]), stages, count), int(first[5]), passes)]
+
+
+def _timeline(traced: _Traced, ranks: list[list[TimedPass]], step: int) -> Timeline:
+    """From the first pass at 0 s on."""
+    began = min(passes[0].start for passes in ranks)
+    layout = pipeline_layout(traced.schedule, traced.ranks, traced.micro_batches, traced.stages)
+    moved = [
+        [TimedPass(each.kind, each.stage, each.micro_batch, each.start - began, each.end - began) for each in passes]
+        for passes in ranks
+    ]
+    return Timeline(layout, moved, f"step {step}, measured")
+
+
+_DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (
+    "gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev",
+)  # fmt: skip
+
+_MOST_SECONDS = 1e9  # of a pass
+
+
+def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts) -> Group:
+    """Draw all schedules for the same costs, and say where bubbles and communication break even. Raises UsageError."""
+    require(1 < ranks <= 64, f"--ranks is {ranks}; expected 2 to 64")
+    require(
+        ranks <= micro_batches <= 256 and micro_batches % ranks == 0,
+        f"--micro_batches is {micro_batches}; expected a multiple of --ranks {ranks}, up to 256, as interleaved "
+        f"schedules take them in rounds; try {2 * ranks}",
+    )
+    given = costs.forward, costs.inputs, costs.weights
+    require(
+        all(0 <= each <= _MOST_SECONDS for each in given) and costs.forward > 0,
+        f"--costs are {' '.join(map(str, given))}; expected seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
+        "pass; try --costs 1 1 1",
+    )
+    drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
+    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in drawn]
+    timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
+    draw_timelines(timelines, path)
+    counts = [factor * ranks for factor in (1, 2, 4, 8)]
+    tables = _bubbles(ranks, counts, costs), break_even_table(_DRAWN[2:], ranks, counts, costs)
+    return Group(*(timeline_text(timeline) for timeline in timelines), *tables, f"drawn in {path}")
+
+
+def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
+    """Bubble ratio of every schedule by number of micro-batches."""
+    table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
+    for schedule in _DRAWN:
+        enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]
+        found = dict(bubble_table(schedule, ranks, enough, costs))
+        table.add_row(schedule, *(f"{found[count]:.3f}" if count in found else "" for count in counts))
+    return table
+
+
+def draw_measured(path: Path, out_dir: Path) -> Group:
+    """Draw the last traced step of the run in `out_dir`, and a simulation with the mean seconds of its passes."""
+    measured = read_timeline(out_dir)
+    timelines = [measured, replace(simulate(measured.layout, measured_costs(measured)), name="simulated")]
+    draw_timelines(timelines, path)
+    return Group(*(timeline_text(timeline) for timeline in timelines), f"drawn in {path}")

@@ -1,1 +1,0 @@
-"""Pipeline timelines: simulated from the order of passes, and drawn."""
