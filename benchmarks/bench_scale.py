@@ -24,7 +24,7 @@ import tyro
 from numpy.typing import NDArray
 from rich.table import Table
 
-from dedup.minhash.signature_shards import write_shard
+from dedup.candidates.signature_shards import write_shard
 from dedup.minhash.signatures import Sketch
 from gristmill.console import wide_console
 

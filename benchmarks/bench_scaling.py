@@ -27,11 +27,11 @@ import tyro
 
 from benchmarks.scaling_store import BUCKET, CountingStore
 from benchmarks.scaling_tasks import DOCUMENTS, SLICE_BYTES, ModelExecutor, TaskModel
+from dedup.candidates.signature_shards import SUFFIX
 from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs
-from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import to_hash
 from gristmill.console import wide_console
 from gristmill.engine.executors.context import ExecutionContext

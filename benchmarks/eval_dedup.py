@@ -23,7 +23,7 @@ from benchmarks.eval_tables import Documents, Truth, curve_table, digests_of, pl
 from benchmarks.exact_jaccard import similar_pairs
 from benchmarks.sample_documents import read_documents_of
 from dedup import Sketch, signatures
-from dedup.candidates.lsh import check_bands
+from dedup.clustering.lsh import check_bands
 from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
 from gristmill.command import run_with_exit_code

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.dedup_tables import markdown
 from benchmarks.exact_jaccard import Sets, jaccard_of
 from dedup import Sketch, deduplicate, signatures
-from dedup.candidates.lsh import band_digests
+from dedup.clustering.lsh import band_digests
 from gristmill.errors import UsageError
 
 MAX_CANDIDATES = 20_000_000

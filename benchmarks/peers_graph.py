@@ -46,8 +46,8 @@ def graph_contenders(table: Table) -> list[GraphContender]:
 
 
 def our_buckets() -> Count:
-    from dedup.candidates.connected_components import UnionFind
-    from dedup.candidates.lsh import band_digests, union_buckets
+    from dedup.clustering.lsh import band_digests, union_buckets
+    from dedup.clustering.union_find import UnionFind
 
     def count(signatures: NDArray, nodes: int) -> int:
         union_find = UnionFind(nodes)
@@ -60,8 +60,8 @@ def our_buckets() -> Count:
 
 
 def our_stars() -> Count:
-    from dedup.candidates.connected_components import connected_components
-    from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges
+    from dedup.clustering.lsh import BAND_RECORD, band_digests, bucket_edges
+    from dedup.clustering.union_find import connected_components
 
     def edges(digests: NDArray) -> NDArray:
         records = np.empty(len(digests), BAND_RECORD)
@@ -76,7 +76,7 @@ def our_stars() -> Count:
 
 
 def our_components() -> Count:
-    from dedup.candidates.connected_components import connected_components
+    from dedup.clustering.union_find import connected_components
 
     return lambda edges, nodes: _roots(connected_components(edges, nodes))
 

@@ -11,8 +11,8 @@ import msgspec
 from benchmarks.scaling_store import CountingStore
 from dedup.candidates.input_shards import ShardSummary, summarize_shards
 from dedup.candidates.pair_files import parse_pairs
+from dedup.candidates.signature_shards import SUFFIX, ShardHeader
 from dedup.candidates.text_digests import digest_slices
-from dedup.minhash.signature_shards import SUFFIX, ShardHeader
 from dedup.minhash.signatures import Sketch
 from dedup.removal.members import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts

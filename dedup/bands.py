@@ -3,30 +3,21 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dedup.clustering.lsh import Bands, band_parameters, detection
 from gristmill.command import command
 from gristmill.errors import UsageError
 
-_NODES = 512  # quadrature nodes; exact to rounding for any number of rows and bands
 _WIDTH, _HEIGHT = 66, 12  # of the plot, in characters
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _MARK = "#ff8700"
-
-
-class Bands(NamedTuple):
-    """Rows per band and number of bands: `--range` and `--bands` of generate_duplicate_pairs."""
-
-    rows: int
-    bands: int
 
 
 def choose_bands(
@@ -68,61 +59,6 @@ def choose_bands(
             f"--permutations {permutations}"
         )
     return Curve(Bands(range, bands), threshold, permutations)
-
-
-def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
-    """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
-
-    Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2. UsageError for a similarity
-    below 0 or above 1.
-
-    >>> detection([0.5, 0.8, 0.9], rows=13, bands=9).round(3).tolist()
-    [0.001, 0.399, 0.929]
-    """
-    s = np.asarray(similarity, np.float64)
-    if not ((s >= 0) & (s <= 1)).all():
-        raise UsageError(f"similarity {similarity!r}: wanted Jaccard similarities, 0 to 1")
-    return 1 - (1 - s**rows) ** bands
-
-
-def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:
-    """The bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
-
-    False positives: the integral of `detection` from 0 to the threshold; false negatives: the integral of 1 −
-    `detection` from the threshold to 1. Of equal choices the one with fewer bands. UsageError for a value out of range.
-
-    >>> band_parameters(0.8, 128)
-    Bands(rows=13, bands=9)
-    """
-    _check(threshold, permutations, false_positive_weight)
-    nodes, weights = np.polynomial.legendre.leggauss(min(permutations // 2 + 1, _NODES))
-    below, above = (nodes + 1) / 2 * threshold, 1 - (1 - nodes) / 2 * (1 - threshold)
-    wrong = false_positive_weight * threshold / 2 * weights
-    missed = (1 - false_positive_weight) * (1 - threshold) / 2 * weights
-    best, found = np.inf, Bands(1, 1)
-    for count in range(1, permutations + 1):
-        rows = np.arange(1, permutations // count + 1)
-        errors = wrong @ _detection_of_rows(below, rows, count) + missed @ (1 - _detection_of_rows(above, rows, count))
-        least = int(np.argmin(errors))
-        if errors[least] < best:
-            best, found = float(errors[least]), Bands(int(rows[least]), count)
-    return found
-
-
-def _detection_of_rows(similarity: NDArray[np.float64], rows: NDArray[np.int64], bands: int) -> NDArray[np.float64]:
-    """`detection` for all pairs of a similarity and a number of rows (similarities × rows)."""
-    return 1 - (1 - similarity[:, None] ** rows) ** bands
-
-
-def _check(threshold: float, permutations: int, weight: float) -> None:
-    if not 0 <= threshold <= 1:
-        raise UsageError(f"threshold {threshold}: wanted a Jaccard similarity, 0 to 1")
-    if not 1 <= permutations <= 4096:
-        raise UsageError(f"permutations {permutations}: wanted the number of slots of the signatures, 1 to 4096")
-    if not 0 <= weight <= 1:
-        raise UsageError(
-            f"false_positive_weight {weight}: wanted 0 (find all pairs) to 1 (no false pairs); 0.5 is usual"
-        )
 
 
 @dataclass(frozen=True)

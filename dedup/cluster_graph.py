@@ -1,7 +1,8 @@
 """Command: show one cluster as a graph: a node per document, an edge between two that are similar."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,25 +10,31 @@ from typing import TYPE_CHECKING, Any
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from dedup.candidates.document_ids import is_of_index, scope_of
+from dedup.candidates.signature_shards import OpenShard, list_shards, open_shard, reject_mixed_sketches, shards_named
+from dedup.clustering.similarity import Signature
 from dedup.minhash.matching_form import Unit
+from dedup.minhash.shingles import shingle_sets
 from dedup.removal.clusters import read_cluster
-from dedup.removal.similarity import Similarities, pairwise_estimates, pairwise_jaccard
 from dedup.removal.texts import read_texts
 from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.executors.staging import local_copies
-from gristmill.errors import OutputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.documents import DocKey
+from gristmill.kernels import kernel
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
+from gristmill.urls import is_remote
 
 if TYPE_CHECKING:
     import networkx
 
+Similarities = NDArray[np.float32]  # members × members
 EXCERPT = 80  # characters
 _SHOWN = 20  # members listed in the terminal
 
@@ -207,6 +214,66 @@ def _import_networkx() -> Any:
     except ImportError as error:
         raise UsageError("cluster_graph needs the package networkx: pip install 'gristmill[graph]'") from error
     return networkx
+
+
+def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:
+    """Exact Jaccard similarities of texts (n × n); NaN where a text is None or shorter than a shingle."""
+    sets = [shingle_sets([text or ""], width, unit)[0] for text in texts]
+    starts = np.cumsum([0, *map(len, sets)])
+    distinct, members = np.unique(np.concatenate(sets), return_inverse=True)
+    found = np.full((len(sets), len(sets)), np.nan, np.float32)
+    _compare_all(members.astype(np.uint32), starts, np.zeros(len(distinct), np.uint8), found)
+    return found
+
+
+def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarities, str]:
+    """Jaccard similarities estimated from a folder of signatures (n × n), and the sketch in words.
+
+    NaN where a document has no signature; InputError if none has one.
+    """
+    places: dict[str, dict[int, int]] = defaultdict(dict)
+    for place, key in enumerate(keys):
+        places[key.file][key.row] = place
+    paths = shards_named(minhash, places) if is_remote(minhash) else list_shards(minhash)
+    with local_copies(paths) as copies:
+        shards = list(map(open_shard, copies))
+        reject_mixed_sketches({shard.path: shard.header for shard in shards})
+        signed = {place: values for shard in shards for place, values in _signed_in(shard, places)}
+    if not signed:
+        raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
+    found = np.full((len(keys), len(keys)), np.nan, np.float32)
+    for one, values in signed.items():
+        for other, others in signed.items():
+            found[one, other] = np.mean(values == others)
+    return found, shards[0].header.describe()
+
+
+def _signed_in(shard: OpenShard, places: Mapping[str, Mapping[int, int]]) -> Iterator[tuple[int, Signature]]:
+    """The place and the signature of each document of a shard that has a place, by file and row."""
+    if of_file := places.get(shard.header.file):
+        values = np.concatenate(list(shard.signatures()))
+        yield from ((of_file[row], values[i].copy()) for i, row in enumerate(shard.rows().tolist()) if row in of_file)
+
+
+@kernel
+def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, found: np.ndarray) -> None:
+    """Fill `found` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
+
+    Members are indices of `marks` (scratch, all 0): those of one set are marked, and counted in each other set.
+    """
+    for one in range(len(found)):
+        a = members[starts[one] : starts[one + 1]]
+        for member in a:
+            marks[member] = 1
+        for other in range(one, len(found)):
+            b = members[starts[other] : starts[other + 1]]
+            shared = np.int64(0)
+            for member in b:
+                shared += marks[member]
+            if len(a) and len(b):
+                found[one, other] = found[other, one] = shared / (len(a) + len(b) - shared)
+        for member in a:
+            marks[member] = 0
 
 
 if __name__ == "__main__":

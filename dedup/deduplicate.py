@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.connected_components import UnionFind
-from dedup.candidates.lsh import band_digests, check_bands, union_buckets
+from dedup.clustering.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
+from dedup.clustering.lsh import band_digests, check_bands, union_buckets
+from dedup.clustering.similarity import Features, KeptDocuments, Measure, SimilarityCheck, decide_cluster
+from dedup.clustering.union_find import UnionFind
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
-from dedup.removal.decisions import decide_cluster
-from dedup.removal.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
-from dedup.removal.similarity import Features, KeptDocuments, Measure, SimilarityCheck
 from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 

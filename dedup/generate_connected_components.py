@@ -24,7 +24,7 @@ from dedup.candidates.band_join import (
     union_signatures,
 )
 from dedup.candidates.cluster_files import write_clusters
-from dedup.candidates.connected_components import UnionFind, component_labels
+from dedup.candidates.connected_components import component_labels
 from dedup.candidates.document_ids import DocumentIds, is_of_index
 from dedup.candidates.input_shards import (
     Scope,
@@ -35,8 +35,9 @@ from dedup.candidates.input_shards import (
     list_shards_of,
     list_signature_shards,
 )
-from dedup.candidates.lsh import check_bands
 from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
+from dedup.clustering.lsh import check_bands
+from dedup.clustering.union_find import UnionFind
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions

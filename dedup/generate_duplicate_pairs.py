@@ -23,7 +23,7 @@ from dedup.candidates.input_shards import (
     list_shards_of,
     list_signature_shards,
 )
-from dedup.candidates.lsh import check_bands
+from dedup.clustering.lsh import check_bands
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions

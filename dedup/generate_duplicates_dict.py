@@ -10,12 +10,12 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 
 from dedup.candidates.input_shards import SignatureShard, check_indexes, list_shards_of, list_signature_shards
+from dedup.clustering.keep_policy import BySource, Newest, check_sources, parse_keep
+from dedup.clustering.similarity import Measure, SimilarityCheck
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
-from dedup.removal.keep_policy import BySource, Newest, check_sources, parse_keep
 from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
-from dedup.removal.similarity import Measure, SimilarityCheck
 from dedup.removal.steps import RemovalSettings
 from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from gristmill.command import command

@@ -13,10 +13,10 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.hash_families import Hash
+from dedup.candidates.shard_target import ShardTarget
+from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
-from dedup.minhash.shard_target import ShardTarget
-from dedup.minhash.signature_shards import SUFFIX, write_shard
+from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.arguments import Argument, Positional
 from gristmill.batches import batched_in_chunks

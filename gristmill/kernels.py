@@ -3,6 +3,8 @@
     @kernel
     def count(values: np.ndarray) -> int: …
 
+numba, which takes longer to import than all else, is imported when a kernel is first called.
+
 numba's own cache (`cache=True`) compares only the file that defines a function, so it keeps using the old code of
 the functions that it calls. Here a compiled kernel is stored under a fingerprint of everything that is compiled into
 it: its bytecode, its options, and the values of the globals that it uses, which include the kernels that it calls.
@@ -17,21 +19,16 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, overload
 from uuid import uuid4
 
-import numba as nb
 import numpy as np
-from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SUFFIX = ".kernel"
 _PACKAGE = Path(__file__).resolve().parent
-_VERSIONS = (sys.version_info[:3], nb.__version__, np.__version__)
 _PLAIN = (int, float, complex, str, bytes, type(None), type(...))
 
 
@@ -46,12 +43,30 @@ def kernel(function: Any = None, **options: Any) -> Any:
         function: The function, where this is used as a decorator without arguments.
         options: Further options of numba.njit, such as inline="always".
     """
-    if function is None:
-        return lambda function: kernel(function, **options)
-    dispatcher = nb.njit(nogil=True, **options)(function)
-    if hasattr(dispatcher, "_cache"):  # private in numba: without it every process compiles for itself
-        dispatcher._cache = _KernelCache(dispatcher)
-    return dispatcher
+    return (lambda function: Kernel(function, options)) if function is None else Kernel(function, options)
+
+
+class Kernel:
+    """A function that numba compiles when it is first called, and takes for a dispatcher of its own."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self._options = function, options
+
+    @cached_property
+    def _dispatcher(self) -> Any:
+        import numba
+
+        dispatcher = numba.njit(nogil=True, **self._options)(self.py_func)
+        if hasattr(dispatcher, "_cache"):  # private in numba: without it every process compiles for itself
+            dispatcher._cache = _KernelCache(dispatcher)
+        return dispatcher
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._dispatcher(*arguments)
+
+    def __getattr__(self, name: str) -> Any:  # such as _numba_type_, for the kernels that call this one
+        return getattr(self._dispatcher, name)
 
 
 def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
@@ -84,7 +99,9 @@ def cache_folders() -> Iterator[Path]:
     All are read; a kernel is written to the first that can be written.
     """
     installation = hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:16]
-    if configured := getattr(nb.config, "CACHE_DIR", ""):
+    import numba.core.config
+
+    if configured := getattr(numba.core.config, "CACHE_DIR", ""):
         yield Path(configured) / f"gristmill-{installation}"
         return
     yield _PACKAGE / "__pycache__" / "kernels"
@@ -103,8 +120,10 @@ def fingerprint(dispatcher: Any) -> str:
 
     Raises TypeError if the kernel uses a global that this cannot hash.
     """
-    seen: dict[int, int] = {}
-    return hashlib.sha256(repr((_VERSIONS, _describe(dispatcher, seen))).encode()).hexdigest()[:16]
+    import numba
+
+    versions, seen = (sys.version_info[:3], numba.__version__, np.__version__), dict[int, int]()
+    return hashlib.sha256(repr((versions, _describe(dispatcher, seen))).encode()).hexdigest()[:16]
 
 
 def _describe(value: Any, seen: dict[int, int]) -> Any:
@@ -160,6 +179,9 @@ class _KernelCache:
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Read the kernel for a signature; None if it is not in the cache, or cannot be read."""
+        from numba.core.compiler import CompileResult
+        from numba.core.runtime import rtsys
+
         rtsys.initialize(target)  # numba's own cache calls target.refresh(): a second of imports, for compiling alone
         name, found = self._file_name(signature, target.codegen()), None
         for folder in cache_folders():
@@ -174,6 +196,8 @@ class _KernelCache:
         """Write a compiled kernel to the first folder that can be written, and remove its outdated versions."""
         if any(not lifted.can_cache for lifted in compiled.lifted) or compiled.library.has_dynamic_globals:
             return
+        from numba.core.serialize import dumps
+
         name, data = self._file_name(signature, compiled.codegen), dumps(compiled._reduce())
         for folder in cache_folders():
             try:

@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
-from dedup.minhash.hash_families import Hash
+from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, signatures
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions

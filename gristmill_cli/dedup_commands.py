@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from dedup.candidates.input_shards import Scope
+from dedup.clustering.similarity import Measure
 from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
-from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
-from dedup.removal.similarity import Measure
+from dedup.minhash.schemes import Hash
 from dedup.to_hash import to_hash
 from gristmill.arguments import Positional
 from gristmill.counts import Counts

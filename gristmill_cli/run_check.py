@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dedup.candidates.input_shards import check_index, reject_own_index
-from dedup.candidates.lsh import check_bands
-from dedup.removal.keep_policy import check_sources, parse_keep
-from dedup.removal.similarity import SimilarityCheck
+from dedup.clustering.keep_policy import check_sources, parse_keep
+from dedup.clustering.lsh import check_bands
+from dedup.clustering.similarity import SimilarityCheck
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from dedup.candidates.input_shards import Scope
-from dedup.minhash.hash_families import Hash
+from dedup.clustering.similarity import Measure
 from dedup.minhash.matching_form import Unit
+from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
-from dedup.removal.similarity import Measure
 from gristmill.engine.options import RunOptions
 from preprocessing.train_tokenizer import ModelType
 

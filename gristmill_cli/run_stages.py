@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dedup.candidates.signature_shards import SUFFIX
 from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import CLUSTERED, generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
-from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions

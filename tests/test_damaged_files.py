@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from dedup.candidates.signature_shards import SUFFIX, open_shard
 from dedup.generate_exact_pairs import generate_exact_pairs
-from dedup.minhash.signature_shards import SUFFIX, open_shard
 from dedup.to_hash import to_hash
 from gristmill.counts import NOT_READ, READ, Counts
 from gristmill.engine.options import RunOptions

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.connected_components import UnionFind, union_find_fits
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import Scope, SignatureShard
-from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, union_buckets
+from dedup.clustering.lsh import BAND_RECORD, band_digests, bucket_edges, union_buckets
+from dedup.clustering.union_find import UnionFind, union_find_fits
 from gristmill.batches import batched, partition_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.candidates.connected_components import LABEL
 from dedup.candidates.document_ids import DocumentIds
+from dedup.clustering.union_find import LABEL
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.parquet_tables import is_table, open_table_writer
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
-from dedup.minhash.signature_shards import (
+from dedup.candidates.signature_shards import (
     SMALL_BYTES,
     OpenShard,
     ShardHeader,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
-from dedup.minhash.signature_shards import MAX_ROWS
+from dedup.candidates.signature_shards import MAX_ROWS
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.run import StageRun

@@ -1,4 +1,4 @@
-"""MinHash schemes: from the hashes of a document's shingles to its signature, compiled.
+"""MinHash schemes, compiled: from the hashes of a document's shingles to its signature; and hash families by name.
 
 Slot j of a signature is the minimum of π_j(h) over the hashes h of the document's shingles. Two documents
 agree in a slot with a probability equal to the Jaccard similarity of their shingle sets (Broder, "On the
@@ -14,9 +14,23 @@ resemblance and containment of documents", 1997; Leskovec, Rajaraman and Ullman,
               errors at t = 128 and similarity 0.8 for sets of 20, 100, 300 and 2,000 shingles: .024, .026,
               .028, .034 (affine: .034, .036, .035, .035; one-permutation hashing with optimal
               densification, Shrivastava 2017, equally fast: .040, .035, .031, .034).
+
+A hash family is a shingle hash and a scheme:
+
+    name            shingle hash  scheme    equals
+    xxh32           XXH32         affine    datasketch 2.0: MinHash(hashfunc=xxhash.xxh32_intdigest)
+    sha1            SHA-1         mersenne  datasketch 1.x, so SlimPajama; 2.0: MinHash(scheme="legacy")
+    sha1-affine32   SHA-1         affine    datasketch 2.0's defaults: MinHash()
+    xxh32-mersenne  XXH32         mersenne  datasketch 1.x with hashfunc=xxhash.xxh32_intdigest
+    fss             XXH32         fss       no other library; fast similarity sketching, the fastest
+
+Of SHA-1 the first 32 bits are used, little-endian.
 """
 
+from typing import Literal, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
 
@@ -25,6 +39,46 @@ EMPTY = np.uint32(0xFFFFFFFF)  # a slot without a shingle; all slots of a docume
 MERSENNE_PRIME = (1 << 61) - 1
 _DEDUPLICATE_FROM = 8  # hashes per slot; with more it is faster to remove repeats first
 _UNROLL = 8  # hashes per iteration, to load coefficients and minima less often
+
+Hash = Literal["xxh32", "sha1", "sha1-affine32", "xxh32-mersenne", "fss"]
+XXH32, SHA1 = range(2)  # shingle hashes
+AFFINE, MERSENNE, FSS = range(3)  # schemes
+
+
+class HashFamily(NamedTuple):
+    """A shingle hash and a scheme, as the integers that compiled code branches on."""
+
+    shingle_hash: int
+    scheme: int
+
+
+HASH_FAMILIES: dict[Hash, HashFamily] = {
+    "xxh32": HashFamily(XXH32, AFFINE),
+    "sha1": HashFamily(SHA1, MERSENNE),
+    "sha1-affine32": HashFamily(SHA1, AFFINE),
+    "xxh32-mersenne": HashFamily(XXH32, MERSENNE),
+    "fss": HashFamily(XXH32, FSS),
+}
+Coefficients = NDArray[np.uint64]
+
+
+def draw_coefficients(scheme: int, permutations: int, seed: int) -> tuple[Coefficients, Coefficients]:
+    """Coefficients a and b of a scheme's hash functions, uint64, drawn from `seed` as datasketch draws them.
+
+    One pair per permutation; for fss two, as it has up to two rounds per slot.
+    """
+    random = np.random.RandomState(seed)
+    if scheme == MERSENNE:
+        pairs = [
+            (random.randint(1, MERSENNE_PRIME, dtype=np.uint64), random.randint(0, MERSENNE_PRIME, dtype=np.uint64))
+            for _ in range(permutations)
+        ]
+        drawn = np.array(pairs, np.uint64)
+        return drawn[:, 0].copy(), drawn[:, 1].copy()
+    count = 2 * permutations if scheme == FSS else permutations
+    a = random.randint(0, 1 << 31, count, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+    b = random.randint(0, 1 << 32, count, dtype=np.uint32)
+    return a.astype(np.uint64), b.astype(np.uint64)
 
 
 @kernel(inline="always")

@@ -1,8 +1,8 @@
 """MinHash signatures of texts: matching form, shingles, hashes and minima, in one compiled call per chunk of texts.
 
 matching_form.py writes the matching form and finds its characters or words; message_words.py lays shingles
-out side by side for xxh32.py or sha1.py to hash; schemes.py turns hashes into a signature; hash_families.py
-names the combinations.
+out side by side for xxh32.py or sha1.py to hash; schemes.py turns hashes into a signature, and names
+the combinations.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.hash_families import (
+from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
+from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
+from dedup.minhash.schemes import (
+    EMPTY,
     FSS,
     HASH_FAMILIES,
     MERSENNE,
@@ -22,10 +25,10 @@ from dedup.minhash.hash_families import (
     Coefficients,
     Hash,
     draw_coefficients,
+    update_affine,
+    update_fss,
+    update_mersenne,
 )
-from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
-from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
-from dedup.minhash.schemes import EMPTY, update_affine, update_fss, update_mersenne
 from dedup.minhash.sha1 import ONE_BLOCK_BYTES, sha1_32, sha1_32_varying
 from dedup.minhash.xxh32 import STRIPE, xxh32, xxh32_fixed, xxh32_varying
 from gristmill import kernels

@@ -1,6 +1,7 @@
 """The clusters of a connected_components file: all of them as records in blocks, or the one that holds a key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from dedup.candidates.document_ids import is_of_index
+from dedup.clustering.keep_policy import DROPPED, INDEXED, ORDINARY, BySource, Keep
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, source_of
+from gristmill.io.keys import PackedKeys
 from gristmill.io.parquet_tables import check_columns, encode_names, integers, is_table, read_table
 from gristmill.io.pickles import load_pickle
 from gristmill.storage.files import is_file
@@ -177,3 +181,38 @@ def _not_clusters(path: Path) -> InputError:
         f"{path} does not hold (components, number of components, {{id: key}}): give the file that "
         "generate_connected_components wrote"
     )
+
+
+@contextmanager
+def open_keep_order(
+    names: list[str], keep: Keep, dropped: Sequence[Path], output: Path, memory: int
+) -> Iterator["KeepOrder"]:
+    """Context: the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    with PackedKeys.of(dropped, numbers, output.with_name(f"{output.name}.dropped"), memory) as keys:
+        yield KeepOrder(names, keep, keys)
+
+
+class KeepOrder:
+    """Assigns tiers, and the ranks that depend on the key alone, to members of clusters.
+
+    `names` are the files that members refer to by number; `dropped` are the keys that other stages remove.
+    """
+
+    def __init__(self, names: list[str], keep: Keep, dropped: PackedKeys) -> None:
+        self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
+        by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
+        self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
+        self.dropped = dropped
+
+    def assign(self, members: NDArray) -> NDArray:
+        """Fill in `tier` and `rank` of MEMBERs (n), in place."""
+        members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
+        is_dropped = self.dropped.contains(members["file"], members["row"])
+        members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
+        return members
+
+    @property
+    def is_input_order(self) -> bool:
+        """Whether all tiers and ranks are equal, so that members need no sorting."""
+        return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))

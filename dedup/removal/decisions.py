@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns
+from dedup.clustering.keep_policy import INDEXED, KEEP_ORDER, Keep
+from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import HASHING_FACTOR, shingle_sets
 from dedup.minhash.signatures import signatures
-from dedup.removal.clusters import MEMBER, Clusters
-from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, open_keep_order
+from dedup.removal.clusters import MEMBER, Clusters, open_keep_order
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -30,7 +30,6 @@ from dedup.removal.removal_table import (
     REMOVAL,
     RemovalCounts,
 )
-from dedup.removal.similarity import Features, KeptDocuments, Signature, SimilarityCheck
 from dedup.removal.texts import FETCHED, Fetched, TextReader, without_text
 from gristmill.batches import batched
 from gristmill.budget import reserve_memory
@@ -43,8 +42,6 @@ from gristmill.storage.local import atomic_write_bytes
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
 _OVERHEAD = 512  # bytes of a member besides its text, as Python objects
 _BLOCK = 4096  # records read or written together
-
-Item = TypeVar("Item")
 
 
 def decide_part(
@@ -140,30 +137,6 @@ def _unmeasured(removed: NDArray, kept: NDArray, ranks: NDArray[np.int64]) -> ND
     found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
     found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks
     return found
-
-
-def decide_cluster(
-    members: Iterable[tuple[Item, Features]], kept: KeptDocuments
-) -> Iterator[tuple[Item, Item | None, float]]:
-    """Yield for each document of a cluster, in keep order: the document, its kept document, their similarity.
-
-    The kept document is the first one kept before it that is similar enough. If there is none, the document is
-    kept: it is yielded as its own kept document, with similarity 1.0.
-
-    If `kept` is full, a document that is similar to none in it is undecided: its kept document is None. The caller
-    then clears `kept` and passes the undecided documents again. This gives the same result as unlimited memory:
-    they have been compared with all documents kept so far, and those precede all that later rounds keep.
-    """
-    documents: list[Item] = []
-    for item, features in members:
-        number, similarity = kept.first_match(features)
-        if number >= 0:
-            yield item, documents[number], similarity
-        elif kept.add(features):
-            documents.append(item)
-            yield item, item, 1.0
-        else:
-            yield item, None, 0.0
 
 
 class VerifiedRemoval:

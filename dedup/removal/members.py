@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.removal.clusters import MEMBER, Clusters
-from dedup.removal.keep_policy import INDEXED, Keep, open_keep_order
+from dedup.clustering.keep_policy import INDEXED, Keep
+from dedup.removal.clusters import MEMBER, Clusters, open_keep_order
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError

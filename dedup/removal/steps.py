@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dedup.candidates.document_ids import SourceRuns, is_of_index
 from dedup.candidates.input_shards import SignatureShard
+from dedup.clustering.keep_policy import Keep, Longest, Newest
+from dedup.clustering.similarity import SimilarityCheck
 from dedup.removal.decisions import decide_by_key, decide_part
-from dedup.removal.keep_policy import Keep, Longest, Newest
 from dedup.removal.members import MemberFile, MemberPlan, SliceMembers, sort_members
 from dedup.removal.removal_table import write_removals
 from dedup.removal.scattering import scatter_fetched
-from dedup.removal.similarity import SimilarityCheck
 from dedup.removal.texts import CLUSTERED, MAX_OPEN, UNREADABLE_FIELD, WITHOUT_FIELD, fetch_signatures, fetch_texts
 from gristmill.batches import batched
 from gristmill.counts import Counts

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import SignatureShard
+from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS
-from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
@@ -184,7 +184,8 @@ class _Fetcher:
             return (rank_longest(len(document.text)), 0), CLUSTERED
         if not isinstance(self.keep, Newest):
             return (0, 0), CLUSTERED
-        value = self.keep.value(document.fields)
+        name = self.keep.path[0]
+        value = self.keep.value({name: document.value(name)})
         rank = rank_newest(value)
         if rank is not None:
             return rank, CLUSTERED

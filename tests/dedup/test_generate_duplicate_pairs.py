@@ -10,8 +10,8 @@ import pytest
 
 from dedup import Sketch, generate_duplicate_pairs
 from dedup.candidates.input_shards import parse_indexes
+from dedup.candidates.signature_shards import write_shard
 from dedup.generate_duplicate_pairs import ALONE, PAIRED, write_pairs
-from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet

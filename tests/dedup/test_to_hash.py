@@ -13,8 +13,8 @@ import pytest
 
 from dedup import Sketch, generate_duplicate_pairs, signatures, to_hash
 from dedup.candidates.input_shards import SignatureShard, summarize_shards
-from dedup.minhash.hash_families import Hash
-from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
+from dedup.candidates.signature_shards import list_shards, open_shard, write_shard
+from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from gristmill.counts import READ, Counts

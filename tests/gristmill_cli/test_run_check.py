@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dedup.minhash.signature_shards import SUFFIX, write_shard
+from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch
 from gristmill.arguments import class_options
 from gristmill.errors import UsageError

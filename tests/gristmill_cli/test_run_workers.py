@@ -16,7 +16,7 @@ import time
 def note(documents):
     time.sleep(0.1)
     with open(os.environ["NOTES"], "a") as notes:
-        print(os.getpid(), "dedup.removal.similarity" in sys.modules, "preprocessing.tokenizer.encoder" in sys.modules,
+        print(os.getpid(), "dedup.clustering.lsh" in sys.modules, "preprocessing.tokenizer.encoder" in sys.modules,
               sep=" ", file=notes)
     yield from documents
 """

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -256,7 +257,8 @@ def start_fork_server(modules: list[str]) -> None:
     The server does not get this process's sys.path: without PYTHONPATH it would import another copy
     of this project, one that is installed or in the working folder.
     """
-    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *modules])
+    compiled = ["numba"] if "gristmill.kernels" in sys.modules else []  # else every worker would import it
+    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *compiled, *modules])
     folders = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     with _ONE_AT_A_TIME:  # of several threads: the environment is the whole process's

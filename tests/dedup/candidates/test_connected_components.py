@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.candidates.connected_components import component_labels, connected_components, union_find_fits
+from dedup.candidates.connected_components import component_labels
+from dedup.clustering.union_find import connected_components, union_find_fits
 
 NODES = 30
 _PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)

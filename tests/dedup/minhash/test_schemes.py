@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dedup.minhash.hash_families import AFFINE, FSS, MERSENNE, draw_coefficients
-from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME, update_affine, update_fss, update_mersenne
+from dedup.minhash.schemes import (
+    AFFINE,
+    EMPTY,
+    FSS,
+    MERSENNE,
+    MERSENNE_PRIME,
+    draw_coefficients,
+    update_affine,
+    update_fss,
+    update_mersenne,
+)
 
 Sketch = Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
 MASK = 0xFFFFFFFF

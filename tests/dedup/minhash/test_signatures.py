@@ -17,9 +17,8 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import CHUNK_BYTES
-from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME
+from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME, Hash
 from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
 from gristmill.errors import UsageError
 from gristmill.text import matching_form

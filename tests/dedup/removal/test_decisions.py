@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict, jaccard, signatures
 from dedup.candidates.document_ids import SourceRuns
+from dedup.clustering.keep_policy import ORDINARY
+from dedup.clustering.similarity import Features, KeptDocuments, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import shingle_sets
 from dedup.removal.clusters import MEMBER
-from dedup.removal.decisions import decide_cluster, remove_all_but_first
-from dedup.removal.keep_policy import ORDINARY
+from dedup.removal.decisions import remove_all_but_first
 from dedup.removal.removal_table import RemovalCounts
-from dedup.removal.similarity import Features, KeptDocuments, SimilarityCheck
 from gristmill.engine.options import RunOptions
 from tests.dedup.removal.clustered_corpus import (
     QUIET,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dedup.removal.kept_sets import KeptSets, count_shared, fewest_shared
-from dedup.removal.similarity import SimilarityCheck, pairwise_jaccard
+from dedup.cluster_graph import pairwise_jaccard
+from dedup.clustering.similarity import KeptSets, SimilarityCheck, count_shared, fewest_shared
 from gristmill.errors import UsageError
 from tests.dedup.removal.clustered_corpus import shingles
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.removal.keep_policy import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
+from dedup.clustering.keep_policy import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
 from gristmill.errors import UsageError
 
 

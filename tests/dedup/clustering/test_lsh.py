@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import Sketch, deduplicate, jaccard, signatures
-from dedup.candidates.connected_components import UnionFind, connected_components
-from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, check_bands, union_buckets
+from dedup.clustering.lsh import BAND_RECORD, band_digests, bucket_edges, check_bands, union_buckets
+from dedup.clustering.union_find import UnionFind, connected_components
 from gristmill.errors import UsageError
 
 SETS = Sketch(width=1)

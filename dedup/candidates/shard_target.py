@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dedup.minhash.signature_shards import SUFFIX
+from dedup.candidates.signature_shards import SUFFIX
 from gristmill.engine.run import StageRun
 from gristmill.errors import OutputError
 from gristmill.io.documents import CorpusFile, source_folder

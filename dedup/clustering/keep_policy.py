@@ -11,25 +11,17 @@ Documents are ordered by tier, then by rank, then by fine rank, then by key:
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
-from gristmill.io.documents import source_of
-from gristmill.io.keys import PackedKeys
-from gristmill.io.text_records import decode_value
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
@@ -71,13 +63,18 @@ class Newest:
 
     field: str
 
+    @property
+    def path(self) -> list[str]:
+        """The names of the fields on the way to the value, the record's own first."""
+        return self.field.split(".")
+
     def value(self, record: dict[str, Any]) -> Any:
-        """The field's value in a record, decoded from JSON where it is raw; None if the field is missing."""
+        """The field's value in a record; None if the field is missing."""
         found: Any = record
-        for name in self.field.split("."):
+        for name in self.path:
             found = _decoded(found)
             found = found.get(name) if isinstance(found, dict) else None
-        return _decoded(found) if isinstance(found, msgspec.Raw) else found
+        return found
 
 
 Keep = First | Longest | BySource | Newest
@@ -172,47 +169,10 @@ def _seconds(since: timedelta) -> Fraction:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode raw JSON (from a .jsonl) and strings that hold a JSON object (from some tables)."""
-    if isinstance(value, msgspec.Raw):
-        value = decode_value(value)
+    """Decode strings that hold a JSON object, as some tables have them."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
             return value
     return value
-
-
-@contextmanager
-def open_keep_order(
-    names: list[str], keep: Keep, dropped: Sequence[Path], output: Path, memory: int
-) -> Iterator["KeepOrder"]:
-    """Context: the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
-    numbers = {name: number for number, name in enumerate(names)}
-    with PackedKeys.of(dropped, numbers, output.with_name(f"{output.name}.dropped"), memory) as keys:
-        yield KeepOrder(names, keep, keys)
-
-
-class KeepOrder:
-    """Assigns tiers, and the ranks that depend on the key alone, to members of clusters.
-
-    `names` are the files that members refer to by number; `dropped` are the keys that other stages remove.
-    """
-
-    def __init__(self, names: list[str], keep: Keep, dropped: PackedKeys) -> None:
-        self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
-        by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
-        self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
-        self.dropped = dropped
-
-    def assign(self, members: NDArray) -> NDArray:
-        """Fill in `tier` and `rank` of MEMBERs (n), in place."""
-        members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
-        is_dropped = self.dropped.contains(members["file"], members["row"])
-        members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
-        return members
-
-    @property
-    def is_input_order(self) -> bool:
-        """Whether all tiers and ranks are equal, so that members need no sorting."""
-        return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))

@@ -10,11 +10,12 @@ probability 3 % per band.
 
 from functools import lru_cache
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from dedup.candidates.connected_components import find_root
+from dedup.clustering.union_find import find_root
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 
@@ -22,6 +23,14 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 BAND_RECORD = np.dtype([("digest", "<u8"), ("document", "<u8")])
 _PARTITION_SIZE = 1 << 14  # records whose hash table fits into the L2 cache
 _EMPTY = np.uint32(0xFFFFFFFF)
+_NODES = 512  # of quadrature: exact to rounding for any number of rows and bands
+
+
+class Bands(NamedTuple):
+    """Rows per band and number of bands: `--range` and `--bands` of generate_duplicate_pairs."""
+
+    rows: int
+    bands: int
 
 
 def check_bands(rows: int, bands: int, permutations: int) -> None:
@@ -33,6 +42,61 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
         raise UsageError(
             f"--range {rows} × --bands {bands} = {rows * bands} rows: expected at least 1 × 1 and at most the "
             f"{permutations} permutations of the signatures, such as 13 × 9 for 128"
+        )
+
+
+def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
+    """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
+
+    Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2. UsageError for a similarity
+    below 0 or above 1.
+
+    >>> detection([0.5, 0.8, 0.9], rows=13, bands=9).round(3).tolist()
+    [0.001, 0.399, 0.929]
+    """
+    s = np.asarray(similarity, np.float64)
+    if not ((s >= 0) & (s <= 1)).all():
+        raise UsageError(f"similarity {similarity!r}: wanted Jaccard similarities, 0 to 1")
+    return 1 - (1 - s**rows) ** bands
+
+
+def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:
+    """The bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
+
+    False positives: the integral of `detection` from 0 to the threshold; false negatives: the integral of 1 −
+    `detection` from the threshold to 1. Of equal choices the one with fewer bands. UsageError for a value out of range.
+
+    >>> band_parameters(0.8, 128)
+    Bands(rows=13, bands=9)
+    """
+    _check_threshold(threshold, permutations, false_positive_weight)
+    nodes, weights = np.polynomial.legendre.leggauss(min(permutations // 2 + 1, _NODES))
+    below, above = (nodes + 1) / 2 * threshold, 1 - (1 - nodes) / 2 * (1 - threshold)
+    wrong = false_positive_weight * threshold / 2 * weights
+    missed = (1 - false_positive_weight) * (1 - threshold) / 2 * weights
+    best, found = np.inf, Bands(1, 1)
+    for count in range(1, permutations + 1):
+        rows = np.arange(1, permutations // count + 1)
+        errors = wrong @ _detection_of_rows(below, rows, count) + missed @ (1 - _detection_of_rows(above, rows, count))
+        least = int(np.argmin(errors))
+        if errors[least] < best:
+            best, found = float(errors[least]), Bands(int(rows[least]), count)
+    return found
+
+
+def _detection_of_rows(similarity: NDArray[np.float64], rows: NDArray[np.int64], bands: int) -> NDArray[np.float64]:
+    """`detection` for all pairs of a similarity and a number of rows (similarities × rows)."""
+    return 1 - (1 - similarity[:, None] ** rows) ** bands
+
+
+def _check_threshold(threshold: float, permutations: int, weight: float) -> None:
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"threshold {threshold}: wanted a Jaccard similarity, 0 to 1")
+    if not 1 <= permutations <= 4096:
+        raise UsageError(f"permutations {permutations}: wanted the number of slots of the signatures, 1 to 4096")
+    if not 0 <= weight <= 1:
+        raise UsageError(
+            f"false_positive_weight {weight}: wanted 0 (find all pairs) to 1 (no false pairs); 0.5 is usual"
         )
 
 

@@ -1,0 +1,1 @@
+"""From signatures to the document that is kept: bands, union-find, similarity and keep policies, as mathematics."""
