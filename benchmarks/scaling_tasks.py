@@ -14,7 +14,7 @@ from dedup.candidates.pair_files import parse_pairs
 from dedup.candidates.signature_shards import SUFFIX, ShardHeader
 from dedup.candidates.text_digests import digest_slices
 from dedup.minhash.signatures import Sketch
-from dedup.removal.members import MemberPlan, sort_members
+from dedup.removal.clusters import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
 from gristmill.engine.inputs.fetching import remote_ranges as ranges_read_by

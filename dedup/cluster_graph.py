@@ -1,8 +1,10 @@
 """Command: show one cluster as a graph: a node per document, an edge between two that are similar."""
 
 import sys
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,16 @@ from dedup.candidates.signature_shards import OpenShard, list_shards, open_shard
 from dedup.clustering.similarity import Signature
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
-from dedup.removal.clusters import read_cluster
-from dedup.removal.texts import read_texts
+from dedup.removal.clusters import Clusters
 from gristmill.arguments import Positional
 from gristmill.command import command
+from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import CorpusFile, DocKey
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from gristmill.kernels import kernel
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
 from gristmill.urls import is_remote
@@ -214,6 +219,75 @@ def _import_networkx() -> Any:
     except ImportError as error:
         raise UsageError("cluster_graph needs the package networkx: pip install 'gristmill[graph]'") from error
     return networkx
+
+
+def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
+    """The keys of the cluster that holds `key`, in the input's order.
+
+    UsageError if no cluster holds the key, or its cluster has more than `most` documents.
+    """
+    clusters, number = Clusters.open(path), None
+    file = clusters.names.index(key.file) if key.file in clusters.names else -1
+    for block in clusters.blocks():
+        at_key = (block["file"] == file) & (block["row"] == key.row)
+        number = int(block["cluster"][at_key][0]) if at_key.any() else number
+    blocks = (block[block["cluster"] == number] for block in clusters.blocks()) if number is not None else ()
+    members = [DocKey(clusters.names[it["file"]], int(it["row"])) for block in blocks for it in block]
+    if not members:
+        raise UsageError(
+            f"{key} is in no cluster of {path}: no other document was found to be like it, "
+            "or it is a key of another corpus"
+        )
+    if len(members) > most:
+        raise UsageError(
+            f"the cluster of {key} has {len(members):,} documents: {len(members) * (len(members) - 1) // 2:,} "
+            f"comparisons. --most {most} allows {most:,} documents; give --most {len(members)} to compare them"
+        )
+    return members
+
+
+def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[tuple[DocKey, str]]:
+    """Yield the texts of a few documents straight from a corpus, reading only the slices that hold them.
+
+    InputError if a file or a document is missing.
+    """
+    files = {file.name: file for file in list_corpus(corpus, text_column=text_column)}
+    rows_by_file: dict[str, set[int]] = defaultdict(set)
+    for key in keys:
+        rows_by_file[key.file].add(key.row)
+    for name, rows in rows_by_file.items():
+        if name not in files:
+            raise InputError(f"{corpus} has no file {name!r}, and the cluster does: give the corpus it was made from")
+        with local_copies([files[name].path]) as (path,):
+            yield from _read_rows(replace(files[name], path=path), rows)
+
+
+def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[tuple[DocKey, str]]:
+    """The texts in some rows of a file."""
+    slices = plan_slices(file)
+    numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
+    for number in sorted(numbers):
+        for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
+            if document.key.row in rows:
+                rows.remove(document.key.row)
+                yield document.key, document.text
+            if not rows:
+                break
+    if rows:
+        raise InputError(
+            f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated, or its texts are not in "
+            f"{file.text_column!r} (--text_column)"
+        )
+
+
+class _NoRejects(Rejects):
+    """Ignores malformed records."""
+
+    def __init__(self) -> None:
+        pass
+
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        pass
 
 
 def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:

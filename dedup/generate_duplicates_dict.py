@@ -15,9 +15,9 @@ from dedup.clustering.similarity import Measure, SimilarityCheck
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
+from dedup.removal.fetching import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.steps import RemovalSettings
-from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.inputs.recorded import list_corpus
@@ -105,8 +105,8 @@ def generate_duplicates_dict(
             shards = _list_index(run, index) if verify else []
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
-            found = steps.fetch(run, settings, members, files, shards)
-            decided, fetched = steps.decide(run, settings, members, found), found.counts
+            files_of_members, fetched = steps.fetch(run, settings, members, files, shards)
+            decided = steps.decide(run, settings, members, files_of_members)
         else:
             decided = steps.decide_without_documents(run, settings)
         steps.write(run, decided, table, keys)

@@ -16,7 +16,6 @@ from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, signatures
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
-from gristmill.io.pickles import dump_pickle, load_pickle
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
 
@@ -49,8 +48,6 @@ def _run_pipeline() -> None:
         run(replace(config, out=folder / "inexact", dedup=Dedup(), until="generate_duplicates_dict"))
         options = RunOptions(workers=1, quiet=True)
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)
-        dump_pickle(folder / "a.pickle", documents)
-        load_pickle(folder / "a.pickle")
 
 
 def _write_corpus(corpus: Path, texts: list[str]) -> Path:

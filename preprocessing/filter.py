@@ -23,7 +23,7 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import paths_of, source_folder
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import iter_keys, sort_keys, write_keys, write_sorted_keys
+from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
@@ -149,8 +149,7 @@ def _merge_task(run: StageRun, found: StepResult, output_file: Path) -> Task:
 
 def merge_keys(keys: FileSet, output_file: Path, memory: int) -> None:
     """Task: write the key set of all data sets, ascending by file and row."""
-    found = (item for path in keys.paths for item in iter_keys(path))
-    with sort_keys(found, output_file.with_name(f"{output_file.name}.sorted"), memory // 2) as (names, blocks):
+    with sort_keys(keys.paths, output_file.with_name(f"{output_file.name}.sorted"), memory // 2) as (names, blocks):
         write_sorted_keys(output_file, names, blocks)
 
 

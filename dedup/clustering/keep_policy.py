@@ -27,7 +27,6 @@ INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BILLIONTHS = re.compile(r"[.,]\d{6}(\d{1,9})")  # of a second, after its millionths
-KEEP_ORDER = ("cluster", "tier", "rank", "fine_rank", "position")  # fields of a MEMBER to sort by
 CHOICES = "first, longest, source:wikipedia,book (in that order), newest:meta.timestamp (a field of the record)"
 
 

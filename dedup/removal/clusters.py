@@ -1,10 +1,13 @@
-"""The clusters of a connected_components file: all of them as records in blocks, or the one that holds a key."""
+"""The clusters of a connected_components file as MEMBER records; all members sorted by file and row, for the fetch."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -13,12 +16,16 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import is_of_index
 from dedup.clustering.keep_policy import DROPPED, INDEXED, ORDINARY, BySource, Keep
+from gristmill.counts import Counts
+from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import DocKey, source_of
+from gristmill.io.documents import DocKey, Ranges, ReadInParts, source_of
+from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
 from gristmill.io.keys import PackedKeys
-from gristmill.io.parquet_tables import check_columns, encode_names, integers, is_table, read_table
+from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table
 from gristmill.io.pickles import load_pickle
-from gristmill.storage.files import is_file
+from gristmill.io.readers import Slice
+from gristmill.storage.local import atomic_write
 
 # A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.
 MEMBER_FIELDS = [
@@ -26,7 +33,13 @@ MEMBER_FIELDS = [
     ("row", "<i8"),
 ]  # fmt: skip
 MEMBER = np.dtype(MEMBER_FIELDS)
+KEEP_ORDER = ("cluster", "tier", "rank", "fine_rank", "position")  # fields of a MEMBER to sort by
 _BLOCK = 1 << 16  # members read together
+_MAX_PARTS = MAX_SCATTERED // 2  # a part has two files
+_MIN_PART_SIZE = 4096  # documents in a part, or more if there would be more than _MAX_PARTS
+_NOTED = 4096  # the plan has the row of every such member
+
+Span = tuple[int, int]  # records first ≤ i < last of the members
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,6 @@ class Clusters:
             return cls(path, _read_names(path), None)
         clusters = _load_clusters(path)
         names = sorted({key.file for cluster in clusters for key in cluster})
-        if not all(map(_is_unicode, names)):
-            raise _not_clusters(path)
         number = {name: i for i, name in enumerate(names)}
         members = np.zeros(sum(map(len, clusters)), MEMBER)
         members["cluster"] = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
@@ -73,31 +84,18 @@ class Clusters:
                 yield self.loaded[start : start + _BLOCK].copy()
 
 
-def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The keys of the cluster that holds `key`, in the input's order.
-
-    UsageError if no cluster holds the key, or its cluster has more than `most` documents.
-    """
-    members = _select_cluster(path, key, most) if is_table(path) else _find_cluster(path, key, most)
-    if not members:
-        raise UsageError(
-            f"{key} is in no cluster of {path}: no other document was found to be like it, "
-            "or it is a key of another corpus"
-        )
-    return members
-
-
 def _load_clusters(path: Path) -> list[list[DocKey]]:
     value = load_pickle(path)
     try:
         components, _, keys = value
-        if sum(map(len, components)) > path.stat().st_size:  # one cluster, named many times
-            raise ValueError("more members than its size allows")
         return [[DocKey.parse(keys[number]) for number in component] for component in components]
     except UsageError as error:
         raise InputError(f"{path}: {error}. Run generate_connected_components again") from error
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise _not_clusters(path) from error
+        raise InputError(
+            f"{path}: expected (components, number of components, {{id: key}}), got something else; give the file that "
+            "generate_connected_components wrote"
+        ) from error
 
 
 def _read_names(path: Path) -> list[str]:
@@ -125,62 +123,8 @@ def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
 
 
 def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    if not is_file(path):
-        raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run generate_connected_components")
-    try:
-        with pa.parquet.ParquetFile(path, read_dictionary=["file"], pre_buffer=False) as file:
-            check_columns(path, file.schema_arrow.names, ("cluster", "file", "row"))
-            yield from (batch for batch in file.iter_batches(_BLOCK, columns=columns) if batch.num_rows)
-    except (pa.ArrowException, OSError) as error:  # Arrow reports damaged pages as OSError
-        raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
-
-
-def _select_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The cluster of `key` in a table, reading only row groups that may hold it; [] if none does."""
-    field = pyarrow.compute.field
-    of_key = (field("file") == key.file) & (field("row") == key.row)
-    found = read_table(path, {"cluster", "file", "row"}, of_key)
-    for cluster in integers(found["cluster"], "cluster", path).tolist():
-        members = field("cluster") == cluster
-        _check_size(read_table(path, {"cluster"}, members).num_rows, key, most)
-        table = read_table(path, {"file", "row"}, members)
-        names, rows = encode_names(table["file"], path).to_pylist(), integers(table["row"], "row", path).tolist()
-        return list(map(DocKey, names, rows))
-    return []
-
-
-def _find_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The cluster of `key` in a pickle, parsing the keys of that cluster alone; [] if none holds it."""
-    value = load_pickle(path)
-    try:
-        components, _, keys = value
-        number = next((number for number, name in keys.items() if name == str(key)), None)
-        names = next(([keys[member] for member in component] for component in components if number in component), [])
-        members = [DocKey.parse(name) for name in names]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _not_clusters(path) from error
-    _check_size(len(members), key, most)
-    return members
-
-
-def _check_size(size: int, key: DocKey, most: int) -> None:
-    if size > most:
-        raise UsageError(
-            f"the cluster of {key} has {size:,} documents: {size * (size - 1) // 2:,} comparisons. "
-            f"--most {most} allows {most:,} documents; give --most {size} to compare them"
-        )
-
-
-def _is_unicode(name: str) -> bool:
-    """Whether a name has no half of a surrogate pair, which UTF-8 cannot hold."""
-    return name == name.encode(errors="ignore").decode()
-
-
-def _not_clusters(path: Path) -> InputError:
-    return InputError(
-        f"{path} does not hold (components, number of components, {{id: key}}): give the file that "
-        "generate_connected_components wrote"
-    )
+    with open_table(path, ("cluster", "file", "row")) as file:
+        yield from (batch for batch in file.iter_batches(_BLOCK, columns=columns) if batch.num_rows)
 
 
 @contextmanager
@@ -216,3 +160,121 @@ class KeepOrder:
     def is_input_order(self) -> bool:
         """Whether all tiers and ranks are equal, so that members need no sorting."""
         return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
+
+
+class MemberPlan(msgspec.Struct):
+    """The order of all members by file, and how clusters are divided into parts: one task decides on each part."""
+
+    names: list[str]  # of files, ascending
+    starts: list[int]  # number of the first member of each file; last, the number of members
+    parts: list[int]  # the first cluster of each part
+    rows: list[int] = []  # in their files, of every member whose number is a multiple of _NOTED
+
+    def span(self, name: str, first_row: int = 0, end_row: int | None = None) -> Span:
+        """The members of a file in the rows first_row ≤ row < end_row (None: to the end), and some around them."""
+        number = bisect_left(self.names, name)
+        first, last = self.starts[number], self.starts[number + 1]
+        low, high = -(-first // _NOTED), min(-(-last // _NOTED), len(self.rows))  # the rows of this file
+        if (before := bisect_left(self.rows, first_row, low, high)) > low:
+            first = (before - 1) * _NOTED
+        if end_row is not None and (after := bisect_left(self.rows, end_row, low, high)) < high:
+            last = after * _NOTED
+        return first, last
+
+
+@dataclass(frozen=True)
+class SliceMembers:
+    """A slice of a corpus file, a span with its members, and the row after the slice's last (None: the end)."""
+
+    part: Slice
+    span: Span
+    end_row: int | None
+
+    def read(self, members: "MemberFile") -> NDArray:
+        """The MEMBERs of the slice, memory-mapped."""
+        of_file = read_span(members, self.span)
+        first = bisect_left(of_file["row"], self.part.first_row)
+        return of_file[first : None if self.end_row is None else bisect_left(of_file["row"], self.end_row)]
+
+
+def sort_members(
+    input_file: Path, keep: Keep, dropped: tuple[Path, ...], members: Path, indexed: Path, memory: int
+) -> Result:
+    """Task: write the MEMBERs of all clusters by file and row, with tier and rank; the value is the MemberPlan.
+
+    Also writes those of an index, by cluster, to `indexed`. InputError if the input is damaged, or a document is in it
+    twice.
+    """
+    clusters = Clusters.open(input_file)
+    size, rows = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS), list[int]()
+    sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
+    with (
+        open_keep_order(clusters.names, keep, dropped, members, memory) as order,
+        ExternalSorter(members.with_name(f"{members.name}.runs"), MEMBER, ("file", "row"), memory) as sorter,
+        atomic_write(indexed) as temporary,
+        temporary.open("wb") as index,
+    ):
+        for block in clusters.blocks():
+            starts = set(block["cluster"][block["position"] % size == 0].tolist())
+            parts += [cluster for cluster in sorted(starts) if cluster > parts[-1]]
+            index.write(block[order.assign(block)["tier"] == INDEXED].tobytes())
+            sizes += np.bincount(block["file"], minlength=len(sizes))
+            sorter.add(block)
+        write_records(members, _note_rows(reject_repeated(sorter, clusters.names), rows))
+    starts_of_files = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    return Result(Counts({}, []), MemberPlan(clusters.names, starts_of_files, parts, rows))
+
+
+@dataclass(frozen=True)
+class MemberFile(ReadInParts):
+    """The file of all members, of which a task reads the records `first` ≤ i < `last` alone."""
+
+    path: Path
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, path: Path, spans: Sequence[Span]) -> "MemberFile":
+        """The file as a task reads it that reads these spans."""
+        full = [span for span in spans if span[0] < span[1]] or [(0, 0)]
+        return cls(path, min(first for first, _ in full), max(last for _, last in full))
+
+    @property
+    def ranges(self) -> Ranges:
+        """From the first byte that is read to the last."""
+        return ((self.first * MEMBER.itemsize, self.last * MEMBER.itemsize),)
+
+
+def read_span(members: MemberFile, span: Span) -> NDArray:
+    """The MEMBERs of a span, memory-mapped."""
+    first, last = span
+    if first == last:
+        return np.empty(0, MEMBER)  # an empty range cannot be mapped
+    return np.memmap(members.path, MEMBER, "r", first * MEMBER.itemsize, last - first)
+
+
+def reject_repeated(blocks: Iterable[NDArray], names: Sequence[str]) -> Iterator[NDArray]:
+    """Pass on blocks of records sorted by file and row. InputError if a document is in them twice."""
+    last = None
+    for block in blocks:
+        both = block if last is None else np.concatenate([last, block])
+        repeated = (np.diff(both["file"]) == 0) & (np.diff(both["row"]) == 0)
+        if repeated.any():
+            raise in_two_clusters(both[np.argmax(repeated)], names)
+        yield block
+        last = block[-1:]
+
+
+def in_two_clusters(record: Any, names: Sequence[str], prefix: str = "") -> InputError:
+    """The error for a document, of the fields `file` and `row` of a record, that is in the clusters twice."""
+    key = f"{names[record[prefix + 'file']]}@{record[prefix + 'row']}"
+    return InputError(f"{key} is in the clusters twice. Run generate_connected_components again")
+
+
+def _note_rows(blocks: Iterable[NDArray], rows: list[int]) -> Iterator[NDArray]:
+    """Pass on blocks of sorted MEMBERs; add to `rows` those that the plan has."""
+    passed = 0
+    for block in blocks:
+        rows += block["row"][-passed % _NOTED :: _NOTED].tolist()
+        passed += len(block)
+        yield block

@@ -10,16 +10,16 @@ from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns
-from dedup.clustering.keep_policy import INDEXED, KEEP_ORDER, Keep
+from dedup.clustering.keep_policy import INDEXED, Keep
 from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import HASHING_FACTOR, shingle_sets
 from dedup.minhash.signatures import signatures
-from dedup.removal.clusters import MEMBER, Clusters, open_keep_order
+from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, open_keep_order
+from dedup.removal.fetching import FETCHED, Fetched, TextReader, without_text
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -30,14 +30,12 @@ from dedup.removal.removal_table import (
     REMOVAL,
     RemovalCounts,
 )
-from dedup.removal.texts import FETCHED, Fetched, TextReader, without_text
 from gristmill.batches import batched
 from gristmill.budget import reserve_memory
 from gristmill.counts import Counts
-from gristmill.engine.task import FileSet
+from gristmill.engine.task import FileSet, Result
 from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
-from gristmill.storage.local import atomic_write_bytes
 
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
 _OVERHEAD = 512  # bytes of a member besides its text, as Python objects
@@ -80,12 +78,10 @@ def decide_part(
     return counts.counts()
 
 
-def decide_by_key(
-    input_file: Path, keep: Keep, dropped: tuple[Path, ...], names: Path, output: Path, memory: int
-) -> Counts:
+def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], output: Path, memory: int) -> Result:
     """Task: write the REMOVALs of clusters whose documents are ordered by key and source alone; no document is read.
 
-    Also writes the names of files to `names` (JSON).
+    The value is the names of files.
     """
     clusters = Clusters.open(input_file)
     counts = RemovalCounts(SourceRuns.of(clusters.names))
@@ -98,8 +94,7 @@ def decide_by_key(
                 for block in blocks:
                     sorter.add(block)
                 write_records(output, remove_all_but_first(sorter, counts))
-    atomic_write_bytes(names, msgspec.json.encode(clusters.names))
-    return counts.counts()
+    return Result(counts.counts(), clusters.names)
 
 
 def _read_clusters(path: Path, low: int, high: int | None) -> Iterator[NDArray]:
@@ -127,16 +122,11 @@ def remove_all_but_first(blocks: Iterable[NDArray], counts: RemovalCounts) -> It
         first, before = members[firsts[-1:]], int(ranks[-1])
         removed = ~starts & ours
         counts.add(DUPLICATE, members["file"][removed])
-        yield _unmeasured(members[removed], members[firsts[removed]], ranks[removed])
-
-
-def _unmeasured(removed: NDArray, kept: NDArray, ranks: NDArray[np.int64]) -> NDArray:
-    """REMOVALs (n) of removed and kept MEMBERs and ranks (n each)."""
-    found = np.empty(len(removed), REMOVAL)
-    found["file"], found["row"] = removed["file"], removed["row"]
-    found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
-    found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks
-    return found
+        found, kept = np.zeros(np.count_nonzero(removed), REMOVAL), members[firsts[removed]]
+        found["file"], found["row"] = members["file"][removed], members["row"][removed]
+        found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
+        found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks[removed]
+        yield found
 
 
 class VerifiedRemoval:

@@ -9,10 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns
-from dedup.removal.members import read_names
+from dedup.removal.clusters import in_two_clusters, reject_repeated
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
-from gristmill.errors import InputError
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import PackedKeys, stream_keys
@@ -29,7 +28,6 @@ REMOVAL = np.dtype([
     ("file", "<i4"), ("row", "<i8"), ("kept_file", "<i4"), ("kept_row", "<i8"), ("similarity", "<f8"),
     ("measured", "u1"), ("rank", "<i8"),
 ])  # fmt: skip
-_BY_KEY = ("file", "row")
 _SCHEMA = pa.schema([
     ("file", pa.string()), ("row", pa.int64()), ("kept_file", pa.string()), ("kept_row", pa.int64()),
     ("similarity", pa.float64()), ("measured", pa.string()),
@@ -69,41 +67,28 @@ class RemovalCounts:
         return counts
 
 
-def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | None, memory: int) -> None:
+def write_removals(names: list[str], decided: FileSet, table: Path, pickle: Path | None, memory: int) -> None:
     """Task: write the REMOVALs of some files, sorted by key, as a .parquet table and as SlimPajama's pickle.
 
-    `names` are the files that REMOVALs refer to by number (JSON). A pickle of an earlier run is removed first, so that
-    at no time it lies next to a table that lists other documents.
+    `names` are the files that REMOVALs refer to by number. A pickle of an earlier run is removed first, so that at no
+    time it lies next to a table that lists other documents.
     """
     if pickle:
         pickle.unlink(missing_ok=True)
-    values = pa.array(read_names(names), pa.string())
+    values = pa.array(names, pa.string())
     runs = table.parent / STATE_DIR / f"{table.name}.runs"
-    _reject_removed(decided, values, runs, memory)
-    with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table_writer(table, _SCHEMA) as write:
+    _reject_removed(decided, names, runs, memory)
+    with ExternalSorter(runs, REMOVAL, ("file", "row"), memory) as sorter, open_table_writer(table, _SCHEMA) as write:
         for block in _blocks(decided):
             sorter.add(block)
-        last = np.empty(0, REMOVAL)
-        for block in sorter:
+        for block in reject_repeated(sorter, names):
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
-                part = block[start : start + ROW_GROUP_SIZE]
-                _reject_repeated(np.concatenate([last, part]), values)
-                write(_columns(part, values))
-                last = part[-1:]
+                write(_columns(block[start : start + ROW_GROUP_SIZE], values))
     if pickle:
-        _write_pickle(pickle, table)
+        write_stream(pickle, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))
 
 
-def _reject_repeated(removals: NDArray, names: pa.StringArray) -> None:
-    """Raise InputError if a document is removed twice, or for itself, by REMOVALs (n) in order of keys."""
-    repeated = (removals["file"] == removals["kept_file"]) & (removals["row"] == removals["kept_row"])
-    repeated[1:] |= (np.diff(removals["file"]) == 0) & (np.diff(removals["row"]) == 0)
-    if repeated.any():
-        found = removals[np.argmax(repeated)]
-        raise _in_two_clusters(names[found["file"]], found["row"])
-
-
-def _reject_removed(decided: FileSet, names: pa.StringArray, folder: Path, memory: int) -> None:
+def _reject_removed(decided: FileSet, names: list[str], folder: Path, memory: int) -> None:
     """Raise InputError if a document is kept in place of others and removed, too: no copy might be left.
 
     `decided` are files of REMOVALs; `folder` is for work files.
@@ -113,17 +98,12 @@ def _reject_removed(decided: FileSet, names: pa.StringArray, folder: Path, memor
         for block in _blocks(decided):
             is_removed = removed.contains(block["kept_file"], block["kept_row"])
             if is_removed.any():
-                found = block[np.argmax(is_removed)]
-                raise _in_two_clusters(names[found["kept_file"]], found["kept_row"])
+                raise in_two_clusters(block[np.argmax(is_removed)], names, "kept_")
 
 
 def _blocks(decided: FileSet) -> Iterator[NDArray]:
     """REMOVALs of all files, a block at a time."""
     return (block for path in decided.paths for block in read_records(path, REMOVAL, ROW_GROUP_SIZE))
-
-
-def _in_two_clusters(file: pa.StringScalar, row: int) -> InputError:
-    return InputError(f"{file}@{row} is in the clusters twice. Run generate_connected_components again")
 
 
 def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:
@@ -133,8 +113,3 @@ def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:
         columns[name] = names.take(columns[name])
     columns["measured"] = pa.array(_MEASURED, pa.string()).take(columns["measured"])
     return columns
-
-
-def _write_pickle(path: Path, table: Path) -> None:
-    """Write SlimPajama's {file: {rows}} from the table, with one file's rows in memory at a time."""
-    write_stream(path, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))

@@ -4,16 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from dedup.candidates.document_ids import SourceRuns, is_of_index
 from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import Keep, Longest, Newest
 from dedup.clustering.similarity import SimilarityCheck
+from dedup.removal.clusters import MemberFile, MemberPlan, SliceMembers, sort_members
 from dedup.removal.decisions import decide_by_key, decide_part
-from dedup.removal.members import MemberFile, MemberPlan, SliceMembers, sort_members
+from dedup.removal.fetching import (
+    CLUSTERED,
+    MAX_OPEN,
+    UNREADABLE_FIELD,
+    WITHOUT_FIELD,
+    fetch_signatures,
+    fetch_texts,
+    scatter_fetched,
+)
 from dedup.removal.removal_table import write_removals
-from dedup.removal.scattering import scatter_fetched
-from dedup.removal.texts import CLUSTERED, MAX_OPEN, UNREADABLE_FIELD, WITHOUT_FIELD, fetch_signatures, fetch_texts
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
@@ -42,43 +50,38 @@ class RemovalSettings:
         return self.check is not None or isinstance(self.keep, Longest | Newest)
 
 
-@dataclass(frozen=True)
-class Sorted:
-    """Files of the step sort: all members by file and row, those of an index by cluster, and the names of files."""
+class Sorted(NamedTuple):
+    """Files of the step sort: all members by file and row, and those of an index by cluster."""
 
     members: Path
     indexed: Path
-    names: Path
     plan: MemberPlan
 
 
-@dataclass(frozen=True)
-class FetchedFiles:
-    """Files of the step fetch: FETCHED records and, if similarity is checked, their texts, which they locate."""
+class FetchedFiles(NamedTuple):
+    """FETCHED records and, if similarity is checked, their texts, which they locate."""
 
     records: FileSet
     texts: FileSet
-    counts: Counts
 
 
-@dataclass(frozen=True)
-class Decided:
-    """Files of the step decide: names of files, and REMOVALs, which refer to them by number."""
+class Decided(NamedTuple):
+    """REMOVALs and the names of the files that they refer to by number."""
 
-    names: Path
+    names: list[str]
     removals: FileSet
     counts: Counts
 
 
 def sort(run: StageRun, settings: RemovalSettings) -> Sorted:
     """Run the step sort: sort all members by file and row."""
-    members, indexed, names = (run.work / name for name in ("members.bin", "index.bin", "names.json"))
+    members, indexed = run.work / "members.bin", run.work / "index.bin"
     arguments = {
         "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "members": members,
-        "indexed": indexed, "names": names,
+        "indexed": indexed,
     }  # fmt: skip
-    task = Task("sort", sort_members, arguments, (members, indexed, names), memory=run.options.memory_bytes)
-    return Sorted(members, indexed, names, run.step("sort", [task]).values(MemberPlan)[0])
+    task = Task("sort", sort_members, arguments, (members, indexed), memory=run.options.memory_bytes)
+    return Sorted(members, indexed, run.step("sort", [task]).values(MemberPlan)[0])
 
 
 def fetch(
@@ -87,7 +90,7 @@ def fetch(
     members: Sorted,
     files: Sequence[CorpusFile],
     shards: Sequence[SignatureShard],
-) -> FetchedFiles:
+) -> tuple[FetchedFiles, Counts]:
     """Run the step fetch: copy the members' texts and signatures out of the corpus and the indexes.
 
     UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document;
@@ -104,7 +107,7 @@ def fetch(
     if settings.check:
         _check_signatures(plan, counts)
     records, texts = (tuple(task.outputs[i] for task in tasks if task.outputs[i:]) for i in (0, 1))
-    return FetchedFiles(FileSet(records), FileSet(texts), counts)
+    return FetchedFiles(FileSet(records), FileSet(texts)), counts
 
 
 def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
@@ -188,40 +191,32 @@ def _check_signatures(plan: MemberPlan, fetched: Counts) -> None:
         )
 
 
-def scatter(run: StageRun, members: Sorted, fetched: FetchedFiles) -> list[FetchedFiles]:
+def _scatter(run: StageRun, parts: list[int], fetched: FetchedFiles) -> list[FetchedFiles]:
     """Run the step scatter: copy what was fetched to files of each part of the clusters; return those of each part.
 
     A bundle of files, as many as there are parts, makes about as many; a part has no more than a task can hold open.
     """
-    parts, files = members.plan.parts, len(fetched.records)
-    size = max(len(parts), _MIN_BUNDLE, -(-files // MAX_OPEN))
-    tasks, scattered = [], list[tuple[tuple[Path, ...], tuple[Path, ...]]]()
-    for number, start in enumerate(range(0, files, size)):
-        records, texts = (found.paths[start : start + size] for found in (fetched.records, fetched.texts))
+    size = max(len(parts), _MIN_BUNDLE, -(-len(fetched.records) // MAX_OPEN))
+    tasks = []
+    for number, start in enumerate(range(0, len(fetched.records), size)):
+        records, texts = (files.paths[start : start + size] for files in fetched)
         folder = run.work / "scattered" / f"{len(parts)} parts" / f"{number:06}"
         outputs = tuple(folder / f"{part:04}.index" for part in range(len(parts)))
         text_outputs = tuple(path.with_suffix(".text") for path in outputs) if texts else ()
         arguments = {"fetched": FileSet(records), "texts": FileSet(texts), "parts": parts, "outputs": outputs,
                      "text_outputs": text_outputs}  # fmt: skip
-        name = f"{number:06} of {len(parts)}"
-        tasks.append(Task(name, scatter_fetched, arguments, outputs + text_outputs))
-        scattered.append((outputs, text_outputs))
+        tasks.append(Task(f"{number:06} of {len(parts)}", scatter_fetched, arguments, outputs + text_outputs))
     run.step("scatter", tasks)
-    return [
-        FetchedFiles(
-            FileSet(tuple(outputs[part] for outputs, _ in scattered)),
-            FileSet(tuple(texts[part] for _, texts in scattered if texts)),
-            fetched.counts,
-        )
-        for part in range(len(parts))
-    ]
+    by_part = zip(*(task.outputs for task in tasks), strict=True) if tasks else [()] * len(parts)
+    files = list(map(FileSet, by_part))  # of all parts the records, then the texts
+    return list(map(FetchedFiles, files[: len(parts)], files[len(parts) :] or [FileSet(())] * len(parts)))
 
 
 def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: FetchedFiles) -> Decided:
     """Run the steps scatter and, with a task for each part of the clusters, decide on the fetched texts."""
-    sources, tasks = SourceRuns.of(members.plan.names), []
-    found = scatter(run, members, fetched)
-    for number, (low, high) in enumerate(pairwise([*members.plan.parts, None])):
+    plan, tasks = members.plan, []
+    found, sources = _scatter(run, plan.parts, fetched), SourceRuns.of(plan.names)
+    for number, (low, high) in enumerate(pairwise([*plan.parts, None])):
         output = run.work / "decided" / f"{number:06}.bin"
         arguments = {
             "fetched": found[number].records, "texts": found[number].texts,
@@ -230,18 +225,18 @@ def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: F
         }  # fmt: skip
         tasks.append(Task(output.stem, decide_part, arguments, (output,), memory=run.options.memory_per_worker))
     counts = run.step("decide", tasks).counts
-    return Decided(members.names, FileSet(tuple(task.outputs[0] for task in tasks)), counts)
+    return Decided(plan.names, FileSet(tuple(task.outputs[0] for task in tasks)), counts)
 
 
 def decide_without_documents(run: StageRun, settings: RemovalSettings) -> Decided:
     """Run the step decide where keys and sources alone say which document of a cluster is kept: one task."""
-    names, output = run.work / "names.json", run.work / "decided.bin"
+    output = run.work / "decided.bin"
     arguments = {
-        "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "names": names,
-        "output": output,
+        "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "output": output,
     }  # fmt: skip
-    task = Task("by key", decide_by_key, arguments, (names, output), memory=run.options.memory_bytes)
-    return Decided(names, FileSet((output,)), run.step("decide", [task]).counts)
+    task = Task("by key", decide_by_key, arguments, (output,), memory=run.options.memory_bytes)
+    decided = run.step("decide", [task])
+    return Decided(decided.values(list[str])[0], FileSet((output,)), decided.counts)
 
 
 def write(run: StageRun, decided: Decided, table: Path, pickle: Path | None) -> None:

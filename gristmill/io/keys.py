@@ -2,117 +2,78 @@
 
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
-from gristmill.io.external_sort import ExternalSorter, read_records, write_records
-from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table_writer, read_table, stream_table
-from gristmill.io.pickles import load_pickle, stream_rows, write_sets
+from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table, open_table_writer, stream_table
+from gristmill.io.pickles import load_pickle, write_sets
 
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending
 KEY = np.dtype([("file", "<u4"), ("row", "<i8")])  # a key, its file by number
-_BLOCK = 1 << 17  # keys read together
 _ROW_BITS = np.uint64(40)  # of a packed key
 _MOST_ROWS = 1 << 40  # of a file: a key beyond cannot be packed, and names no document
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64()})
 _PACKED = np.dtype([("key", "<u8")])
 
 
-def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
-    """Read a key set from a .pickle or .parquet file; with `files`, only the keys in those files.
+def iter_keys(path: Path) -> Iterator[tuple[str, Rows]]:
+    """Yield the keys of a .pickle or .parquet file in its order, in blocks of one file's rows.
 
-    From a table sorted by file, as write_keys writes it, only the row groups with those files are read,
-    which bounds memory. Raises UsageError
-    if there is no such file, InputError if it is damaged or not a key set.
+    Of a table a row group is in memory; a file may come several times. A pickle is loaded whole. UsageError if there is
+    no such file, InputError if it is damaged or not a key set.
     """
     if is_table(path):
-        where = None if files is None else _file_in(files, path)
-        keys = _from_table(read_table(path, {"file", "row"}, where), path)
-        return {file: rows for file, rows in keys.items() if files is None or file in files}
-    if (found := stream_rows(path)) is not None:
-        held: dict[str, list[Rows]] = defaultdict(list)
-        for file, rows in found:
-            if files is None or file in files:
-                held[file].append(rows)
-        return {file: np.unique(np.concatenate(blocks)) for file, blocks in held.items()}
+        for table in stream_table(path, ["file", "row"]):
+            yield from _from_table(table, path)
+        return
     value = load_pickle(path)
-    if not isinstance(value, Mapping):
-        raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
-    try:
-        if sum(map(len, value.values())) > path.stat().st_size:  # one set, named many times
-            raise ValueError("it has more rows than its size allows")
-        return {
-            file: np.unique(np.array(sorted(_checked_rows(file, rows)), np.int64))
-            for file, rows in value.items()
-            if files is None or file in files
-        }
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InputError(f"{path} is not a dict of file names to sets of rows ({error})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} contains a {type(value).__name__}: expected a dict of file names to sets of rows")
+    for file in list(value):
+        yield file, _checked_rows(file, value.pop(file), path)
+
+
+def read_keys(path: Path) -> KeySet:
+    """Read a whole key set, sorted by file. Raises as iter_keys."""
+    blocks: dict[str, list[Rows]] = defaultdict(list)
+    for file, rows in iter_keys(path):
+        blocks[file].append(rows)
+    return {file: np.unique(np.concatenate(blocks[file])) for file in sorted(blocks)}
 
 
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
-    """Yield (file, its rows) of a key set, sorted by file; a set that is sorted by file is read one file at a time."""
-    if not (_is_sorted(path) if is_table(path) else _is_sorted_pickle(path)):
-        yield from sorted(read_keys(path).items())
+    """Yield (file, its rows) of a key set, sorted by file; of a table that is sorted, one file at a time."""
+    if not is_table(path) or not _is_sorted(path):
+        yield from read_keys(path).items()
         return
-    name, held = "", list[Rows]()
-    for file, rows in iter_keys(path):
-        if file != name and held:
-            yield name, np.unique(np.concatenate(held))
-            held = []
-        name = file
-        held.append(rows)
-    if held:
-        yield name, np.unique(np.concatenate(held))
-
-
-def iter_keys(path: Path) -> Iterator[tuple[str, Rows]]:
-    """Yield the keys of a set in its own order, in blocks of one file's rows; a file may come several times.
-
-    Memory holds a block, for pickles that stream_rows reads, and tables. Raises as read_keys.
-    """
-    if not is_table(path):
-        found = stream_rows(path)
-        yield from read_keys(path).items() if found is None else found
-        return
-    for table in stream_table(path, ["file", "row"]):
-        yield from _from_table(table, path).items()
+    for file, blocks in groupby(iter_keys(path), key=itemgetter(0)):
+        yield file, np.unique(np.concatenate([rows for _, rows in blocks]))
 
 
 @contextmanager
-def sort_keys(
-    keys: Iterable[tuple[str, Rows]], folder: Path, memory: int
-) -> Iterator[tuple[list[str], ExternalSorter]]:
-    """Context: the names of files, ascending, and blocks of KEYs by file and row, within `memory`, from any order.
+def sort_keys(paths: Sequence[Path], folder: Path, memory: int) -> Iterator[tuple[list[str], ExternalSorter]]:
+    """Context: the names of files, ascending, and blocks of the KEYs of some sets by file and row, within `memory`.
 
-    `folder` is for work files, and is removed.
+    `folder` is for work files.
     """
-    numbers: dict[str, int] = {}
-    try:
-        unsorted = folder / "unsorted.bin"
-        write_records(unsorted, (key_records(numbers.setdefault(file, len(numbers)), rows) for file, rows in keys))
-        names = sorted(numbers)
-        rank = np.empty(len(names), np.uint32)
-        rank[[numbers[name] for name in names]] = np.arange(len(names))
-        with ExternalSorter(folder / "runs", KEY, ("file", "row"), memory) as sorter:
-            for block in read_records(unsorted, KEY, _BLOCK):
-                block["file"] = rank[block["file"]]
-                sorter.add(block)
-            unsorted.unlink()
-            yield names, sorter
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    names = sorted({file for path in paths for file, _ in iter_keys(path)})
+    numbers = {name: number for number, name in enumerate(names)}
+    with ExternalSorter(folder, KEY, ("file", "row"), memory) as sorter:
+        for path in paths:
+            for file, rows in iter_keys(path):
+                sorter.add(key_records(numbers[file], rows))
+        yield names, sorter
 
 
 def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> None:
@@ -236,26 +197,19 @@ def write_keys(path: Path, keys: KeySet) -> None:
             write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
 
 
-def _checked_rows(file: Any, rows: Any) -> Collection[int]:
-    """The rows of a pickle's file. Raises TypeError or ValueError unless they are integers from 0, not bools."""
-    if not isinstance(file, str) or not isinstance(rows, set | frozenset | list | tuple):
-        raise TypeError(f"it has a {type(rows).__name__} for {file!r:.80}")
-    if wrong := set(map(type, rows)) - {int}:
-        raise TypeError(f"{file} has rows of type {', '.join(sorted(kind.__name__ for kind in wrong))}")
-    if rows and min(rows) < 0:
-        raise ValueError(f"{file} has the row {min(rows)}")
-    return rows
-
-
-def _is_sorted_pickle(path: Path) -> bool:
-    found = stream_rows(path)
-    return found is not None and all(one <= other for (one, _), (other, _) in pairwise(found))
+def _checked_rows(file: Any, rows: Any, path: Path) -> Rows:
+    """The rows of a file in a pickle, ascending. InputError unless they are integers from 0 to 2^63 - 1."""
+    is_valid = isinstance(file, str) and isinstance(rows, set | frozenset | list | tuple)
+    if not is_valid or set(map(type, rows)) - {int} or (rows and not 0 <= min(rows) <= max(rows) < 1 << 63):
+        raise InputError(
+            f"{path}: expected a dict of file names to sets of rows, got {rows!r:.80} for {file!r:.80}; make it again"
+        )
+    return np.unique(np.fromiter(rows, np.int64, len(rows)))
 
 
 def _is_sorted(path: Path) -> bool:
     """Whether a table's row groups are sorted by file, according to their statistics."""
-    read_table(path, ["file", "row"], pa.compute.scalar(False))
-    with pa.parquet.ParquetFile(path) as file:
+    with open_table(path, ["file", "row"]) as file:
         place = file.schema_arrow.get_field_index("file")
         columns = [file.metadata.row_group(number).column(place) for number in range(file.num_row_groups)]
     if any(column.statistics is None or not column.statistics.has_min_max for column in columns):
@@ -263,24 +217,11 @@ def _is_sorted(path: Path) -> bool:
     return all(one.statistics.max <= other.statistics.min for one, other in pairwise(columns))
 
 
-def _file_in(files: Collection[str], path: Path) -> pa.compute.Expression | None:
-    """Where the file is one of `files`, or null, which is an error later; None if Arrow cannot filter the column.
-
-    InputError unless the column has strings.
-    """
-    none = pa.compute.scalar(False)
-    column, field = read_table(path, {"file", "row"}, none)["file"], pa.compute.field("file")
-    encode_names(column, path)
-    if pa.types.is_string_view(column.type):
-        return None
-    is_named = field.isin(pa.array(sorted(files), pa.string())) if files else none  # Arrow rejects an empty set
-    return is_named | field.is_null()
-
-
-def _from_table(table: pa.Table, path: Path) -> KeySet:
+def _from_table(table: pa.Table, path: Path) -> Iterator[tuple[str, Rows]]:
+    """The files of a table with their rows, both ascending."""
     encoded, rows = encode_names(table.column("file"), path), integers(table.column("row"), "row", path)
     codes = encoded.indices.to_numpy()
     order = np.lexsort((rows, codes))
     found, starts = np.unique(codes[order], return_index=True)
     names = encoded.dictionary.take(pa.array(found)).to_pylist()
-    return dict(sorted(zip(names, np.split(rows[order], starts[1:]), strict=True))) if names else {}
+    yield from sorted(zip(names, np.split(rows[order], starts[1:]), strict=False))

@@ -1,6 +1,6 @@
-"""Parquet tables: read some columns and rows, stream row groups, write atomically with row groups of one size."""
+"""Parquet tables: stream row groups, write atomically with row groups of one size."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,52 +25,39 @@ def is_table(path: Path) -> bool:
     return path.suffix == ".parquet"
 
 
-def read_table(path: Path, columns: Collection[str], where: pa.compute.Expression | None = None) -> pa.Table:
-    """Read some `columns` of a Parquet table; with `where`, only the rows for which it is true.
+@contextmanager
+def open_table(path: Path, columns: Collection[str] = ()) -> Iterator[pa.parquet.ParquetFile]:
+    """Context: a Parquet file. UsageError if there is none, InputError if it is damaged or lacks one of `columns`.
 
-    Row groups whose statistics rule out such rows are not read. The column `file` may come
-    dictionary-encoded. Raises UsageError if there is no such file, InputError if it is damaged or
-    lacks a column.
+    The column `file` comes dictionary-encoded, which saves memory.
     """
-    found = read_column_names(path)
+    if not is_file(path):
+        raise UsageError(f"{path}: expected a .parquet file, got none of that name; run the stage that writes it")
     try:
-        check_columns(path, found, columns)
-        ordered = [name for name in found if name in columns]
-        encoded = ["file"] if where is None else []  # saves memory, but Arrow then ignores statistics
-        return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
+        with pa.parquet.ParquetFile(path, read_dictionary=["file"], pre_buffer=False) as file:
+            found = file.schema_arrow.names
+            for problem, names in (
+                ("no column", set(columns).difference(found)),
+                ("several columns", {name for name in columns if found.count(name) > 1}),
+            ):
+                if names:
+                    raise InputError(f"{path} has {problem} {', '.join(sorted(names))}: it has {', '.join(found)}")
+            yield file
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
-        raise _damaged(path, error) from error
+        raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
 
 
 def read_column_names(path: Path) -> list[str]:
-    """The names of a Parquet table's columns. Raises UsageError if there is no such file, InputError if damaged."""
-    if not is_file(path):
-        raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
-    try:
-        return list(pa.parquet.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
-        raise _damaged(path, error) from error
-
-
-def check_columns(path: Path, found: Sequence[str], wanted: Collection[str]) -> None:
-    """Raise InputError unless a table with the columns `found` has each of `wanted` once."""
-    for few, names in (
-        ("no column", set(wanted).difference(found)),
-        ("several columns", {name for name in wanted if found.count(name) > 1}),
-    ):
-        if names:
-            raise InputError(f"{path} has {few} {', '.join(sorted(names))}: it has {', '.join(found)}")
+    """The names of a Parquet table's columns. Raises as open_table."""
+    with open_table(path) as file:
+        return list(file.schema_arrow.names)
 
 
 def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
-    """Yield some columns of a Parquet table, a row group at a time. Raises UsageError or InputError."""
-    read_table(path, columns, pa.compute.scalar(False))  # reads no rows, but checks the file and its columns
-    try:
-        with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
-            for number in range(file.num_row_groups):
-                yield file.read_row_group(number, columns=list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
+    """Yield some columns of a Parquet table, a row group at a time. Raises as open_table."""
+    with open_table(path, columns) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number, columns=list(columns))
 
 
 def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int64]:
@@ -130,7 +117,3 @@ def open_table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Colum
         yield write
         if held.num_rows:
             writer.write_table(held)
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is not a readable Parquet file ({error}): make it again")

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from dedup.removal.clusters import read_cluster
+from dedup.cluster_graph import read_cluster
 from gristmill.errors import InputError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import STATE_DIR
@@ -84,7 +84,7 @@ def test_a_document_twice_in_a_cluster(tmp_path: Path, rows: list[int]) -> None:
 
 def test_a_document_in_two_clusters(tmp_path: Path, chained_norm: Path) -> None:
     key = ("arxiv/a.jsonl", 0)
-    with pytest.raises(InputError, match=r"arxiv/a\.jsonl@0 is in it twice"):
+    with pytest.raises(InputError, match=r"arxiv/a\.jsonl@0 is in the clusters twice"):
         removed_by(
             tmp_path, [[key, ("arxiv/a.jsonl", 2)], [key, ("arxiv/a.jsonl", 4)]], verify="jaccard", corpus=chained_norm
         )

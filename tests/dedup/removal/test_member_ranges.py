@@ -44,7 +44,7 @@ def test_a_task_for_a_part_of_a_file_fetches_few_members_of_others(
     clusters = [[("a/x.jsonl", row + i) for i in range(4)] for row in range(0, 200, 4) if row % 20]
     local = removed_by(tmp_path, clusters, corpus=tmp_path / "NORM", **settings)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 300)
-    monkeypatch.setattr("dedup.removal.members._NOTED", 4)
+    monkeypatch.setattr("dedup.removal.clusters._NOTED", 4)
     ranges = ranges_in_bucket(tmp_path, monkeypatch, clusters, settings)
     assert len(ranges) > 10 and min(first for first, _ in ranges) == 0 and max(last for _, last in ranges) == 160
     assert max(last - first for first, last in ranges) < 30

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dedup import generate_duplicates_dict
-from dedup.removal.texts import FETCHED
+from dedup.removal.fetching import FETCHED
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
@@ -145,7 +145,7 @@ def test_tasks_name_all_that_they_read(chained_norm: Path, indexed: tuple, tmp_p
 
 def test_opens_grow_no_faster_than_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
-    monkeypatch.setattr("dedup.removal.members._MIN_PART_SIZE", 4)
+    monkeypatch.setattr("dedup.removal.clusters._MIN_PART_SIZE", 4)
     monkeypatch.setattr("dedup.removal.steps._MIN_BUNDLE", 1)
     opens = []
     for files in (12, 48):
@@ -170,7 +170,7 @@ def test_a_kill_between_the_two_outputs_leaves_no_pair_that_disagrees(
     generate_duplicates_dict(write_table(tmp_path / "c.parquet", CLUSTERS), out, QUIET)
     before = out.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr("dedup.removal.removal_table._write_pickle", _interrupt)
+        patched.setattr("dedup.removal.removal_table.write_stream", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             generate_duplicates_dict(tmp_path / "c.parquet", out, QUIET, keep="source:c")
     assert not out.exists()

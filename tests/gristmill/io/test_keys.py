@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gristmill.errors import InputError, UsageError
 from gristmill.io import parquet_tables as module
 from gristmill.io.keys import read_keys, stream_keys, write_keys
-from gristmill.io.parquet_tables import open_table_writer, read_table, write_table
+from gristmill.io.parquet_tables import open_table_writer, write_table
 
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "why": pa.string()})
 NAMES = st.text("ab/é东", min_size=1, max_size=3)
@@ -26,40 +26,6 @@ SETS = st.dictionaries(NAMES, st.sets(st.integers(0, 40), min_size=1), max_size=
 def columns(file: str, first: int, stop: int) -> dict[str, pa.Array]:
     count = stop - first
     return {"file": pa.repeat(file, count), "row": pa.array(range(first, stop)), "why": pa.repeat("x", count)}
-
-
-@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
-@settings(deadline=None)
-@given(sets=SETS, wanted=st.sets(NAMES, max_size=3))
-def test_the_keys_of_some_files(tmp_path_factory: pytest.TempPathFactory, suffix: str, sets, wanted) -> None:
-    path = tmp_path_factory.getbasetemp() / f"some{suffix}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROW_GROUP_SIZE", 7)
-        write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in sets.items()})
-    found = {file: rows.tolist() for file, rows in read_keys(path, wanted).items()}
-    assert found == {file: sorted(rows) for file, rows in sets.items() if file in wanted}
-    assert list(read_keys(path)) == sorted(sets)
-
-
-def test_row_groups_of_other_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROW_GROUP_SIZE", 100)
-    path = tmp_path / "a.parquet"
-    with open_table_writer(path, SCHEMA) as write:
-        for number in range(30):
-            write(columns(f"s/{number:02}", 0, 90))
-    metadata = pa.parquet.read_metadata(path)
-    data = bytearray(path.read_bytes())
-    for group in range(metadata.num_row_groups):
-        of_group = metadata.row_group(group)
-        statistics = of_group.column(0).statistics
-        if not statistics.min <= "s/11" <= statistics.max:  # damage the pages of all groups but those of one file
-            start = of_group.column(0).dictionary_page_offset
-            data[start : of_group.column(2).data_page_offset] = b"\xff" * (of_group.column(2).data_page_offset - start)
-    path.write_bytes(data)
-    assert {file: rows.tolist() for file, rows in read_keys(path, ["s/11"]).items()} == {"s/11": list(range(90))}
-    for files in (None, ["s/12", "s/20"]):
-        with pytest.raises(InputError, match=r"a\.parquet"):
-            read_keys(path, files)
 
 
 @settings(deadline=None, max_examples=40)
@@ -87,35 +53,29 @@ def test_a_table_is_written_atomically(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with open_table_writer(tmp_path / "a.parquet", SCHEMA):
         pass
-    assert read_keys(tmp_path / "a.parquet") == read_keys(tmp_path / "a.parquet", ["a"]) == {}
-    assert read_table(tmp_path / "a.parquet", {"why"}).schema.names == ["why"]
+    assert read_keys(tmp_path / "a.parquet") == {}
 
 
-def test_one_file_of_a_large_set_takes_little_memory(tmp_path: Path) -> None:
+def test_a_table_is_streamed_in_little_memory(tmp_path: Path) -> None:
     write_keys(tmp_path / "a.parquet", {f"s/{number:03}": np.arange(20_000) for number in range(100)})
-
-    def peak(files: list[str] | None) -> int:
-        tracemalloc.start()
-        before = pa.total_allocated_bytes()
-        found = read_keys(tmp_path / "a.parquet", files)
-        taken = tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before
-        tracemalloc.stop()
-        assert len(found) == len(files or range(100))
-        return taken
-
-    assert peak(["s/050"]) < peak(None) / 10
+    tracemalloc.start()
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for _, found in stream_keys(tmp_path / "a.parquet"):
+        rows += len(found)
+        most = max(most, tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before)
+    tracemalloc.stop()
+    assert rows == 2_000_000 and most < 8 * rows / 2
 
 
-@pytest.mark.parametrize("files", [None, ["a"]])
-def test_a_file_without_keys_is_an_error(tmp_path: Path, files: list[str] | None) -> None:
-    with pytest.raises(UsageError, match="Run the stage that writes it"):
-        read_keys(tmp_path / "none.parquet", files)
+def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="run the stage that writes it"):
+        read_keys(tmp_path / "none.parquet")
     pa.parquet.write_table(pa.table({"file": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet has no column row: it has file"):
-        read_keys(tmp_path / "a.parquet", files)
+        read_keys(tmp_path / "a.parquet")
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="not a readable Parquet file"):
-        read_keys(tmp_path / "a.parquet", files)
+        read_keys(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
@@ -139,9 +99,7 @@ def test_keys_of_a_table_that_is_not_sorted(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "read", [read_keys, lambda path: read_keys(path, ["a", "b"]), lambda path: [*stream_keys(path)]]
-)
+@pytest.mark.parametrize("read", [read_keys, lambda path: [*stream_keys(path)]])
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -166,9 +124,8 @@ def test_tables_of_other_types(tmp_path: Path, columns: dict, message: str, read
 @pytest.mark.parametrize("file", [[1, 2], [["a"], ["b"]], [b"a", b"b"]])
 def test_names_of_other_types(tmp_path: Path, file: list) -> None:
     pa.parquet.write_table(pa.table({"file": file, "row": [1, 2]}), tmp_path / "a.parquet")
-    for files in (None, ["a"]):
-        with pytest.raises(InputError, match=r"a\.parquet: column file is .*: wanted strings"):
-            read_keys(tmp_path / "a.parquet", files)
+    with pytest.raises(InputError, match=r"a\.parquet: column file is .*: wanted strings"):
+        read_keys(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.large_string())])
@@ -176,13 +133,12 @@ def test_names_of_other_types(tmp_path: Path, file: list) -> None:
 def test_names_and_rows_of_all_types(tmp_path: Path, kind: pa.DataType, row: pa.DataType) -> None:
     columns = {"file": pa.array(["a", "b", "a"], pa.string()).cast(kind), "row": pa.array([1, 2, 0], row)}
     pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
-    for files in (None, ["a", "b"]):
-        found = {file: rows.tolist() for file, rows in read_keys(tmp_path / "a.parquet", files).items()}
-        assert found == {"a": [0, 1], "b": [2]}
+    found = {file: rows.tolist() for file, rows in read_keys(tmp_path / "a.parquet").items()}
+    assert found == {"a": [0, 1], "b": [2]}
 
 
 @pytest.mark.parametrize("rows", [{True}, {"1"}, {1.0}, {1: 2}, b"\x01", "12", {-1}, {1 << 63}, None])
 def test_pickles_of_other_types(tmp_path: Path, rows: object) -> None:
     (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": rows}))
-    with pytest.raises(InputError, match=r"a\.pickle is not a dict of file names to sets of rows"):
+    with pytest.raises(InputError, match=r"a\.pickle: expected a dict of file names to sets of rows"):
         read_keys(tmp_path / "a.pickle")

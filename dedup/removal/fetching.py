@@ -1,13 +1,15 @@
-"""Fetches the texts of members from the corpus, or their signatures from an index, into files to read by location."""
+"""Fetches texts of members from the corpus, or signatures from an index, into files for each part of the clusters.
+
+So a part reads its own files alone, and each fetched file is read once, however many parts there are.
+"""
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +17,14 @@ from numpy.typing import NDArray
 from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.minhash.shingles import HASHING_FACTOR
-from dedup.removal.clusters import MEMBER_FIELDS
-from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
+from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
-from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.documents import CorpusFile, DocKey, Document, source_of
-from gristmill.io.external_sort import write_records
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.documents import Document, source_of
+from gristmill.io.external_sort import read_records, scatter_records, write_records
+from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
@@ -35,6 +34,7 @@ WITHOUT_FIELD = "in a cluster, without the field"
 UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
 _UNCLUSTERED = "in no cluster"
 _BATCH = 1024  # members read at a time
+_BLOCK = 4096  # records scattered together
 MAX_OPEN = 64  # text files open at a time
 
 
@@ -244,45 +244,37 @@ class TextReader:
         return self.open[number]
 
 
-def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[tuple[DocKey, str]]:
-    """Yield the texts of a few documents straight from a corpus, reading only the slices that hold them.
+def scatter_fetched(
+    fetched: FileSet, texts: FileSet, parts: list[int], outputs: tuple[Path, ...], text_outputs: tuple[Path, ...]
+) -> None:
+    """Task: write the FETCHED records of each part of the clusters to one of `outputs`, its texts to `text_outputs`.
 
-    InputError if a file or a document is missing.
+    `fetched` and `texts` are files of fetch tasks; where no similarity is checked there are no texts. `parts` are the
+    first clusters of all parts.
     """
-    files = {file.name: file for file in list_corpus(corpus, text_column=text_column)}
-    rows_by_file: dict[str, set[int]] = defaultdict(set)
-    for key in keys:
-        rows_by_file[key.file].add(key.row)
-    for name, rows in rows_by_file.items():
-        if name not in files:
-            raise InputError(f"{corpus} has no file {name!r}, and the cluster does: give the corpus it was made from")
-        with local_copies([files[name].path]) as (path,):
-            yield from _read_rows(replace(files[name], path=path), rows)
+    with ExitStack() as stack:
+        targets = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in text_outputs]
+        ends = [0] * len(targets)
+
+        def blocks() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
+            for number, path in enumerate(fetched.paths):
+                with ExitStack() as opened:
+                    source = opened.enter_context(texts.paths[number].open("rb")) if targets else None
+                    for block in read_records(path, FETCHED, _BLOCK):
+                        part = np.searchsorted(parts, block["cluster"], side="right") - 1
+                        if source:
+                            _move_texts(block, part, source, targets, ends)
+                        yield block, part
+
+        scatter_records(outputs, blocks())
 
 
-def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[tuple[DocKey, str]]:
-    """The texts in some rows of a file."""
-    slices = plan_slices(file)
-    numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
-    for number in sorted(numbers):
-        for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
-            if document.key.row in rows:
-                rows.remove(document.key.row)
-                yield document.key, document.text
-            if not rows:
-                break
-    if rows:
-        raise InputError(
-            f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated, or its texts are not in "
-            f"{file.text_column!r} (--text_column)"
-        )
-
-
-class _NoRejects(Rejects):
-    """Ignores malformed records."""
-
-    def __init__(self) -> None:
-        pass
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        pass
+def _move_texts(
+    block: NDArray, part: NDArray[np.int64], source: BinaryIO, targets: Sequence[BinaryIO], ends: list[int]
+) -> None:
+    """Append the texts of FETCHED records (n) to the files of their parts (n), of sizes `ends`; set their offsets."""
+    places = zip(part.tolist(), block["offset"].tolist(), block["size"].tolist(), strict=True)
+    for i, (number, offset, size) in enumerate(places):
+        targets[number].write(os.pread(source.fileno(), size, offset))
+        block["offset"][i] = ends[number]
+        ends[number] += size

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dedup.removal.texts import read_texts
+from dedup.cluster_graph import read_texts
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from tests.dedup.removal.clustered_corpus import (
