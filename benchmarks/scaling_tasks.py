@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.scaling_store import CountingStore
+from dedup.candidates.exact_copies import digest_slices
 from dedup.candidates.input_shards import ShardSummary, summarize_shards
 from dedup.candidates.pair_files import parse_pairs
 from dedup.candidates.signature_shards import SUFFIX, ShardHeader
-from dedup.candidates.text_digests import digest_slices
 from dedup.minhash.signatures import Sketch
 from dedup.removal.clusters import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts

@@ -50,7 +50,7 @@ def choose_bands(
         The choice and its curve.
     """
     if (range is None) != (bands is None):
-        raise UsageError("--range and --bands go together: wanted both, or neither for the best choice")
+        raise UsageError("--range and --bands go together: expected both, or neither for the best choice")
     if range is None or bands is None:
         return Curve(band_parameters(threshold, permutations, false_positive_weight), threshold, permutations)
     if range < 1 or bands < 1 or range * bands > permutations:

@@ -55,7 +55,7 @@ def cluster_graph(
     most: int = 2000,
     text_column: str = "text",
 ) -> "networkx.Graph":
-    """Build the graph of the cluster that holds a document: its members, and edges between similar ones.
+    """Build the graph of the cluster of a document: its members, and edges between similar ones.
 
     A node is a key, in the order of the cluster (by default the first is kept), with the attributes `source`,
     `first_similarity` (to the first member) and, with `corpus`, `characters` and `excerpt`. An edge joins two
@@ -72,16 +72,16 @@ def cluster_graph(
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
-        text_column: The column or field of the corpus that holds the text.
+        text_column: The column or field of the text in the corpus.
 
     Raises:
-        UsageError: No cluster holds the key, the cluster is too large, or neither corpus nor minhash is given.
+        UsageError: No cluster has the key, the cluster is too large, or neither corpus nor minhash is given.
         InputError: A file is damaged, or not of this corpus.
     """
     if not 0 <= threshold <= 1:
-        raise UsageError(f"--threshold {threshold}: wanted a similarity from 0 to 1, such as 0.5")
+        raise UsageError(f"--threshold {threshold}: expected a similarity from 0 to 1, such as 0.5")
     if not 1 <= width <= 65_535:
-        raise UsageError(f"--width {width}: wanted shingles of 1 to 65,535 {unit}s")
+        raise UsageError(f"--width {width}: expected shingles of 1 to 65,535 {unit}s")
     if corpus is None and minhash is None:
         raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
     with local_copies([clusters]) as (copy,):
@@ -125,7 +125,7 @@ def show_cluster(
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
-        text_column: The column or field of the corpus that holds the text.
+        text_column: The column or field of the text in the corpus.
         graph: A .graphml file to write, which is not there yet; none by default.
 
     Returns:
@@ -146,7 +146,7 @@ def _check_output(path: Path) -> None:
     reject_unknown_scheme(path)
     reject_read_only([path])
     if path.suffix != ".graphml":
-        raise UsageError(f"--graph {path}: wanted a name that ends in .graphml")
+        raise UsageError(f"--graph {path}: expected a name that ends in .graphml")
     if exists(path) or path.is_symlink():
         raise OutputError(f"{path} exists, and would be overwritten: give another --graph, or remove it")
 
@@ -222,9 +222,9 @@ def _import_networkx() -> Any:
 
 
 def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The keys of the cluster that holds `key`, in the input's order.
+    """The keys of the cluster that has `key`, in the input's order.
 
-    UsageError if no cluster holds the key, or its cluster has more than `most` documents.
+    UsageError if no cluster has the key, or its cluster has more than `most` documents.
     """
     clusters, number = Clusters.open(path), None
     file = clusters.names.index(key.file) if key.file in clusters.names else -1

@@ -61,7 +61,7 @@ def dedup_train(
         tgt_dir: OUT/holdout, the holdout of all chunks.
         out_dir: OUT/train_deduped, the output folder.
         options: Workers, memory, and when to stop; they change no output.
-        text_column: The column or field that holds the text.
+        text_column: The column or field of the text.
 
     Returns:
         Documents read, written and contaminated, per source.
@@ -69,11 +69,13 @@ def dedup_train(
     folder = src_dir / f"chunk{chunk}"
     if not is_input_folder(folder):
         found = ", ".join(sorted(name for name in list_names(src_dir) if name.startswith("chunk"))) or "no chunk"
-        raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
+        raise UsageError(f"{folder}: expected a chunk that pass2 wrote; {src_dir} has {found}")
     for source in (src_dir, tgt_dir):
         reject_overlapping_folders(source, out_dir)
     if folder.resolve().is_relative_to(tgt_dir.resolve()) or tgt_dir.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"--src_dir {src_dir} --tgt_dir {tgt_dir}: one holds the other, and would lose every document")
+        raise UsageError(
+            f"--src_dir {src_dir} --tgt_dir {tgt_dir}: one contains the other and would lose all documents"
+        )
     files = list_corpus(folder, f"chunk{chunk}/", text_column)
     _reject_tables(files)
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
@@ -91,7 +93,7 @@ def _reject_tables(files: list[CorpusFile]) -> None:
     """Raise UsageError for a file in a format that is not written, as the output has the same name."""
     for file in files:
         if file.name != normal_name(file.name):
-            raise UsageError(f"{file.path}: wanted a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
+            raise UsageError(f"{file.path}: expected a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
 
 
 def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:

@@ -74,7 +74,7 @@ def deduplicate(
         keep: The text of a cluster that is kept: first, longest, or, where there are columns,
             source:COLUMN=wikipedia,book (in that order, then all others) or newest:COLUMN (a number, a date
             or an ISO 8601 string; newest:meta.timestamp is a field of a struct). Ties by position.
-        text: The column that holds the texts.
+        text: The column of the texts.
 
     Returns:
         The texts to keep, and for each other text the kept one that it duplicates, with their similarity.
@@ -130,12 +130,12 @@ def _find_roots(digests: NDArray[np.uint64], documents: NDArray[np.int64], count
 def _parse_ranker(text: str) -> Ranker:
     """Parse a keep policy into a function that ranks rows of a table; the lowest rank is kept."""
     if not isinstance(text, str):
-        raise UsageError(f"keep {text!r}: wanted a policy, such as 'first' or 'longest'")
+        raise UsageError(f"keep {text!r}: expected a policy, such as 'first' or 'longest'")
     if text.startswith("source:"):
         column, equals, names = text.removeprefix("source:").partition("=")
         policy = parse_keep(f"source:{names}") if equals and column else None
         if not isinstance(policy, BySource):
-            raise UsageError(f"keep {text!r}: wanted the column and its values in order, such as source:site=a,b")
+            raise UsageError(f"keep {text!r}: expected the column and its values in order, such as source:site=a,b")
         return lambda table, rows: [(policy.rank(value), 0) for value in table.values(column, rows)]
     keep = parse_keep(text)
     return lambda table, rows: _policy_ranks(keep, table, rows)

@@ -23,8 +23,7 @@ from dedup.candidates.band_join import (
     read_signed,
     union_signatures,
 )
-from dedup.candidates.cluster_files import write_clusters
-from dedup.candidates.connected_components import component_labels
+from dedup.candidates.connected_components import component_labels, write_clusters
 from dedup.candidates.document_ids import DocumentIds, is_of_index
 from dedup.candidates.input_shards import (
     Scope,
@@ -87,7 +86,7 @@ def generate_connected_components(
     pairs = list_pair_files(input_dir)
     if not pairs and not signatures:
         raise UsageError(
-            f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
+            f"{input_dir}: expected duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
         )
     if not options.quiet:
         note_foreign_files(pairs)

@@ -55,7 +55,7 @@ def generate_duplicates_dict(
 
     With a .pickle, a .parquet table of the same name is written too: each duplicate, the document kept in its
     place, their similarity if it was measured, and a rank, lowest for the one that would be kept next. Memory is
-    bounded if the input is .parquet; a pickle is loaded whole.
+    bounded if the input is .parquet; a pickle is loaded at once.
 
     With --verify, a document is removed only if its similarity to an earlier kept document of its cluster,
     computed on the texts, reaches the threshold. Documents that share a band by chance, or that only a
@@ -78,7 +78,7 @@ def generate_duplicates_dict(
         unit: The unit of shingles: character or word.
         index: For --verify jaccard, the --index values that the clusters were made with (FOLDER or NAME=FOLDER):
             similarity to documents of an index is estimated from signatures, as there are no texts.
-        text_column: The column or field of the corpus that holds the text.
+        text_column: The column or field of the text in the corpus.
 
     Returns:
         Documents of clusters read, kept and duplicate, per source; with --verify those below the threshold, too.
@@ -116,7 +116,7 @@ def generate_duplicates_dict(
 
 
 def _key_set(out_file: Path) -> Path | None:
-    """The .pickle to write: `out_file`, or one that an earlier run wrote beside the table, as the two must agree."""
+    """The .pickle to write: `out_file`, or one that an earlier run wrote next to the table, as the two must agree."""
     keys = out_file.with_suffix(".pickle")
     ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.stem}")
     return keys if out_file == keys or (is_file(keys) and name_of(keys) in ledger.outputs()) else None

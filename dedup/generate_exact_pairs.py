@@ -15,18 +15,21 @@ import numpy as np
 import pyarrow as pa
 
 from dedup.candidates.document_ids import SourceRuns
-from dedup.candidates.exact_join import (
+from dedup.candidates.exact_copies import (
     BLOCK,
     COPY,
     COPY_RECORD,
+    DIGESTED,
+    EMPTY,
     FIRST,
     DigestedGroup,
+    MatchOn,
+    digest_slices,
     join_digests,
     merge_copies,
     scatter_digests,
 )
 from dedup.candidates.input_shards import Scope
-from dedup.candidates.text_digests import DIGESTED, EMPTY, MatchOn, digest_slices
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
@@ -73,7 +76,7 @@ def generate_exact_pairs(
         out_file: DUP/duplicate_pairs_exact.txt; generate_connected_components reads duplicate_pairs*.txt.
         on: Compare the matching_form (lower case, no punctuation, single spaces) or the text's bytes.
         scope: per-source compares documents only with documents of their own source.
-        text_column: The column or field that holds the text.
+        text_column: The column or field of the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -225,11 +228,11 @@ def _summary(counts: Counts, groups: int) -> str:
 def _check(input_dir: Path, out_file: Path, on: str, scope: str) -> None:
     if on not in get_args(MatchOn) or scope not in get_args(Scope):
         raise UsageError(
-            f"--on {on} --scope {scope}: wanted {' or '.join(get_args(MatchOn))}, and {' or '.join(get_args(Scope))}"
+            f"--on {on} --scope {scope}: expected {' or '.join(get_args(MatchOn))}, and {' or '.join(get_args(Scope))}"
         )
     if not (out_file.name.startswith("duplicate_pairs") and out_file.suffix == ".txt"):
         raise UsageError(
-            f"--out_file {out_file}: wanted a name such as duplicate_pairs_exact.txt, "
+            f"--out_file {out_file}: expected a name such as duplicate_pairs_exact.txt, "
             "as generate_connected_components reads duplicate_pairs*.txt"
         )
     reject_overlapping_folders(input_dir, out_file.parent)

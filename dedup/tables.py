@@ -38,11 +38,13 @@ def as_table(texts: Any, text: str) -> Table:
         or getattr(texts, "shape", None) == ()
     ):
         raise UsageError(
-            f"texts in a {type(texts).__name__}: wanted a list of strings, a table, or one datasets.Dataset"
+            f"texts in a {type(texts).__name__}: expected a list of strings, a table, or one datasets.Dataset"
         )
     if hasattr(texts, "with_format"):
         if not hasattr(texts, "__len__"):
-            raise UsageError("texts in a data set that is streamed: wanted one that is loaded, as they are read twice")
+            raise UsageError(
+                "texts in a data set that is streamed: expected one that is loaded, as they are read twice"
+            )
         return _HuggingFaceDataset(texts, text)
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
 
@@ -116,7 +118,7 @@ def _to_python(values: pa.Array | pa.ChunkedArray | Iterable[pa.Scalar], column:
 def _check_column(column: str, columns: Sequence[str]) -> None:
     if column not in columns:
         raise UsageError(
-            f"there is no column {column!r}: wanted one of {', '.join(columns)}; text= names that of texts"
+            f"there is no column {column!r}: expected one of {', '.join(columns)}; text= names that of texts"
         )
     if list(columns).count(column) > 1:
         raise UsageError(f"there are several columns {column!r}: give each a name of its own")

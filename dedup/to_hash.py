@@ -91,7 +91,7 @@ def to_hash(
         seed: Seed of the permutations.
         skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found: a .parquet table or a
             .pickle.
-        text_column: The column or field that holds the text.
+        text_column: The column or field of the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -102,7 +102,7 @@ def to_hash(
     chosen = files[index_start:index_end] if index_start >= 0 else []
     if not chosen or batch < 1:
         raise UsageError(
-            f"files {index_start} to {index_end}, -k {batch}: {input_dir} has {len(files)} files, so wanted "
+            f"files {index_start} to {index_end}, -k {batch}: {input_dir} has {len(files)} files, so expected "
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
     _check_skip(skip)
@@ -202,7 +202,7 @@ def _check_skip(skip: Path | None) -> None:
         return
     is_table(skip)
     if not is_file(skip):
-        raise UsageError(f"--skip {skip}: wanted a key set, and there is no file of that name")
+        raise UsageError(f"--skip {skip}: expected a key set, and there is no file of that name")
 
 
 def _split_skipped(

@@ -1,4 +1,4 @@
-"""Kernels: functions compiled by numba, and their cache on disk, which holds no outdated code.
+"""Kernels: functions compiled by numba, and their cache on disk, which has no outdated code.
 
     @kernel
     def count(values: np.ndarray) -> int: …

@@ -1,1 +1,1 @@
-"""Candidate pairs and clusters: LSH bands, joins by hash and by sort, exact copies, connected components."""
+"""Signature shards, candidate pairs and clusters: LSH band joins, exact copies, connected components."""

@@ -130,7 +130,7 @@ def partition_bands(
 ) -> None:
     """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges.
 
-    `signed` is the file of the documents' ids, if it is wanted.
+    `signed` is the file of the documents' ids, if they are asked for.
     """
     parts = len(outputs) // lsh.bands
     step = max(1, MAX_SCATTERED // parts)  # bands whose files are open together: all, if they are not very many
@@ -242,8 +242,8 @@ def _documents_per_block(lsh: LshOptions, memory: int) -> int:
 
 def _count_parts(documents: int, bands: int, share: int) -> int:
     """The number of hash ranges, a power of two: so that joining one takes at most `share` bytes, if files suffice."""
-    wanted = 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
-    return min(wanted, 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1))
+    count = 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
+    return min(count, 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1))
 
 
 def _count_bytes(shards: Sequence[SignatureShard]) -> int:

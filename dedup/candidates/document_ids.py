@@ -74,7 +74,7 @@ class DocumentIds:
     def of(cls, rows: Mapping[str, int]) -> "DocumentIds":
         """Ids for files by name, of at most `rows[name]` rows each. InputError if 63 bits cannot number them."""
         if sum(rows.values()) >= 1 << 63:
-            raise InputError(f"{len(rows):,} files have rows up to {max(rows.values()):,}: wanted fewer than 2^63")
+            raise InputError(f"{len(rows):,} files have rows up to {max(rows.values()):,}: expected fewer than 2^63")
         names = sorted(rows, key=lambda name: (not is_of_index(name), name))
         return cls(names, np.cumsum([0, *(rows[name] for name in names)], dtype=np.uint64))
 

@@ -175,10 +175,10 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
     _reject_runs(index)
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
-        found, wanted = _read_header(path).describe(), ShardHeader.of("", sketch).describe()
-        if found != wanted:
+        found, expected = _read_header(path).describe(), ShardHeader.of("", sketch).describe()
+        if found != expected:
             raise UsageError(
-                f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {wanted}. "
+                f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {expected}. "
                 "Give the options that the index was made with"
             )
 
@@ -194,11 +194,11 @@ def _read_header(path: Path) -> ShardHeader:
 
 
 def _reject_runs(index: Sequence[str]) -> None:
-    """Raise UsageError if an index is the whole output of `gristmill run`, of which signatures are a part."""
+    """Raise UsageError if an index is the output of `gristmill run`, of which signatures are a part."""
     for name, folder in parse_indexes(index):
         if is_folder(folder / STATE_DIR / "run") and is_folder(folder / "minhash"):
             raise UsageError(
-                f"--index {name}={folder} is the output of a whole run; wanted its signatures: "
+                f"--index {name}={folder} is the output of a run; expected its signatures: "
                 f"try --index {name}={folder / 'minhash'}"
             )
 
@@ -207,7 +207,7 @@ def parse_indexes(index: Sequence[str]) -> list[tuple[str, Path]]:
     """Name and folder of each index, given as NAME=FOLDER or FOLDER. Raises UsageError if two have one name."""
     indexes = [_parse_index(text) for text in index]
     if len({name for name, _ in indexes}) < len(indexes):
-        raise UsageError(f"--index {' '.join(index)}: wanted a name of its own for each, such as 2023=FOLDER")
+        raise UsageError(f"--index {' '.join(index)}: expected a name of its own for each, such as 2023=FOLDER")
     return indexes
 
 
@@ -224,7 +224,7 @@ def _parse_index(text: str) -> tuple[str, Path]:
     name = name if is_named else path.resolve().name
     if not folder or not name or ":" in name:
         raise UsageError(
-            f"--index {text or repr(text)}: wanted a folder of shards, or NAME=FOLDER with neither : nor / in the name"
+            f"--index {text or repr(text)}: expected a folder of shards, or NAME=FOLDER without : or / in the name"
         )
     return name, path
 

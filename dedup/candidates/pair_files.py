@@ -98,14 +98,14 @@ def parse_pairs(files: FileSet, output: Path) -> Result:
 
 
 def _iter_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Blocks of whole lines of a file, each with the number of its first line, from 1."""
+    """Blocks of complete lines of a file, each with the number of its first line, from 1."""
     number, rest = 1, b""
     with path.open("rb") as file:
         while chunk := file.read(_BLOCK):
-            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            lines, newline, rest = (rest + chunk).rpartition(b"\n")
             if newline:
-                yield number, whole
-                number += whole.count(b"\n") + 1
+                yield number, lines
+                number += lines.count(b"\n") + 1
     if rest:
         yield number, rest
 
@@ -158,5 +158,5 @@ def _reject_malformed(is_valid: pa.BooleanArray, path: Path, first: int, lines: 
 
 def _raise_malformed(path: Path, line: int, text: str) -> NoReturn:
     raise InputError(
-        f"{path} line {line}: wanted `<file>@<row> :: <file>@<row>`, rows below {MAX_ROWS:,}, got {text[:80]!r}"
+        f"{path} line {line}: expected `<file>@<row> :: <file>@<row>`, rows below {MAX_ROWS:,}, got {text[:80]!r}"
     )

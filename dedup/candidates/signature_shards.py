@@ -147,9 +147,9 @@ def check_batches(path: Path, batches: Iterable[pa.RecordBatch], end: int = MAX_
 def _check_types(schema: pa.Schema, header: ShardHeader) -> None:
     """Raise ValueError unless the columns are those that write_shard writes."""
     found = {name: schema.field(name).type for name in ("row", "signature")}
-    wanted = {"row": pa.int64(), "signature": pa.list_(pa.uint32(), header.permutations)}
-    if found != wanted:
-        raise ValueError(f"it holds {_in_words(found)}: wanted {_in_words(wanted)}")
+    expected = {"row": pa.int64(), "signature": pa.list_(pa.uint32(), header.permutations)}
+    if found != expected:
+        raise ValueError(f"it holds {_in_words(found)}: expected {_in_words(expected)}")
 
 
 def _in_words(types: Mapping[str, pa.DataType]) -> str:
@@ -163,7 +163,7 @@ def shard_paths(folder: Path) -> list[Path]:
     """
     recorded = find_recorded(folder)
     if recorded is None and not is_folder(folder):
-        raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
+        raise UsageError(f"{folder}: expected the folder that to_hash wrote to, and there is none of that name")
     if recorded is None:
         reject_unfinished(folder)
     found = walk(folder) if recorded is None else (file.path for file in recorded)

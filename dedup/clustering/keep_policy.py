@@ -95,7 +95,7 @@ def parse_keep(text: str) -> Keep:
         return BySource(parts)
     if name == "newest" and all(rest.split(".")):
         return Newest(rest)
-    raise UsageError(f"--keep {text}: wanted one of {CHOICES}")
+    raise UsageError(f"--keep {text}: expected one of {CHOICES}")
 
 
 def check_sources(keep: Keep, sources: Collection[str]) -> None:

@@ -36,7 +36,7 @@ class Bands(NamedTuple):
 def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in (rows, bands)):
-        raise UsageError(f"--range {rows!r} --bands {bands!r}: wanted integers, such as 13 and 9")
+        raise UsageError(f"--range {rows!r} --bands {bands!r}: expected integers, such as 13 and 9")
     rows, bands = int(rows), int(bands)  # NumPy's small integers overflow
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
@@ -56,7 +56,7 @@ def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float6
     """
     s = np.asarray(similarity, np.float64)
     if not ((s >= 0) & (s <= 1)).all():
-        raise UsageError(f"similarity {similarity!r}: wanted Jaccard similarities, 0 to 1")
+        raise UsageError(f"similarity {similarity!r}: expected Jaccard similarities, 0 to 1")
     return 1 - (1 - s**rows) ** bands
 
 
@@ -91,12 +91,12 @@ def _detection_of_rows(similarity: NDArray[np.float64], rows: NDArray[np.int64],
 
 def _check_threshold(threshold: float, permutations: int, weight: float) -> None:
     if not 0 <= threshold <= 1:
-        raise UsageError(f"threshold {threshold}: wanted a Jaccard similarity, 0 to 1")
+        raise UsageError(f"threshold {threshold}: expected a Jaccard similarity, 0 to 1")
     if not 1 <= permutations <= 4096:
-        raise UsageError(f"permutations {permutations}: wanted the number of slots of the signatures, 1 to 4096")
+        raise UsageError(f"permutations {permutations}: expected the number of slots of the signatures, 1 to 4096")
     if not 0 <= weight <= 1:
         raise UsageError(
-            f"false_positive_weight {weight}: wanted 0 (find all pairs) to 1 (no false pairs); 0.5 is usual"
+            f"false_positive_weight {weight}: expected 0 (find all pairs) to 1 (no false pairs); 0.5 is usual"
         )
 
 

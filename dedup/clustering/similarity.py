@@ -48,15 +48,15 @@ class SimilarityCheck:
 
     def __post_init__(self) -> None:
         if self.measure not in get_args(Measure):
-            raise UsageError(f"verify {self.measure!r}: wanted {' or '.join(get_args(Measure))}")
+            raise UsageError(f"verify {self.measure!r}: expected {' or '.join(get_args(Measure))}")
         if not isinstance(self.threshold, Real) or not 0 < self.threshold <= 1:
-            raise UsageError(f"--threshold {self.threshold}: wanted a similarity above 0 and up to 1, such as 0.8")
+            raise UsageError(f"--threshold {self.threshold}: expected a similarity above 0 and up to 1, such as 0.8")
         if not 1 <= self.width <= 65_535:
-            raise UsageError(f"--width {self.width}: wanted shingles of 1 to 65,535 {self.unit}s")
+            raise UsageError(f"--width {self.width}: expected shingles of 1 to 65,535 {self.unit}s")
         if self.sketch and (self.sketch.width, self.sketch.unit) != (self.width, self.unit):
             raise UsageError(
                 f"--width {self.width} --unit {self.unit}: the signatures of --index are of {self.sketch.width}-"
-                f"{self.sketch.unit} shingles, so wanted --width {self.sketch.width} --unit {self.sketch.unit}"
+                f"{self.sketch.unit} shingles, so expected --width {self.sketch.width} --unit {self.sketch.unit}"
             )
         if self.sketch and self.measure != "jaccard":
             raise UsageError(

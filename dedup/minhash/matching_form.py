@@ -31,11 +31,11 @@ def check_texts(texts: Any, numbers: Iterable[int] | None = None) -> None:
     The error names a text by its number in `numbers`, by default its position.
     """
     if isinstance(texts, str | bytes | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
-        raise UsageError(f"texts in a {type(texts).__name__}: wanted a list of strings")
+        raise UsageError(f"texts in a {type(texts).__name__}: expected a list of strings")
     for text, number in zip(texts, range(len(texts)) if numbers is None else numbers, strict=True):
         if not isinstance(text, str):
             found = "null" if text is None else f"of type {type(text).__name__}"
-            raise UsageError(f"text {number} is {found}: wanted a string, an empty one where there is none")
+            raise UsageError(f"text {number} is {found}: expected a string, an empty one where there is none")
 
 
 def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
@@ -65,7 +65,7 @@ def _as_arrays(
 ) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
     if len(ends) > 1:
         if form_size(ends[-1]) > MAX_FORM_BYTES:
-            raise UsageError(f"a text of {ends[-1]:,} bytes: wanted 1.4 GB or less. Cut it, or leave it out")
+            raise UsageError(f"a text of {ends[-1]:,} bytes: expected 1.4 GB or less. Cut it, or leave it out")
         packed, offsets = np.frombuffer(data, np.uint8)[: ends[-1]], np.array(ends, np.int64)
         packed.flags.writeable = False  # of a bytearray, too: numba compiles kernels for each of the two kinds
         yield slice(start, start + len(ends) - 1), packed, offsets

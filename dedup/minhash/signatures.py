@@ -56,24 +56,24 @@ class Sketch:
 
     def __post_init__(self) -> None:
         if self.hash not in HASH_FAMILIES:
-            raise UsageError(f"hash {self.hash!r}: wanted {' or '.join(HASH_FAMILIES)}")
+            raise UsageError(f"hash {self.hash!r}: expected {' or '.join(HASH_FAMILIES)}")
         if self.unit not in get_args(Unit):
-            raise UsageError(f"unit {self.unit!r}: wanted {' or '.join(get_args(Unit))}")
+            raise UsageError(f"unit {self.unit!r}: expected {' or '.join(get_args(Unit))}")
         for name in ("width", "permutations", "seed"):
             if not isinstance(value := getattr(self, name), Integral) or isinstance(value, bool):
-                raise UsageError(f"{name} {value!r}: wanted an integer")
+                raise UsageError(f"{name} {value!r}: expected an integer")
         if not 1 <= self.width <= 65_535:
-            raise UsageError(f"width {self.width}: wanted shingles of 1 to 65,535 {self.unit}s; 13 is usual")
+            raise UsageError(f"width {self.width}: expected shingles of 1 to 65,535 {self.unit}s; 13 is usual")
         if not 1 <= self.permutations <= 4096:
-            raise UsageError(f"permutations {self.permutations}: wanted 1 to 4096; 128 is usual")
+            raise UsageError(f"permutations {self.permutations}: expected 1 to 4096; 128 is usual")
         if not 0 <= self.seed < 1 << 32:
-            raise UsageError(f"seed {self.seed}: wanted 0 to {(1 << 32) - 1}")
+            raise UsageError(f"seed {self.seed}: expected 0 to {(1 << 32) - 1}")
 
 
 def check_sketch(sketch: object) -> None:
     """Raise UsageError unless it is a Sketch."""
     if not isinstance(sketch, Sketch):
-        raise UsageError(f"sketch {sketch!r}: wanted a Sketch, such as Sketch(hash='xxh32')")
+        raise UsageError(f"sketch {sketch!r}: expected a Sketch, such as Sketch(hash='xxh32')")
 
 
 DATATROVE = Sketch(unit="word", width=5, permutations=112)
@@ -138,7 +138,7 @@ def jaccard(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
     UsageError unless both have equally many slots, and one at least.
     """
     if np.ndim(one) != 1 or np.shape(one) != np.shape(other) or not len(one):
-        raise UsageError(f"signatures of shapes {np.shape(one)} and {np.shape(other)}: wanted two of as many slots")
+        raise UsageError(f"signatures of shapes {np.shape(one)} and {np.shape(other)}: expected two of as many slots")
     return float(np.mean(one == other))
 
 

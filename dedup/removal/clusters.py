@@ -44,7 +44,7 @@ Span = tuple[int, int]  # records first ≤ i < last of the members
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of one file: a .parquet table is read in blocks, a pickle is loaded whole."""
+    """The clusters of one file: a .parquet table is read in blocks, a pickle is loaded at once."""
 
     path: Path
     names: list[str]  # of all files, ascending
@@ -52,7 +52,7 @@ class Clusters:
 
     @classmethod
     def open(cls, path: Path) -> "Clusters":
-        """Open a clusters file. UsageError if there is none of that name, InputError if it holds something else."""
+        """Open a clusters file. UsageError if there is none of that name, InputError if it is something else."""
         if is_table(path):
             return cls(path, _read_names(path), None)
         clusters = _load_clusters(path)

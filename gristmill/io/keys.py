@@ -45,7 +45,7 @@ def iter_keys(path: Path) -> Iterator[tuple[str, Rows]]:
 
 
 def read_keys(path: Path) -> KeySet:
-    """Read a whole key set, sorted by file. Raises as iter_keys."""
+    """Read a key set, sorted by file. Raises as iter_keys."""
     blocks: dict[str, list[Rows]] = defaultdict(list)
     for file, rows in iter_keys(path):
         blocks[file].append(rows)

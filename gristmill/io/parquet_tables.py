@@ -21,7 +21,7 @@ ROW_GROUP_SIZE = 1 << 17  # rows in each row group of a table
 def is_table(path: Path) -> bool:
     """True for the suffix of a Parquet table, False for that of a pickle. Raises UsageError for any other."""
     if path.suffix not in (".pickle", ".pkl", ".parquet"):
-        raise UsageError(f"{path}: wanted a name that ends in .pickle (as SlimPajama's) or .parquet (a typed table)")
+        raise UsageError(f"{path}: expected a name that ends in .pickle (as SlimPajama's) or .parquet (a typed table)")
     return path.suffix == ".parquet"
 
 
@@ -63,11 +63,11 @@ def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
 def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int64]:
     """The numbers of a column (n, int64), such as rows. InputError unless all are integers from 0 to 2^63 - 1."""
     if column.null_count or not pa.types.is_integer(column.type):
-        raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: wanted integers")
+        raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: expected integers")
     limits = pa.compute.min_max(column).as_py()
     for number in limits.values():
         if number is not None and not 0 <= number < 1 << 63:
-            raise InputError(f"{path}: column {name} has {number}: wanted integers from 0 to 2^63 - 1")
+            raise InputError(f"{path}: column {name} has {number}: expected integers from 0 to 2^63 - 1")
     return column.cast(pa.int64()).to_numpy()
 
 
@@ -80,7 +80,7 @@ def encode_names(
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        raise InputError(f"{path}: column {name} is {column.type}: wanted strings, the names of files")
+        raise InputError(f"{path}: column {name} is {column.type}: expected strings, the names of files")
     if pa.types.is_string_view(kind) or missing is not None:
         column = column.cast(pa.string())  # Arrow does not encode views, nor fill in dictionaries
     column = column if missing is None else column.fill_null(missing)

@@ -56,13 +56,13 @@ def test_as_many_slots_as_a_signature_may_have() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_chosen(bad: dict) -> None:
-    with pytest.raises(UsageError, match="wanted"):
+    with pytest.raises(UsageError, match="expected"):
         choose_bands(**bad)
 
 
 @pytest.mark.parametrize("similarity", [-0.1, 2, float("nan"), [0.5, 1.1]])
 def test_what_is_no_similarity(similarity: object) -> None:
-    with pytest.raises(UsageError, match="wanted Jaccard similarities, 0 to 1"):
+    with pytest.raises(UsageError, match="expected Jaccard similarities, 0 to 1"):
         detection(similarity, rows=13, bands=9)
 
 
@@ -79,4 +79,4 @@ def test_the_command_draws_its_choice(run: Callable) -> None:
 
 def test_the_command_shows_a_choice_of_ones_own(run: Callable) -> None:
     assert "14 bands of 8 rows" in run("python dedup/bands.py --range 8 --bands 14 --permutations 112").stdout
-    assert "wanted both" in run("python dedup/bands.py --range 8", fails=2).stderr
+    assert "expected both" in run("python dedup/bands.py --range 8", fails=2).stderr

@@ -137,7 +137,7 @@ def test_the_command_shows_and_writes_it(folder: Path, texts: dict, run: Callabl
     out.unlink()
     run(line, PYTHONHASHSEED="7")
     assert out.read_bytes() == first
-    assert "wanted a name that ends in .graphml" in run(line.replace("out.graphml", "out.png"), fails=2).stderr
+    assert "expected a name that ends in .graphml" in run(line.replace("out.graphml", "out.png"), fails=2).stderr
 
 
 def test_a_file_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_copied_train_set_is_the_same(out: Path) -> None:
 
 
 def test_a_chunk_that_is_not_there(out: Path) -> None:
-    with pytest.raises(UsageError, match=r"chunk9: wanted a chunk that pass2 wrote; .* has chunk1, chunk2"):
+    with pytest.raises(UsageError, match=r"chunk9: expected a chunk that pass2 wrote; .* has chunk1, chunk2"):
         clean(out, 9)
     with pytest.raises(UsageError, match="has no chunk"):
         dedup_train(1, out / "nowhere", out / "holdout", out / "train_deduped", options=QUIET)

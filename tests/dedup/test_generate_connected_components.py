@@ -44,7 +44,7 @@ def test_no_pair_at_all(tmp_path: Path) -> None:
      f"a/x@1 :: a/x@{1 << 40}", f"a/x@{(1 << 63) - 1} :: a/x@1", f"a/x@{1 << 63} :: a/x@1", f"a/x@1 :: a/x@{10**25}"],
 )  # fmt: skip
 def test_a_malformed_line_is_named(tmp_path: Path, bad: str) -> None:
-    with pytest.raises(InputError, match=r"duplicate_pairs\.txt line 2: wanted .* got "):
+    with pytest.raises(InputError, match=r"duplicate_pairs\.txt line 2: expected .* got "):
         unite(tmp_path, ["a/x@1 :: a/x@2", bad, "a/x@3 :: a/x@2"])
     assert not (tmp_path / "connected_components.pickle").exists()
 

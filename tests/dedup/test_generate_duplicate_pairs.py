@@ -203,9 +203,9 @@ def test_an_index_comes_first_and_is_not_paired_within(minhash: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("index", "wanted"),
     [
-        (("nowhere",), "nowhere: wanted the folder"),
+        (("nowhere",), "nowhere: expected the folder"),
         (("MINHASH", "a=MINHASH", "MINHASH"), "a name of its own"),
-        (("a:b=MINHASH",), "neither : nor /"),
+        (("a:b=MINHASH",), "without : or /"),
         (("old=MINHASH/arxiv",), "old=MINHASH/arxiv: these are signatures of the corpus itself"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 
 from dedup import generate_connected_components
 from dedup.candidates import exact_join, text_digests
-from dedup.candidates.exact_join import COPY
+from dedup.candidates.exact_copies import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs, remove_exact_pairs
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions

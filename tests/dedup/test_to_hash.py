@@ -276,7 +276,7 @@ def test_keys_of_other_files_are_pointed_out(norm: Path, tmp_path: Path, run: Ca
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("keys.txt", "wanted a name"), ("absent.pickle", "no file"), ("a.parquet", "no file")]
+    ("name", "message"), [("keys.txt", "expected a name"), ("absent.pickle", "no file"), ("a.parquet", "no file")]
 )
 def test_keys_that_cannot_be_read(norm: Path, tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -340,11 +340,11 @@ SLOTS = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(256), pa.uint32()),
         ({"row": pa.array([0, 1 << 62])}, "rows do not ascend from 0 to less than"),
         ({"row": pa.array([0, None], pa.int64())}, "has nulls"),
         ({"row": pa.array(["0", "4"])}, "holds row: string"),
-        ({"signature": SLOTS.cast(pa.list_(pa.uint64(), 128))}, "wanted row: int64, signature: .*uint32"),
-        ({"signature": SLOTS.cast(pa.list_(pa.float32(), 128))}, "wanted row: int64, signature: .*uint32"),
+        ({"signature": SLOTS.cast(pa.list_(pa.uint64(), 128))}, "expected row: int64, signature: .*uint32"),
+        ({"signature": SLOTS.cast(pa.list_(pa.float32(), 128))}, "expected row: int64, signature: .*uint32"),
         ({"signature": pa.array([None, [7] * 128], pa.list_(pa.uint32(), 128))}, "has nulls"),
         ({"signature": pa.array([[None] * 128] * 2, pa.list_(pa.uint32(), 128))}, "has nulls"),
-        ({"signature": pa.array([[7] * 64] * 2, pa.list_(pa.uint32(), 64))}, r"\[64\]: wanted .*\[128\]"),
+        ({"signature": pa.array([[7] * 64] * 2, pa.list_(pa.uint32(), 64))}, r"\[64\]: expected .*\[128\]"),
     ],
 )
 def test_shards_that_would_lead_kernels_astray(shard: Path, columns: dict[str, pa.Array], message: str) -> None:

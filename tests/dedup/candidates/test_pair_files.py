@@ -33,5 +33,5 @@ def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFact
 
 def test_more_rows_than_ids_are_refused() -> None:
     assert len(DocumentIds.of({"a": 1 << 62, "b": (1 << 62) - 1})) == (1 << 63) - 1
-    with pytest.raises(InputError, match=r"2 files have rows up to 4,611,.*: wanted fewer than 2\^63"):
+    with pytest.raises(InputError, match=r"2 files have rows up to 4,611,.*: expected fewer than 2\^63"):
         DocumentIds.of({"a": 1 << 62, "b": 1 << 62})

@@ -60,7 +60,7 @@ def test_the_first_match_is_that_of_plain_sets(seed: int, contained: bool, thres
 
 @pytest.mark.parametrize(("measure", "threshold"), [("cosine", 0.8), ("jaccard", 0.0), ("jaccard", 1.01)])
 def test_unknown_measures_and_impossible_thresholds(measure: str, threshold: float) -> None:
-    with pytest.raises(UsageError, match="wanted"):
+    with pytest.raises(UsageError, match="expected"):
         SimilarityCheck(measure, threshold, 13, "character")  # type: ignore[arg-type]
 
 

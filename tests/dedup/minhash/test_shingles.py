@@ -50,5 +50,5 @@ def test_more_texts_than_are_packed_at_a_time() -> None:
 
 @pytest.mark.parametrize("bad", [{"width": 0}, {"width": 1.5}, {"unit": "line"}, {"texts": [1]}])
 def test_shingles_that_cannot_be(bad: dict) -> None:
-    with pytest.raises(UsageError, match="wanted"):
+    with pytest.raises(UsageError, match="expected"):
         shingle_sets(**{"texts": ["text"]} | bad)

@@ -280,38 +280,38 @@ def test_texts_that_are_longer_than_what_is_packed_at_a_time() -> None:
     ids=str,
 )
 def test_a_sketch_that_cannot_be(bad: dict) -> None:
-    with pytest.raises(UsageError, match="wanted"):
+    with pytest.raises(UsageError, match="expected"):
         Sketch(**bad)
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "texts in a str: wanted a list of strings"),
+        ("one text", "texts in a str: expected a list of strings"),
         (b"one text", "texts in a bytes"),
         (None, "texts in a NoneType"),
         (iter(["a"]), "texts in a list_iterator"),
         (np.array("one text"), "texts in a ndarray"),
         (["a", None], "text 1 is null"),
-        (pa.array(["a"]), "text 0 is of type StringScalar: wanted a string"),
+        (pa.array(["a"]), "text 0 is of type StringScalar: expected a string"),
     ],
 )
 def test_texts_that_cannot_be_signed(texts: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         signatures(texts)
-    with pytest.raises(UsageError, match="sketch 13: wanted a Sketch"):
+    with pytest.raises(UsageError, match="sketch 13: expected a Sketch"):
         signatures(["a"], 13)
 
 
 @pytest.mark.parametrize("other", [np.zeros(127, np.uint32), np.zeros((1, 128), np.uint32), None])
 def test_what_has_no_similarity(other: object) -> None:
-    with pytest.raises(UsageError, match=r"signatures of shapes \(128,\) and .*: wanted two of as many slots"):
+    with pytest.raises(UsageError, match=r"signatures of shapes \(128,\) and .*: expected two of as many slots"):
         jaccard(np.zeros(128, np.uint32), other)
-    with pytest.raises(UsageError, match="wanted two"):
+    with pytest.raises(UsageError, match="expected two"):
         jaccard(np.zeros(0, np.uint32), np.zeros(0, np.uint32))
 
 
 @pytest.mark.parametrize("width", [0, 10**9, 10**20])
 def test_widths_that_no_text_has(width: int) -> None:
-    with pytest.raises(UsageError, match=r"wanted shingles of 1 to 65,535 characters"):
+    with pytest.raises(UsageError, match=r"expected shingles of 1 to 65,535 characters"):
         Sketch(width=width)

@@ -28,7 +28,7 @@ from tests.dedup.removal.clustered_corpus import (
         ({"cluster": [0.5, 1], "file": ["a", "b"], "row": [0, 0]}, "column cluster is double"),
         ({"cluster": [0, 0], "file": ["a", "b"], "row": [-1, 0]}, "column row has -1"),
         ({"cluster": [0, 0], "file": ["a", "b"], "row": pa.array([0, 1 << 63], pa.uint64())}, "column row has 9223"),
-        ({"cluster": [0, 0], "file": [1, 2], "row": [0, 1]}, "column file is int64: wanted strings"),
+        ({"cluster": [0, 0], "file": [1, 2], "row": [0, 1]}, "column file is int64: expected strings"),
         ({"cluster": [0, 0], "file": ["a", "b"]}, "has no column row: it has cluster, file"),
         (
             pa.table([[0], ["a"], [0], [0]], ["cluster", "file", "row", "row"]),
@@ -65,7 +65,7 @@ def test_a_folder_of_the_users_beside_the_output_is_left_alone(tmp_path: Path) -
 @pytest.mark.parametrize("rows", [[0, None], [0.0, 1.5]])
 def test_one_cluster_of_a_table_that_is_none_of_ours(tmp_path: Path, rows: list) -> None:
     pyarrow.parquet.write_table(pa.table({"cluster": [0, 0], "file": ["a", "b"], "row": rows}), tmp_path / "c.parquet")
-    with pytest.raises(InputError, match=r"column row is .*: wanted integers"):
+    with pytest.raises(InputError, match=r"column row is .*: expected integers"):
         read_cluster(tmp_path / "c.parquet", DocKey("a", 0), 9)
 
 

@@ -120,8 +120,8 @@ def test_an_index_that_cannot_be_compared(chained: tuple, chained_norm: Path, in
         ({}, "documents of an index, such as those of 'index:2022:arxiv/a.jsonl': give --index"),
         ({"index": (f"2021={folder}",)}, "give --index as"),
         ({"index": (str(folder),), "verify": "containment"}, "only estimate Jaccard"),
-        ({"index": (str(folder),), "width": 5, "unit": "word"}, "wanted --width 13 --unit character"),
-        ({"index": (str(tmp_path / "none"),)}, "wanted the folder that to_hash wrote to"),
+        ({"index": (str(folder),), "width": 5, "unit": "word"}, "expected --width 13 --unit character"),
+        ({"index": (str(tmp_path / "none"),)}, "expected the folder that to_hash wrote to"),
     ]:
         with pytest.raises(UsageError, match=message):
             removed_by(tmp_path, clusters, **(options | change))

@@ -124,7 +124,7 @@ def test_tables_of_other_types(tmp_path: Path, columns: dict, message: str, read
 @pytest.mark.parametrize("file", [[1, 2], [["a"], ["b"]], [b"a", b"b"]])
 def test_names_of_other_types(tmp_path: Path, file: list) -> None:
     pa.parquet.write_table(pa.table({"file": file, "row": [1, 2]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: column file is .*: wanted strings"):
+    with pytest.raises(InputError, match=r"a\.parquet: column file is .*: expected strings"):
         read_keys(tmp_path / "a.parquet")
 
 

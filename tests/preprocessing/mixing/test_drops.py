@@ -57,7 +57,7 @@ def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp
 
     assert drop(pa.array([None, "a"]), pa.array([None, 0])) == (2, False)  # row 2 is kept in place of row 0
     assert drop(pa.array(["a", "a"]).dictionary_encode(), pa.array([0, 0], pa.int8())) == (2, False)
-    with pytest.raises(InputError, match=r"dup\.parquet: column kept_file is int64: wanted strings"):
+    with pytest.raises(InputError, match=r"dup\.parquet: column kept_file is int64: expected strings"):
         drop(pa.array([1, 2]), pa.array([0, 0]))
     with pytest.raises(InputError, match=r"dup\.parquet: column kept_row is double"):
         drop(pa.array(["a", "a"]), pa.array([0.0, 0.5]))

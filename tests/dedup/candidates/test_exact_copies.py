@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.candidates.text_digests import digest_texts
+from dedup.candidates.exact_copies import digest_texts
 from gristmill.text import matching_form
 
 
