@@ -1,1 +1,1 @@
-"""MinHash signatures: matching form, shingles, hashes, minima, and signature shards."""
+"""MinHash signatures: matching form, shingles, hashes and minima."""
