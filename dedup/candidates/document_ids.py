@@ -1,5 +1,6 @@
 """Document ids: keys as integers in key order, so that pairs and clusters need no strings."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from gristmill.counts import Counts
 from gristmill.errors import InputError
 from gristmill.io.documents import INDEX_PREFIX, source_of
 
@@ -53,6 +55,35 @@ class SourceRuns(NamedTuple):
     def find(self, files: NDArray[np.integer]) -> NDArray[np.int64]:
         """The positions in `sources` (n) of files by number (n)."""
         return np.searchsorted(self.first_files, files, side="right") - 1
+
+
+class SourceTallies:
+    """Documents and bytes by source and reason, counted for files by number."""
+
+    def __init__(self, sources: SourceRuns, reasons: Sequence[str]) -> None:
+        self.sources = sources
+        self.tallies = {reason: np.zeros((2, len(sources.sources)), np.int64) for reason in reasons}
+
+    def add(self, reason: str, files: NDArray[np.integer], sizes: NDArray[np.integer] | None = None) -> None:
+        """Count documents (n) under `reason`, given the numbers of their files (n) and their bytes (n)."""
+        documents, size = self.tallies[reason]
+        runs = self.sources.find(files)
+        documents += np.bincount(runs, minlength=len(documents))
+        if sizes is not None:
+            np.add.at(size, runs, sizes.astype(np.int64))
+
+    def add_one(self, reason: str, file: int) -> None:
+        self.tallies[reason][0, bisect_right(self.sources.first_files, file) - 1] += 1
+
+    def counts(self, total: str = "") -> Counts:
+        """The counts per source and reason; under `total`, if it is given, those of all reasons together."""
+        counts = Counts({}, [])
+        sums = {total: np.sum([*self.tallies.values()], axis=0)} if total else {}
+        for reason, tally in (sums | self.tallies).items():
+            for run in np.flatnonzero(tally[0]):
+                documents, size = tally[:, run].tolist()
+                counts.add(self.sources.sources[run], reason, size, documents)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)

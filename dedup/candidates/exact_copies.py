@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.document_ids import SourceRuns
+from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
 from gristmill.batches import batched, partition_of
-from gristmill.counts import READ, Counts
+from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
 from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
@@ -41,7 +41,6 @@ CORPUS_RECORD = np.dtype([*DIGEST, ("row", "<u8"), ("size", "<u4"), ("file", "<u
 COPY_RECORD = np.dtype([("file", "<u4"), ("kept_file", "<u4"), ("row", "<u8"), ("kept_row", "<u8")])
 COPY = "copy"
 FIRST = "first"  # of a group of equal documents
-ALONE = "alone"
 BLOCK = 1 << 16  # records read together
 
 
@@ -154,14 +153,14 @@ def scatter_digests(digested: FileSet, groups: tuple[DigestedGroup, ...], output
 def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: int) -> Counts:
     """Task: write the copies (COPY_RECORDs) among the CORPUS_RECORDs of a digest range, from files in key order.
 
-    Counts documents read, copies, firsts and documents alone.
+    Counts copies and firsts.
     """
-    counter = CopyCounter(sources)
+    tallies = SourceTallies(sources, (COPY, FIRST))
 
     def copy_records(sorted_blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         for copies, firsts, new_firsts in find_copies(sorted_blocks):
-            counter.add(COPY, copies)
-            counter.add(FIRST, new_firsts)
+            tallies.add(COPY, copies["file"], copies["size"])
+            tallies.add(FIRST, new_firsts["file"], new_firsts["size"])
             found = np.empty(len(copies), COPY_RECORD)
             found["file"], found["row"] = copies["file"], copies["row"]
             found["kept_file"], found["kept_row"] = firsts["file"], firsts["row"]
@@ -171,10 +170,9 @@ def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: 
     with ExternalSorter(runs, CORPUS_RECORD, ("high", "low"), memory) as sorter:  # stable: in key order within a group
         for path in scattered.paths:
             for records in read_records(path, CORPUS_RECORD, BLOCK):
-                counter.add(READ, records)
                 sorter.add(records)
         write_records(output, copy_records(_split_blocks(sorter)))
-    return counter.counts()
+    return tallies.counts()
 
 
 def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, NDArray]]:
@@ -211,30 +209,6 @@ def merge_copies(found: FileSet, output: Path, memory: int) -> None:
             for records in read_records(path, COPY_RECORD, BLOCK):
                 sorter.add(records)
         write_records(output, sorter)
-
-
-class CopyCounter:
-    """Counts documents and bytes of CORPUS_RECORDs by reason and source; `sources` are those of the files."""
-
-    def __init__(self, sources: SourceRuns) -> None:
-        self.sources = sources
-        self.tallies = {reason: np.zeros((2, len(sources.sources)), np.int64) for reason in (READ, COPY, FIRST)}
-
-    def add(self, reason: str, records: NDArray) -> None:
-        """Count records as READ, COPY or FIRST."""
-        tally, runs = self.tallies[reason], self.sources.find(records["file"])
-        tally[0] += np.bincount(runs, minlength=len(self.sources.sources))
-        np.add.at(tally[1], runs, records["size"].astype(np.int64))
-
-    def counts(self) -> Counts:
-        """Counts per source of READ, COPY, FIRST, and of the rest, ALONE."""
-        counts = Counts({}, [])
-        alone = self.tallies[READ] - self.tallies[COPY] - self.tallies[FIRST]
-        for reason, tally in {**self.tallies, ALONE: alone}.items():
-            for run in np.flatnonzero(tally[0]):
-                documents, size = tally[:, run].tolist()
-                counts.add(self.sources.sources[run], reason, size, documents)
-        return counts
 
 
 def _corpus_records(records: NDArray, group: DigestedGroup) -> NDArray:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.document_ids import SourceRuns
+from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.clustering.keep_policy import INDEXED, Keep
 from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import HASHING_FACTOR, shingle_sets
@@ -27,12 +27,12 @@ from dedup.removal.removal_table import (
     EXACT,
     KEPT,
     NOT_MEASURED,
+    REASONS,
     REMOVAL,
-    RemovalCounts,
 )
 from gristmill.batches import batched
 from gristmill.budget import reserve_memory
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
@@ -57,7 +57,7 @@ def decide_part(
 
     Without a check there are no texts, and `indexed` are the MEMBERs of indexes. `sources` are those of all files.
     """
-    counts = RemovalCounts(sources)
+    counts = SourceTallies(sources, REASONS)
     with (
         ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, KEEP_ORDER, memory // 4) as sorter,
         closing(TextReader(texts)) as reader,
@@ -75,7 +75,7 @@ def decide_part(
         else:
             found = remove_all_but_first(sorter, counts)
         write_records(output, found)
-    return counts.counts()
+    return counts.counts(READ)
 
 
 def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], output: Path, memory: int) -> Result:
@@ -84,7 +84,7 @@ def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], outpu
     The value is the names of files.
     """
     clusters = Clusters.open(input_file)
-    counts = RemovalCounts(SourceRuns.of(clusters.names))
+    counts = SourceTallies(SourceRuns.of(clusters.names), REASONS)
     with open_keep_order(clusters.names, keep, dropped, output, memory) as order:
         blocks = map(order.assign, clusters.blocks())
         if order.is_input_order:
@@ -94,7 +94,7 @@ def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], outpu
                 for block in blocks:
                     sorter.add(block)
                 write_records(output, remove_all_but_first(sorter, counts))
-    return Result(counts.counts(), clusters.names)
+    return Result(counts.counts(READ), clusters.names)
 
 
 def _read_clusters(path: Path, low: int, high: int | None) -> Iterator[NDArray]:
@@ -107,7 +107,7 @@ def _read_clusters(path: Path, low: int, high: int | None) -> Iterator[NDArray]:
         yield np.array(records[start : min(start + _BLOCK, end)])
 
 
-def remove_all_but_first(blocks: Iterable[NDArray], counts: RemovalCounts) -> Iterator[NDArray]:
+def remove_all_but_first(blocks: Iterable[NDArray], counts: SourceTallies) -> Iterator[NDArray]:
     """Yield blocks of REMOVALs, of all documents but the first of each cluster, from MEMBERs in keep order."""
     first: NDArray | None = None  # of the cluster that the last block ended in
     before = 0  # members of that cluster so far, without its first
@@ -139,7 +139,7 @@ class VerifiedRemoval:
     """
 
     def __init__(
-        self, check: SimilarityCheck, texts: TextReader, later: Path, memory: int, counts: RemovalCounts
+        self, check: SimilarityCheck, texts: TextReader, later: Path, memory: int, counts: SourceTallies
     ) -> None:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)

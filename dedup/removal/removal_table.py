@@ -1,6 +1,5 @@
 """Removal table: each removed document, the one kept in its place, their similarity; also as SlimPajama's pickle."""
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.candidates.document_ids import SourceRuns
 from dedup.removal.clusters import in_two_clusters, reject_repeated
-from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
@@ -21,6 +18,7 @@ from gristmill.io.pickles import stream_dict, write_stream
 KEPT = "kept"
 DUPLICATE = "duplicate"
 BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
+REASONS = (KEPT, DUPLICATE, BELOW_THRESHOLD)
 NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # how: on shingle sets, or on signatures of an index
 # The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured.
 # Of the documents that have the same one in their place, those of a lower rank precede in keep order.
@@ -34,37 +32,6 @@ _SCHEMA = pa.schema([
     ("rank", pa.int64()),
 ])  # fmt: skip
 _MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
-
-
-class RemovalCounts:
-    """Counts documents of clusters as read and as kept, duplicate or below threshold, per source.
-
-    `sources` are those of the files, which documents refer to by number. Documents of an index are not counted.
-    """
-
-    def __init__(self, sources: SourceRuns) -> None:
-        self.sources = sources
-        reasons = (READ, KEPT, DUPLICATE, BELOW_THRESHOLD)
-        self.tallies = {reason: np.zeros(len(sources.sources), np.int64) for reason in reasons}
-
-    def add(self, reason: str, files: NDArray[np.int32]) -> None:
-        """Count documents (n) under `reason`, given the numbers of their files (n)."""
-        found = np.bincount(self.sources.find(files), minlength=len(self.sources.sources))
-        self.tallies[READ] += found
-        self.tallies[reason] += found
-
-    def add_one(self, reason: str, file: int) -> None:
-        run = bisect_right(self.sources.first_files, file) - 1
-        self.tallies[READ][run] += 1
-        self.tallies[reason][run] += 1
-
-    def counts(self) -> Counts:
-        """The counts per source and reason."""
-        counts = Counts({}, [])
-        for reason, found in self.tallies.items():
-            for run in np.flatnonzero(found):
-                counts.add(self.sources.sources[run], reason, 0, int(found[run]))
-        return counts
 
 
 def write_removals(names: list[str], decided: FileSet, table: Path, pickle: Path | None, memory: int) -> None:

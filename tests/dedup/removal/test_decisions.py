@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict, jaccard, signatures
-from dedup.candidates.document_ids import SourceRuns
+from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.clustering.keep_policy import ORDINARY
 from dedup.clustering.similarity import Features, KeptDocuments, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import shingle_sets
 from dedup.removal.clusters import MEMBER
 from dedup.removal.decisions import remove_all_but_first
-from dedup.removal.removal_table import RemovalCounts
+from dedup.removal.removal_table import REASONS
 from gristmill.engine.options import RunOptions
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
@@ -191,7 +191,7 @@ def test_ranks_ascend_in_keep_order_however_clusters_are_cut_into_blocks() -> No
     members["cluster"], members["row"], members["tier"] = [0, 0, 0, 0, 2, 2, 5], [9, 3, 7, 1, 4, 0, 2], ORDINARY
     for size in range(1, 8):
         blocks = [members[start : start + size] for start in range(0, 7, size)]
-        found = np.concatenate(list(remove_all_but_first(blocks, RemovalCounts(SourceRuns.of(["a"])))))
+        found = np.concatenate(list(remove_all_but_first(blocks, SourceTallies(SourceRuns.of(["a"]), REASONS))))
         assert found[["row", "kept_row", "rank"]].tolist() == [(3, 9, 1), (7, 9, 2), (1, 9, 3), (0, 4, 1)]
 
 
