@@ -175,8 +175,8 @@ def _pack(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:
     return (files.astype(np.uint64) << _ROW_BITS) + rows.astype(np.uint64)
 
 
-def write_sorted_keys(path: Path, names: list[str], blocks: Iterable[NDArray]) -> None:
-    """Write a key set as write_keys does, from blocks of KEYs by file and row, one file's in memory; all have keys."""
+def write_sorted_keys(path: Path, names: Sequence[str], blocks: Iterable[NDArray]) -> None:
+    """Write a key set atomically, as a pickle or a table, from KEYs sorted by file and row; all `names` have keys."""
     if not is_table(path):
         write_sets(path, names, (found["row"].tolist() for _, found in by_file(blocks)))
         return
@@ -187,14 +187,9 @@ def write_sorted_keys(path: Path, names: list[str], blocks: Iterable[NDArray]) -
 
 
 def write_keys(path: Path, keys: KeySet) -> None:
-    """Write a key set atomically, as a pickle or a table, sorted by file and row; files without rows are left out."""
-    keys = {file: keys[file] for file in sorted(keys) if len(keys[file])}
-    if not is_table(path):
-        write_sets(path, keys, (rows.tolist() for rows in keys.values()))
-        return
-    with open_table_writer(path, _SCHEMA) as write:
-        for file, rows in keys.items():
-            write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
+    """Write a key set as write_sorted_keys does; files without rows are left out."""
+    names = sorted(file for file, rows in keys.items() if len(rows))
+    write_sorted_keys(path, names, (key_records(number, keys[name]) for number, name in enumerate(names)))
 
 
 def _checked_rows(file: Any, rows: Any, path: Path) -> Rows:
