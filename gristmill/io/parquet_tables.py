@@ -27,14 +27,11 @@ def is_table(path: Path) -> bool:
 
 @contextmanager
 def open_table(path: Path, columns: Collection[str] = ()) -> Iterator[pa.parquet.ParquetFile]:
-    """Context: a Parquet file. UsageError if there is none, InputError if it is damaged or lacks one of `columns`.
-
-    The column `file` comes dictionary-encoded, which saves memory.
-    """
+    """Context: a Parquet file. UsageError if there is none, InputError if it is damaged or lacks one of `columns`."""
     if not is_file(path):
         raise UsageError(f"{path}: expected a .parquet file, got none of that name; run the stage that writes it")
     try:
-        with pa.parquet.ParquetFile(path, read_dictionary=["file"], pre_buffer=False) as file:
+        with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
             found = file.schema_arrow.names
             for problem, names in (
                 ("no column", set(columns).difference(found)),

@@ -182,7 +182,7 @@ def test_what_cannot_be_shown(folder: Path, tmp_path: Path, suffix: str) -> None
     for width in (0, 65_536, 1 << 70):
         with pytest.raises(UsageError, match="shingles of 1 to 65,535 characters"):
             cluster_graph(CHAIN[0], path, norm, width=width)
-    with pytest.raises(UsageError, match=r"none\..*Run the stage that writes it"):
+    with pytest.raises(UsageError, match=r"none\..*run the stage that writes it"):
         cluster_graph(CHAIN[0], tmp_path / f"none{suffix}", norm)
     with pytest.raises(InputError, match="give the corpus it was made from"):
         cluster_graph(CHAIN[0], path, norm / "wiki")

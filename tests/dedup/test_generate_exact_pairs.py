@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from dedup import generate_connected_components
-from dedup.candidates import exact_join, text_digests
+from dedup.candidates import exact_copies
 from dedup.candidates.exact_copies import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs, remove_exact_pairs
 from gristmill.counts import READ
@@ -147,8 +147,8 @@ def test_how_it_runs_changes_no_byte(
     generate_exact_pairs(large, tmp_path / OUT, options=options)
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
-    monkeypatch.setattr(text_digests, "_BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(exact_join, "BLOCK", 5)
+    monkeypatch.setattr(exact_copies, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(exact_copies, "BLOCK", 5)
     monkeypatch.setattr(STAGE, "BLOCK", 5)
     generate_exact_pairs(large, tmp_path / "cut" / OUT, options=QUIET)
     for suffix in (".txt", ".parquet"):

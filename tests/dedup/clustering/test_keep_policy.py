@@ -2,7 +2,6 @@
 
 from datetime import UTC, date, datetime
 
-import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -87,13 +86,11 @@ def test_neither_number_nor_date(value: object) -> None:
 
 
 RECORDS = [
-    ({"meta": msgspec.Raw(b'{"year":7}')}, 7),  # as a .jsonl is read
-    ({"meta": {"year": 7}}, 7),  # a struct of a table
+    ({"meta": {"year": 7}}, 7),
     ({"meta": '{"year": 7}'}, 7),  # JSON within a string, as some tables have it
-    ({"meta": msgspec.Raw(b'"{\\"year\\":7}"')}, 7),
-    ({"meta": msgspec.Raw(b"[1]")}, None),
+    ({"meta": [1]}, None),
     ({"meta": "{broken"}, None),
-    ({"meta": msgspec.Raw(b"null")}, None),
+    ({"meta": None}, None),
     ({"year": 7}, None),
     ({}, None),
 ]
@@ -105,4 +102,4 @@ def test_the_field_is_found_wherever_records_hold_it(record: dict, value: object
 
 
 def test_a_field_at_the_top() -> None:
-    assert Newest("date").value({"date": msgspec.Raw(b'"2023-01-01"')}) == "2023-01-01"
+    assert Newest("date").value({"date": "2023-01-01"}) == "2023-01-01"

@@ -66,8 +66,8 @@ def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp
 def test_memory_is_a_file_of_a_key_set_at_a_time(tmp_path: Path) -> None:
     files = [f"s/{number:02}" for number in range(50)]
     for name, first in (("short", 0), ("dup", 1)):
-        write_keys(tmp_path / f"{name}.pickle", {file: np.arange(first, 12_000, 2) for file in files})
-    paths = tmp_path / "dup.pickle", None, tmp_path / "short.pickle", ()
+        write_keys(tmp_path / f"{name}.parquet", {file: np.arange(first, 12_000, 2) for file in files})
+    paths = tmp_path / "dup.parquet", None, tmp_path / "short.parquet", ()
     groups, outputs = [(file,) for file in files], [tmp_path / f"{number}.npz" for number in range(50)]
     with flush_later():
         write_drops(*paths, [tuple(files)], outputs[:1], memory=1)  # imports and compiles
