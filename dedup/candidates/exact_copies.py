@@ -22,7 +22,7 @@ from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
 from gristmill.batches import batched, partition_of
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
 from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
@@ -40,6 +40,7 @@ _PREFIX = 256  # characters tested first for an empty matching form
 CORPUS_RECORD = np.dtype([*DIGEST, ("row", "<u8"), ("size", "<u4"), ("file", "<u4")])  # row within the file
 COPY_RECORD = np.dtype([("file", "<u4"), ("kept_file", "<u4"), ("row", "<u8"), ("kept_row", "<u8")])
 COPY = "copy"
+ALONE = "alone"
 FIRST = "first"  # of a group of equal documents
 BLOCK = 1 << 16  # records read together
 
@@ -153,9 +154,9 @@ def scatter_digests(digested: FileSet, groups: tuple[DigestedGroup, ...], output
 def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: int) -> Counts:
     """Task: write the copies (COPY_RECORDs) among the CORPUS_RECORDs of a digest range, from files in key order.
 
-    Counts copies and firsts.
+    Counts documents read, copies, firsts and documents alone.
     """
-    tallies = SourceTallies(sources, (COPY, FIRST))
+    tallies = SourceTallies(sources, (READ, COPY, FIRST))
 
     def copy_records(sorted_blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         for copies, firsts, new_firsts in find_copies(sorted_blocks):
@@ -170,8 +171,11 @@ def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: 
     with ExternalSorter(runs, CORPUS_RECORD, ("high", "low"), memory) as sorter:  # stable: in key order within a group
         for path in scattered.paths:
             for records in read_records(path, CORPUS_RECORD, BLOCK):
+                tallies.add(READ, records["file"], records["size"])
                 sorter.add(records)
         write_records(output, copy_records(_split_blocks(sorter)))
+    read, *others = tallies.tallies.values()
+    tallies.tallies[ALONE] = read - sum(others)
     return tallies.counts()
 
 
