@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from gristmill.budget import held
+from gristmill.budget import reserve_memory
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write, atomic_write_bytes
@@ -39,7 +39,7 @@ def load_pickle(path: Path) -> Any:
     if not is_file(path):
         raise UsageError(f"{path}: expected a .pickle file, got none of that name; run the stage that writes it")
     try:
-        with held(_MEMORY_A_BYTE * path.stat().st_size, str(path)), path.open("rb") as file:
+        with reserve_memory(_MEMORY_A_BYTE * path.stat().st_size, str(path)), path.open("rb") as file:
             return _Unpickler(file).load()
     except GristmillError:
         raise
