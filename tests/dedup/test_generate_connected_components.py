@@ -106,7 +106,7 @@ def test_pickles_that_hold_something_else(tmp_path: Path, value: object, capsys:
 
 
 def test_no_components(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is none"):
+    with pytest.raises(UsageError, match=r"expected a [.]pickle file"):
         generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)
 
 
