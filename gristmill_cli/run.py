@@ -17,7 +17,7 @@ from gristmill.console import wide_console
 from gristmill.counts import Counts
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.engine.executors.work import Work
+from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
@@ -167,7 +167,7 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
     return options
 
 
-def _work_of(config: RunConfig) -> Work:
+def _work_of(config: RunConfig) -> RunIdentity:
     """What the run does, with all options that change bytes."""
     options, names = list[str](), {"corpus": resolved(config.corpus), "out": resolved(config.out)}
     for name, value in ({**_options_of(config), **names}).items():
@@ -175,7 +175,7 @@ def _work_of(config: RunConfig) -> Work:
             options += [f"--{name}.{key} {it}" for key, it in value.items()]
         elif name not in OWN_OPTIONS:
             options.append(f"--{name.rstrip('_')} {value}")
-    return Work("run", tuple(sorted(options)))
+    return RunIdentity("run", tuple(sorted(options)))
 
 
 def _record_config(config: RunConfig) -> None:

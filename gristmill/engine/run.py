@@ -21,7 +21,7 @@ from gristmill.counts import Counts
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
-from gristmill.engine.executors.work import Work
+from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.inputs.recorded import ledger_folders
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, part_of
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
@@ -288,7 +288,7 @@ def open_stage(
     ledger = Ledger(state, part_of(whole, part))
     name = ledger.file.stem
     lock = state / f"{whole if is_remote(state) else name}.lock"
-    work = Work.of_command(name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
+    work = RunIdentity.of_command(name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
     with ExitStack() as stack:
         for above in reversed(ledger.wholes if not is_remote(state) else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))

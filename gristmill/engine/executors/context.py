@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.engine.executors.local import Executor, LocalExecutor
+from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.task_queue import TaskQueue
-from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
 from gristmill.engine.scratch import Scratch, open_scratch
@@ -36,7 +36,7 @@ class ExecutionContext(NamedTuple):
 
 @contextmanager
 def open_execution_context(
-    options: RunOptions, lock: Path, whole: bool = False, work: Work = Work()
+    options: RunOptions, lock: Path, whole: bool = False, work: RunIdentity = RunIdentity()
 ) -> Iterator[ExecutionContext]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 

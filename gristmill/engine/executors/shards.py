@@ -20,9 +20,9 @@ from msgspec.structs import replace as changed
 
 from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.executors.run_identity import RunIdentity, check_same_code, code_versions
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
-from gristmill.engine.executors.work import Work, check_same_code, code_versions
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
 from gristmill.engine.scratch import Scratch
@@ -57,7 +57,7 @@ class ShardExecutor:
     """
 
     def __init__(
-        self, local: LocalExecutor, queue: TaskQueue, options: RunOptions, work: Work, state: ProcessState,
+        self, local: LocalExecutor, queue: TaskQueue, options: RunOptions, work: RunIdentity, state: ProcessState,
         scratch: Scratch,
     ) -> None:  # fmt: skip
         self.local, self.queue, self.options, self.work = local, queue, options, work
@@ -253,7 +253,7 @@ def attempt(call: Call) -> tuple[Any, float, int]:
 
 @contextmanager
 def shard_executor(
-    local: LocalExecutor, folder: Path, options: RunOptions, work: Work, scratch: Scratch
+    local: LocalExecutor, folder: Path, options: RunOptions, work: RunIdentity, scratch: Scratch
 ) -> Iterator[ShardExecutor]:
     """Context: an executor that shares its tasks by the queue in `folder`; others see that this process lives."""
     queue = TaskQueue(folder)

@@ -25,8 +25,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.executors.staging import TAKEN_OVER
-from gristmill.engine.executors.work import Work
 from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import Shard
 from gristmill.errors import GristmillError, OutputError, TakenOver
@@ -77,7 +77,7 @@ class StepManifest(msgspec.Struct, frozen=True):
     """The step that runs: `step` counts from 1 in each session, which is a run of the process in charge."""
 
     session: str
-    work: Work = Work()
+    work: RunIdentity = RunIdentity()
     step: int = 0
     tasks: int = 0
     name: str = ""  # of the stage and the step

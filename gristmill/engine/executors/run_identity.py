@@ -1,4 +1,4 @@
-"""Work: what the processes of one run must have in common: the work and its options, the code, and its versions."""
+"""RunIdentity: what the processes of one run must have in common: the work, its options, the code, its versions."""
 
 import hashlib
 import sys
@@ -17,17 +17,17 @@ _PACKAGES = ("gristmill", "preprocessing", "dedup")
 _ALWAYS = ("numpy", "numba", "msgspec")  # work in every stage; what decides bytes of some stages is in LIBRARIES
 
 
-class Work(msgspec.Struct, frozen=True):
+class RunIdentity(msgspec.Struct, frozen=True):
     """What is written, and with which options: sessions of equal work write the same bytes from the same input."""
 
     part: str = ""
     options: tuple[str, ...] = ()
 
     @classmethod
-    def of_command(cls, part: str, words: Sequence[str], folders: Iterable[str]) -> "Work":
+    def of_command(cls, part: str, words: Sequence[str], folders: Iterable[str]) -> "RunIdentity":
         """The work of a command line on some folders. The order and the spelling of its options do not matter.
 
-        >>> Work.of_command("filter", ["x.py", "in", "--a", "1", "--workers", "3", "--b-c=2"], ["in"]).options
+        >>> RunIdentity.of_command("filter", ["x.py", "in", "--a", "1", "--workers", "3", "--b-c=2"], ["in"]).options
         ('--a 1', '--b_c 2', 'in', 'on in')
         """
         options = list[str]()
@@ -41,7 +41,7 @@ class Work(msgspec.Struct, frozen=True):
                 options.append(value)
         return cls(part, tuple(sorted([*options, *(f"on {folder}" for folder in folders)])))
 
-    def differences(self, other: "Work") -> str:
+    def differences(self, other: "RunIdentity") -> str:
         """The options in which another work differs: what is theirs instead of ours."""
         ours, theirs = sorted(set(self.options) - set(other.options)), sorted(set(other.options) - set(self.options))
         return f"{', '.join(theirs) or 'without'} instead of {', '.join(ours) or 'none'}"
