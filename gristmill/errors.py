@@ -11,7 +11,7 @@
     ├── FinishedElsewhere   no error: the process that this one helped has finished the work
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
-A message says what was given, what was wanted and what to try. Command lines print it without a
+A message says what was expected, what was given and what to try. Command lines print it without a
 traceback. Violated invariants of the code are AssertionErrors, with a traceback.
 """
 
