@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from tyro.conf import Positional
 
 from dedup.candidates.document_ids import is_of_index, scope_of
 from dedup.candidates.signature_shards import OpenShard, list_shards, open_shard, reject_mixed_sketches, shards_named
@@ -23,7 +24,6 @@ from dedup.clustering.similarity import Signature
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
 from dedup.removal.clusters import Clusters
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies

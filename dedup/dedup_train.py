@@ -15,8 +15,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import numpy as np
 from numpy.typing import NDArray
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
+import tyro
 from numpy.typing import NDArray
+from tyro.conf import Positional
 
 from dedup.candidates.shard_target import ShardTarget
 from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
-from gristmill.arguments import Argument, Positional
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
@@ -58,8 +59,8 @@ def to_hash(
     iter: Positional[str],  # noqa: ARG001
     index_start: Positional[int],
     index_end: Positional[int],
-    width: Annotated[int, Argument(short="-w")] = 13,
-    batch: Annotated[int, Argument(short="-k")] = 10_000,
+    width: Annotated[int, tyro.conf.arg(aliases=["-w"])] = 13,
+    batch: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10_000,
     unit: Unit = "character",
     hash: Hash = "xxh32",
     permutations: int = 128,

@@ -1,231 +1,89 @@
-"""Command-line words to typed values: options of functions and dataclasses, and what is said of a wrong word.
+"""Arguments as they are written: tyro parses them; tables; words that are empty, given twice or unknown."""
 
-One dialect everywhere: `--option value`, `--option=value`, `--section.key value`, `--flag`, `--flag false`,
-`--no_flag`, and `-` for `_`. An option of many values takes all words up to the next option.
-"""
-
-import dataclasses
+import contextlib
 import difflib
-import inspect
+import io
 import os
 import re
-import types
-import typing
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gristmill.errors import UsageError, require
 
-_Value = TypeVar("_Value")
 _SHORTEST, _LONGEST = 0.1, 86_400  # seconds
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_FRAME = re.compile("[─│╭╮╰╯]+|-{8,}")  # the box that tyro draws around its errors
 
 
-class Argument(NamedTuple):
-    """How an argument is written, where that isn't `--name VALUE`; for Annotated types."""
+def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence[Any] = (), default: Any = None) -> Any:
+    """What tyro makes of the words: a dataclass, or what a function, or the one that they name in a dict, returns.
 
-    positional: bool = False
-    short: str = ""  # such as -d
-    kind: Any = None  # of its words, if it isn't the annotated type
-    metavar: str = ""
-
-
-HIDDEN = Argument(kind=object)  # no option: only calls from Python give it
-Positional = Annotated[_Value, Argument(positional=True)]
-MISSING: Any = type("Missing", (), {"__repr__": lambda _: "MISSING"})()  # value of an option that must be given
-
-
-class Option(NamedTuple):
-    """An option or a positional argument: its name, such as section.key, its type and its default."""
-
-    name: str
-    kind: Any
-    default: Any = MISSING
-    argument: Argument = Argument()
-
-    @property
-    def flag(self) -> str:
-        return self.name.upper() if self.argument.positional else f"--{self.name}"
-
-    @property
-    def is_bool(self) -> bool:
-        return bool in (self.kind, *get_args(self.kind))
-
-    @property
-    def is_table(self) -> bool:
-        return get_origin(self.kind) is dict
-
-    @property
-    def arity(self) -> int | None:
-        """How many values it takes; None: any number."""
-        if any(... in get_args(kind) or get_origin(kind) in (dict, list) for kind in (self.kind, *get_args(self.kind))):
-            return None
-        return len(get_args(self.kind)) if get_origin(self.kind) is tuple else 1
-
-
-def function_options(function: Callable[..., Any]) -> list[Option]:
-    """The options of a function; those of a dataclass that it takes come last, without a section."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    options, shared = list[Option](), list[Option]()
-    for name, parameter in inspect.signature(function).parameters.items():
-        default = MISSING if parameter.default is parameter.empty else parameter.default
-        if dataclasses.is_dataclass(hints[name]):
-            shared += class_options(typing.cast(type, hints[name]), default)
-        else:
-            options += _option(name, hints[name], default)
-    return options + shared
-
-
-def class_options(cls: type, defaults: Any = MISSING, prefix: str = "") -> list[Option]:
-    """The options of a dataclass, those of nested ones as section.key; `defaults` is an instance."""
-    hints, options = typing.get_type_hints(cls, include_extras=True), list[Option]()
-    for field in dataclasses.fields(cls):
-        default = MISSING if defaults is MISSING else getattr(defaults, field.name)
-        name, kind = prefix + key_of(field.name), hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            options += class_options(typing.cast(type, kind), default, f"{name}.")
-        else:
-            options += _option(name, kind, default)
-    return options
-
-
-def key_of(field: str) -> str:
-    """An option's name of a field or parameter: `from` for `from_`, as `from` is a keyword."""
-    return field.rstrip("_")
-
-
-def _option(name: str, kind: Any, default: Any) -> Iterator[Option]:
-    argument = next((it for it in getattr(kind, "__metadata__", ()) if isinstance(it, Argument)), Argument())
-    if argument is not HIDDEN:
-        kind = kind.__origin__ if get_origin(kind) is Annotated else kind
-        yield Option(name, argument.kind or kind, default, argument)
-
-
-def option_name(word: str) -> str:
-    """The option of a word `--option` or `--option=value`, with underscores; "" for a value."""
-    return "--" + word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-
-
-def parse_words(options: Sequence[Option], words: Sequence[str], renamed: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Values by option name; raises UsageError for an unknown option, a missing or a wrong value.
-
-    `renamed` has the present options of old ones, `--old` to `--new`. A table given key by key is (table, "by key").
-
-    >>> parse_words([Option("grain", str), Option("mill.stones", int), Option("wet", bool)],
-    ...             ["--grain=rye", "--mill.stones", "3", "--no_wet"])
-    {'grain': 'rye', 'mill.stones': 3, 'wet': False}
+    `--help` prints the options and exits. Raises UsageError, one sentence, for wrong words.
     """
-    left, given, tables, loose = deque(words), dict[str, Any](), dict[str, list[tuple[str, list[str]]]](), list[str]()
-    named = {f"--{option.name}": option for option in options if not option.argument.positional}
-    positional = [option for option in options if option.argument.positional]
-    shorts = {option.argument.short: option for option in options if option.argument.short}
-    while left:
-        word = left.popleft()
-        if not _is_option(word):
-            require(bool(word), f"argument {len(words) - len(left)} is empty: is a variable of your shell not set?")
-            loose.append(word)
-            continue
-        start, equals, value = word.partition("=")
-        option, key, negated = _find(start, named, shorts, renamed)
-        values = ["false"] if negated else [value] if equals else []
-        if option.is_bool and not values:
-            choices = {"true", "false", *(it for kind in get_args(option.kind) for it in get_args(kind))}
-            is_value = left and (left[0].lower() in choices if positional else not _is_option(left[0]))
-            values = [left.popleft()] if is_value else ["true"]
-        while left and not _is_option(left[0]) and not equals and (option.arity is None or len(values) < option.arity):
-            values.append(left.popleft())
-        if "" in values and str not in (option.kind, *get_args(option.kind)):
-            raise UsageError(f"{option.flag} is empty: is a variable of your shell not set?")
-        many = option.arity is None and not key
-        if many and (option.name in given or any(not before for before, _ in tables.get(option.name, []))):
-            flag = option.flag
-            raise UsageError(f"{flag} is given twice: give all its values after one, such as {flag} A B")
-        if option.is_table:
-            tables.setdefault(option.name, []).append((key, values))
-        else:
-            given[option.name] = values
-    _place(loose, positional, given)
-    by_name = {option.name: option for option in options}
-    found = {name: convert_words(by_name[name], values) for name, values in given.items()}
-    return found | {name: _read_table(by_name[name], parts) for name, parts in tables.items()}
-
-
-def _is_option(word: str) -> bool:
-    return bool(re.match(r"--\w|-[a-zA-Z]", word))
-
-
-def _find(
-    start: str, named: Mapping[str, Option], shorts: Mapping[str, Option], renamed: Mapping[str, str]
-) -> tuple[Option, str, bool]:
-    """The option that a word names, the key of a table if the word has one, and whether it is `--no_flag`."""
-    if start in shorts:
-        return shorts[start], "", False
-    name = option_name(start)
-    name = renamed.get(name, name)
-    if name in named:
-        return named[name], "", False
-    positive = named.get(f"--{name.removeprefix('--no_')}")
-    if name.startswith("--no_") and positive and positive.is_bool:
-        return positive, "", True
-    for flag, option in named.items():
-        if option.is_table and name.startswith(f"{flag}."):
-            return option, start[len(flag) + 1 :], False
-    raise UsageError(f"unknown option {start}{suggestion(name or start, [*named, '--help'], renamed)}")
-
-
-def _place(loose: list[str], positionals: Sequence[Option], given: dict[str, list[str]]) -> None:
-    """Give the words without an option to the positional arguments, in order."""
-    for number, option in enumerate(positionals):
-        after = len(positionals) - number - 1
-        take = max(0, len(loose) - after) if option.arity is None else min(option.arity, len(loose))
-        if take:
-            given[option.name], loose[:take] = loose[:take], []
-    if loose:
-        raise UsageError(f"expected an option, got {loose[0]!r}; try --help")
-
-
-def convert_words(option: Option, words: Sequence[str]) -> Any:
-    """The value of an option's words."""
+    printed = io.StringIO()
+    options: dict[str, Any] = {"prog": prog, "args": words, "use_underscores": True, "config": tuple(markers)}
+    options |= {"registry": _Registry()} | ({} if default is None else {"default": default})
     try:
-        return _convert(option.kind, list(words))
-    except ValueError:
-        got = repr(" ".join(words)) if words else "nothing"
-        default = option.default
-        plain = isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != ""
-        hint = f"; try {option.flag} {default}" if plain and not option.argument.positional else ""
-        raise UsageError(f"{option.flag}: expected {expected(option.kind)}, got {got}{hint}") from None
+        with contextlib.redirect_stderr(printed):
+            if isinstance(parser, dict):
+                return tyro.extras.subcommand_cli_from_dict(parser, **options)
+            return tyro.cli(parser, **options)
+    except SystemExit as end:
+        if not end.code:
+            raise  # --help
+        raise UsageError(_plain_message(printed.getvalue())) from None
 
 
-def _convert(kind: Any, words: list[str]) -> Any:
-    origin, members = get_origin(kind), get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        several = [member for member in members if get_origin(member) is tuple]
-        if several and len(words) > 1:
-            return _convert(several[0], words)
-        if types.NoneType in members and [word.lower() for word in words] == ["none"]:
+def _plain_message(printed: str) -> str:
+    """The text of tyro's error message, without its box and its pointer to the help."""
+    lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
+    end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
+    return " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
+
+
+class _Registry(ConstructorRegistry):
+    """tyro's constructors, with values shown in help as N, PATH or TEXT …, not as {None}|INT or [PATH [PATH ...]]."""
+
+    _is_inner = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.primitive_rule(self._rule)
+
+    def _rule(self, info: PrimitiveTypeInfo) -> Any:
+        if self._is_inner:  # a member of the type, or the type itself as tyro constructs it
             return None
-        for member in (member for member in members if member is not types.NoneType and member not in several):
-            with suppress(ValueError):
-                return _convert(member, words)
-        raise ValueError
-    if origin is tuple and ... not in members:
-        return tuple(_convert(member, [word]) for member, word in zip(members, words, strict=True))
-    if origin in (tuple, list):
-        return origin(_convert(members[0], [word]) for word in words)
-    (word,) = words  # or a ValueError
-    if origin is Literal:
-        return dict(zip(map(str, members), members, strict=True))[word] if word in map(str, members) else _fail()
-    if kind is bool:
-        return {"true": True, "false": False}[word.lower()] if word.lower() in ("true", "false") else _fail()
-    if kind is Path and (not word or "\0" in word):  # Path("") is the current folder
-        raise ValueError
-    return kind(word) if kind in (int, float, Path) else word
+        self._is_inner = True
+        try:
+            spec = self.get_primitive_spec(info)
+        finally:
+            self._is_inner = False
+        name = metavar(info.type)
+        is_plain = isinstance(spec, PrimitiveConstructorSpec) and not spec.choices and name
+        return replace(spec, metavar=name) if is_plain else spec  # type: ignore[type-var]
 
 
-def _fail() -> typing.NoReturn:
-    raise ValueError
+def metavar(kind: Any) -> str:
+    """How the values of a type are shown in help; empty as tyro shows them.
+
+    >>> metavar(Path | tuple[Path, ...]), metavar(int | None), metavar(tuple[float, float]), metavar(bool)
+    ('PATH …', 'N', 'NUMBER NUMBER', '')
+    """
+    members = [member for member in get_args(kind) if member is not NoneType]
+    if get_origin(kind) in (tuple, list):
+        return f"{metavar(members[0])} …" if ... in members or len(members) == 1 else " ".join(map(metavar, members))
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, members))
+    if members:
+        return max(map(metavar, members), key=lambda name: name.endswith("…"))
+    return _METAVARS.get(kind, "")
 
 
 def expected(kind: Any) -> str:
@@ -234,8 +92,8 @@ def expected(kind: Any) -> str:
     >>> expected(int | None), expected(tuple[Path, ...]), expected(Literal["a", "b"]), expected(tuple[float, float])
     ('a whole number', 'a list of paths', 'a or b', '2 numbers')
     """
-    origin, members = get_origin(kind), [it for it in get_args(kind) if it not in (types.NoneType, ...)]
-    if origin in (typing.Union, types.UnionType):
+    origin, members = get_origin(kind), [it for it in get_args(kind) if it not in (NoneType, ...)]
+    if origin in (Union, UnionType):
         return " or ".join(map(expected, members))
     if origin is Literal:
         return " or ".join(map(str, members)) if len(members) < 4 else f"one of {', '.join(map(str, members))}"
@@ -255,17 +113,85 @@ def _words(kind: Any) -> tuple[str, str]:
     return f"a {name}", f"{name}s"
 
 
-def _read_table(option: Option, parts: Sequence[tuple[str, list[str]]]) -> tuple[dict[str, Any], bool]:
-    """The table that is given, and whether as a whole; else its keys add to the default."""
-    table, kind, flag = dict[str, Any](), get_args(option.kind)[1], option.flag
-    for key, values in sorted(parts, key=lambda part: bool(part[0])):  # first the one that is given whole
-        words = [key, *values] if key else values
-        if len(words) % 2 or (key and len(words) != 2):
-            raise UsageError(f"{flag}: expected a value for each key, got {' '.join(words)!r}; try {flag} KEY VALUE …")
-        for name, value in zip(words[::2], words[1::2], strict=True):
-            require(name not in table, f"{flag}: {name} is given twice; give it one value")
-            table[name] = convert_words(Option(f"{option.name}.{name}", kind), [value])
-    return table, any(not key for key, _ in parts)
+def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    """Raise UsageError for an empty argument that is not text, and for an option of many values that is given twice.
+
+    `kinds` has the types of the options, by `--option`. Of an option given twice only the last values would count;
+    Path("") would be this folder.
+
+    >>> check_words(["--out", ""], {})
+    Traceback (most recent call last):
+    gristmill.errors.UsageError: --out is empty: is a variable of your shell not set?
+    """
+    before, given = "", set[str]()
+    for number, argument in enumerate(arguments, 1):
+        name = option_name(argument)
+        kind = kinds.get(name or before)
+        is_empty = not argument or (name and argument.find("=") == len(argument) - 1)
+        if is_empty and str not in (kind, *get_args(kind)):
+            raise UsageError(f"{name or before or f'argument {number}'} is empty: is a variable of your shell not set?")
+        if name and name in given and _has_many(kind):
+            raise UsageError(f"{name} is given twice: give all its values after one, such as {name} A B")
+        given.add(name)
+        before = name
+
+
+def _has_many(kind: Any) -> bool:
+    """Whether a type is one of any number of values, such as tuple[Path, ...], or has such a member."""
+    return any(... in get_args(it) or get_origin(it) is dict for it in (kind, *get_args(kind)))
+
+
+def option_name(argument: str) -> str:
+    """The option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
+    return "--" + argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
+
+
+class TableWords(NamedTuple):
+    """Words of a command line for an option that is a table: all of its keys and values, or one of each."""
+
+    option: str
+    is_whole: bool
+    values: dict[str, str]
+
+
+def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list[TableWords], list[str]]:
+    """Return what is given for the options `tables`, whole ones first, and the other arguments.
+
+    Raises UsageError for a key without a value or with two.
+
+    >>> take_tables(["--weights.web=3", "--out", "o", "--weights", "web", "2"], {"--weights"})
+    Traceback (most recent call last):
+    gristmill.errors.UsageError: --weights: web is given twice; give it one value
+    >>> take_tables(["--weights.web=3", "--out", "o"], {"--weights"})
+    ([TableWords(option='--weights', is_whole=False, values={'web': '3'})], ['--out', 'o'])
+    """
+    given, rest = list[tuple[str, bool, list[str]]](), list[str]()
+    words = rest
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        name = option_name(option)
+        if table := next((each for each in tables if name == each or name.startswith(f"{each}.")), ""):
+            key = option[len(table) + 1 :]
+            words = [*([key] if key else []), *([value] if equals else [])]
+            given.append((table, not key, words))
+        else:
+            words = rest if argument.startswith("--") else words
+            words.append(argument)
+    return _pair_words(given), rest
+
+
+def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords]:
+    seen, paired = set[tuple[str, str]](), list[TableWords]()
+    for table, is_whole, words in sorted(given, key=lambda each: not each[1]):
+        if len(words) % 2 or (len(words) != 2 and not is_whole):
+            raise UsageError(
+                f"{table}: expected a value for each key, got {' '.join(words)!r}; try {table} KEY VALUE …"
+            )
+        for key in words[::2]:
+            require((table, key) not in seen, f"{table}: {key} is given twice; give it one value")
+            seen.add((table, key))
+        paired.append(TableWords(table, is_whole, dict(zip(words[::2], words[1::2], strict=True))))
+    return paired
 
 
 def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -> str:
@@ -283,12 +209,6 @@ def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -
     sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
     matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
     return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
-
-
-def require_all(options: Sequence[Option], values: Mapping[str, Any], prog: str) -> None:
-    """Raise UsageError if an option that has no default isn't given."""
-    missing = [option.flag for option in options if option.default is MISSING and option.name not in values]
-    require(not missing, f"expected {' and '.join(missing)}; try {prog} --help")
 
 
 def seconds_in(variable: str, default: int, hint: str = "") -> float:

@@ -8,28 +8,27 @@
 `python dedup/x.py`, `python -m dedup.x`, `gristmill x` and `from dedup import x` all call the same function.
 """
 
+import dataclasses
+import functools
 import importlib
 import inspect
 import io
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from gristmill.arguments import function_options, key_of, parse_words, require_all
+import tyro
+
+from gristmill.arguments import check_words, option_name, parse, suggestion
 from gristmill.engine.options import RunOptions
-from gristmill.errors import (
-    LIMIT_HINTS,
-    FinishedElsewhere,
-    GristmillError,
-    require,
-)
+from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, require
 from gristmill.process_end import TERMINATED, discard_output, raised_signals
 from gristmill.urls import unknown_scheme_in
 
 INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
+_MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
 
 
 def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -43,49 +42,17 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
         arguments: Command-line arguments; sys.argv[1:] by default.
         prog: Name of the program in the help.
     """
+    named = {function.__name__: _deferred(_imported_by_name(function)) for function in functions}
+    parser = next(iter(named.values())) if len(named) == 1 else named
     words = list(sys.argv[1:] if arguments is None else arguments)
-    prog = prog or Path(sys.argv[0]).name
-    named = {function.__name__: function for function in map(_imported_by_name, functions)}
-    sys.exit(run_with_exit_code(lambda: _call(named, words, prog)))
+    chosen = {words[0]: named[words[0]]} if words and words[0] in named and len(named) > 1 else named
+    options = {name: option for function in chosen.values() for name, option in _options(function).items()}
 
+    def call() -> Any:
+        check_words(words, {name: kind for name, (kind, _) in options.items()})
+        return parse(parser, _spell_flags(options, words), prog, _MARKERS)()
 
-def _call(named: dict[str, Callable[..., Any]], words: list[str], prog: str) -> Any:
-    """Parse the words, and call the function that they choose."""
-    is_help = words[:1] in (["-h"], ["--help"])
-    if len(named) > 1 and is_help:
-        from gristmill.help_text import subcommands_help
-
-        return print(subcommands_help(prog, named), flush=True)
-    if len(named) > 1:
-        name = words.pop(0) if words else ""
-        require(name in named, f"expected {' or '.join(named)}, got {name or 'nothing'}; try {prog} --help")
-        return _call({name: named[name]}, words, f"{prog} {name}")
-    (function,) = named.values()
-    if {"-h", "--help"} & {*words}:
-        from gristmill.help_text import function_help
-
-        return print(function_help(function, prog), flush=True)
-    options = function_options(function)
-    values = parse_words(options, words)
-    require_all(options, values, prog)
-    return _call_checked(function, values)
-
-
-def _call_checked(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call a function with its arguments' values, unless a path is a URL of an unknown scheme."""
-    arguments = dict[str, Any]()
-    for name, parameter in inspect.signature(function).parameters.items():
-        default: Any = parameter.default
-        if is_dataclass(default):
-            given = {field.name: values[field.name] for field in fields(default) if field.name in values}
-            arguments[name] = replace(default, **given)  # type: ignore[type-var]
-        elif key_of(name) in values:
-            arguments[name] = values[key_of(name)]
-    require(not (fault := unknown_scheme_in([arguments])), fault)
-    for options in arguments.values():
-        if isinstance(options, RunOptions):
-            options.check_scratch([arguments])
-    return function(**arguments)
+    sys.exit(run_with_exit_code(call))
 
 
 def run_with_exit_code(action: Callable[[], Any]) -> int:
@@ -134,6 +101,41 @@ def _resumable(what: str, exit_code: int) -> int:
     return exit_code
 
 
+def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Types and defaults of a function's options, those of its dataclasses of options included, by `--option`."""
+    kinds, options = get_type_hints(function), dict[str, tuple[Any, Any]]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if dataclasses.is_dataclass(kind := kinds[name]):
+            hints = get_type_hints(kind)
+            options |= {f"--{field.name}": (hints[field.name], field.default) for field in dataclasses.fields(kind)}
+        else:
+            options[f"--{name}"] = kind, parameter.default
+    return options
+
+
+def _spell_flags(options: Mapping[str, tuple[Any, Any]], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with each flag at most once, at the end, as tyro takes it: `--flag`, or `--no_flag`.
+
+    A flag may be written as `--flag true`, `--flag=false` and `--no_flag`. Raises UsageError for an unknown option.
+    """
+    flags, given, words, before = {name for name in options if options[name][0] is bool}, dict[str, bool](), [], ""
+    for argument in arguments:
+        name, value = option_name(argument), argument.partition("=")[2].lower()
+        flag = name if name in flags else f"--{name.removeprefix('--no_')}"
+        if before and argument.lower() in ("true", "false"):
+            given[before], before = given[before] == (argument.lower() == "true"), ""
+        elif flag in flags and value in ("", "true", "false"):
+            given[flag], before = (value == "false") == (name != flag), "" if value else flag
+        else:
+            known, before = [*options, "--help"], ""
+            require(
+                not name or name in known, f"unknown option {argument.partition('=')[0]}{suggestion(name, known, {})}"
+            )
+            words.append(argument)
+    chosen = {flag: value for flag, value in given.items() if value != options[flag][1]}
+    return words + [flag if value else f"--no_{flag[2:]}" for flag, value in chosen.items()]
+
+
 def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function from its module imported by name, if the module was run as a script.
 
@@ -144,3 +146,22 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     file, spec = Path(inspect.getfile(function)).resolve(), function.__globals__.get("__spec__")  # None: run by path
     module = importlib.import_module(spec.name if spec else f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
+
+
+def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+    """A function with the same arguments that checks them, and returns the call: what is parsed runs later.
+
+    Paths that are URLs of an unknown scheme are refused, and a scratch size without effect.
+    """
+
+    @functools.wraps(function)
+    def check(*arguments: Any, **named: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            require(not (fault := unknown_scheme_in([arguments, named])), fault)
+            for options in (value for value in (*arguments, *named.values()) if isinstance(value, RunOptions)):
+                options.check_scratch([arguments, named])
+            return function(*arguments, **named)
+
+        return call
+
+    return check

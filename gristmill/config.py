@@ -15,17 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import tyro
 
-from gristmill.arguments import (
-    MISSING,
-    class_options,
-    expected,
-    key_of,
-    option_name,
-    parse_words,
-    require_all,
-    suggestion,
-)
+from gristmill.arguments import check_words, expected, option_name, parse, suggestion, take_tables
 from gristmill.errors import InputError, UsageError, require
 from gristmill.urls import unknown_scheme_in
 
@@ -46,21 +38,11 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     >>> load_config(Oven, ["--degrees", "220"])
     Oven(degrees=220)
     """
-    prog = prog or Path(sys.argv[0]).name
-    file, arguments = _take_option(list(argv), "--config")
-    config = _from_table(cls, _read_toml(Path(file)) if file else {}, file or "", "")
-    if {"-h", "--help"} & {*arguments}:
-        from gristmill.help_text import class_help
-
-        print(class_help(cls, config, prog), flush=True)
-        sys.exit(0)
-    options = class_options(cls, config)
-    values = parse_words(options, arguments, _renamed_options(cls, arguments))
-    require_all(options, values, prog)
-    tables = {option.name for option in options if option.is_table}
-    for name, value in values.items():
-        keys = name.split(".")
-        config = _put(config, keys, *(value if name in tables else (value, True)))
+    check_words(argv, option_types(cls))
+    file, arguments = take_option(list(argv), "--config")
+    default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
+    default, arguments = _set_tables(cls, default, _check_options(cls, _rename_options(cls, arguments)))
+    config: Config = parse(cls, arguments, prog, [tyro.conf.FlagConversionOff], default)  # `--key true`, as in the file
     require(not (fault := unknown_scheme_in(config)), fault)
     return config
 
@@ -95,12 +77,12 @@ def check_ranges(options: Any, prefix: str = "") -> None:
     for name, allowed in options.RANGES.items():
         value = getattr(options, name)
         faults = [allowed.fault(x) for x in (value if isinstance(value, tuple) else (value,)) if x is not None]
-        if allowed_values := next(filter(None, faults), ""):
+        if wanted := next(filter(None, faults), ""):
             default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
-            raise UsageError(f"{prefix}{name} is {value}; wanted {allowed_values}; try --{prefix}{name} {default}")
+            raise UsageError(f"{prefix}{name} is {value}; wanted {wanted}; try --{prefix}{name} {default}")
 
 
-def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
+def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Return the last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
     value, rest, waiting = None, [], False
     for argument in argv:
@@ -111,7 +93,7 @@ def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
         else:
             rest.append(argument)
     if waiting:
-        raise UsageError(f"{option} was given without a file; try {option} run.toml")
+        raise UsageError(f"{option} was given without a path; try {option} PATH")
     return value, rest
 
 
@@ -125,7 +107,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
-    """Build `cls` from a TOML table; missing required values are MISSING: the command line must give them."""
+    """Build `cls` from a TOML table; missing required values are tyro.MISSING: the command line must give them."""
     types = _field_types(cls)
     table = _rename_keys(cls, table, file, prefix)
     for key in table:
@@ -135,7 +117,7 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
             raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        key = key_of(field.name)
+        key = _key(field)
         if dataclasses.is_dataclass(section := types[key]):
             inner = table.get(key, {})
             if not isinstance(inner, dict):
@@ -144,14 +126,19 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
         elif key in table:
             values[field.name] = _convert(table[key], section, f"{file}: {prefix}{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            values[field.name] = MISSING
+            values[field.name] = tyro.MISSING
     return cls(**values)
 
 
 def _field_types(cls: type) -> dict[str, Any]:
     """Types of the fields of a dataclass, by key."""
     types = typing.get_type_hints(cls)
-    return {key_of(field.name): types[field.name] for field in dataclasses.fields(cls)}
+    return {_key(field): types[field.name] for field in dataclasses.fields(cls)}
+
+
+def _key(field: "dataclasses.Field[Any]") -> str:
+    """Key of a field in the file and on the command line: `from` for the field `from_`, as `from` is a keyword."""
+    return field.name.rstrip("_")
 
 
 def _print_rename(old: str, new: str) -> None:
@@ -172,13 +159,19 @@ def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> di
     return renamed
 
 
-def _renamed_options(cls: type, arguments: Sequence[str]) -> dict[str, str]:
-    """Current names of renamed options; prints a note of those that are given by their old names."""
-    new_names, given = _new_option_names(cls), {option_name(argument) for argument in arguments}
-    for old in given & new_names.keys():
-        require(new_names[old] not in given, f"{old} and {new_names[old]} are two names of one option; give the latter")
-        _print_rename(old, new_names[old])
-    return new_names
+def _rename_options(cls: type, arguments: list[str]) -> list[str]:
+    """Return the arguments with old names of options replaced by their current names."""
+    new_names = _new_option_names(cls)
+    given = [option_name(argument) for argument in arguments]
+    renamed = []
+    for name, argument in zip(given, arguments, strict=True):
+        new = new_names.get(name, name)
+        if new != name and new in given:
+            raise UsageError(f"{name} and {new} are two names of one option; give only the latter")
+        if new != name:
+            _print_rename(name, new)
+        renamed.append(argument if new == name else new + argument[len(name) :])
+    return renamed
 
 
 def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
@@ -190,11 +183,11 @@ def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
     return names
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
+def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
     several = [member for member in typing.get_args(kind) if typing.get_origin(member) is tuple]
     plain = several[0] if several and isinstance(value, list) else Path if several else kind  # of Path | tuple[Path, …]
     try:
-        return msgspec.convert(value, plain, dec_hook=_read_path)
+        return msgspec.convert(value, plain, dec_hook=_read_path, strict=strict)
     except (msgspec.ValidationError, TypeError) as error:
         raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}") from error
 
@@ -205,9 +198,66 @@ def _read_path(kind: type, value: Any) -> Any:
     return kind(value)
 
 
-def _put(config: Any, keys: list[str], value: Any, is_whole: bool) -> Any:
-    """A copy of a dataclass with a value at the end of a path of keys; a table that isn't whole adds to the present."""
-    name = next(field.name for field in dataclasses.fields(config) if key_of(field.name) == keys[0])
+def option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
+    """Types of the options of `cls`, nested ones included, by option (`--section.key`)."""
+    options: dict[str, Any] = {}
+    for name, kind in _field_types(cls).items():
+        section = dataclasses.is_dataclass(kind)
+        options |= option_types(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
+    return options
+
+
+def _check_options(cls: type, arguments: list[str]) -> list[str]:
+    """Raise UsageError for an unknown option; return the arguments as tyro reads them.
+
+    That is with `true` as `True`, `=false` as `=False`, and `True` after a boolean option without a value.
+    """
+    options = {**option_types(cls), "--help": None}
+    tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
+    name, checked = "", list[str]()
+    for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
+        if argument.startswith("--"):
+            name = option_name(argument)
+            if name not in options and not name.startswith(tables):
+                advice = suggestion(name, list(options), _new_option_names(cls))
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{advice}")
+        if bool in (options.get(name), *typing.get_args(options.get(name))):
+            option, equals, value = argument.rpartition("=")
+            is_value = equals or not argument.startswith("--")
+            checked.append(option + equals + value.capitalize() if is_value else argument)
+            if not is_value and following.startswith("--"):
+                checked.append("True")
+        else:
+            checked.append(argument)
+    return checked
+
+
+def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:
+    """Return `default` with the tables that the arguments give, whole or key by key, and the other arguments.
+
+    tyro would take a table whole only if it has no default.
+    """
+    kinds = {option: kind for option, kind in option_types(cls).items() if typing.get_origin(kind) is dict}
+    given, rest = take_tables(arguments, kinds)
+    for option, is_whole, values in given:
+        table = _convert(_as_numbers(values, kinds[option]), kinds[option], option, strict=False)
+        default = _put(default, option.removeprefix("--").split("."), table, is_whole)
+    return default, rest
+
+
+def _as_numbers(values: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """The values of a table of numbers as Python reads them: `.5`, too, which is none of JSON's."""
+    if float not in typing.get_args(kind):
+        return values
+    try:
+        return {name: float(value) for name, value in values.items()}
+    except ValueError:
+        return values  # which are refused
+
+
+def _put(config: Any, keys: list[str], table: dict[Any, Any], is_whole: bool) -> Any:
+    """A copy of a dataclass with `table`, alone or added to the present one, at the end of a path of keys."""
+    name = next(field.name for field in dataclasses.fields(config) if _key(field) == keys[0])
     inner = getattr(config, name)
-    new = _put(inner, keys[1:], value, is_whole) if keys[1:] else value if is_whole else {**inner, **value}
+    new = _put(inner, keys[1:], table, is_whole) if keys[1:] else table if is_whole else {**inner, **table}
     return dataclasses.replace(config, **{name: new})

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from tyro.conf import Positional
+
 from dedup.candidates.input_shards import Scope
 from dedup.clustering.similarity import Measure
 from dedup.generate_connected_components import generate_connected_components
@@ -10,7 +12,6 @@ from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.to_hash import to_hash
-from gristmill.arguments import Positional
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 

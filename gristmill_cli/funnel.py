@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns, list_faults
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_manifest import Manifest

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import zstandard
 from rich.table import Table
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.errors import UsageError, require, wrap_write_errors
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.arguments import Argument, Option, option_name, parse_words
+from gristmill.arguments import check_words, option_name
 from gristmill.command import run_with_exit_code
-from gristmill.config import load_config
+from gristmill.config import load_config, take_option
 from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote, reject_unknown_scheme
@@ -25,8 +25,6 @@ TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
 _SECTIONS = ("normalize", "apply", "filter", "dedup", "mix", "tokenizer")  # of the pipeline; the trainer has others
 _SINGLE = ("text_column", "max_malformed", "memory")  # options of the pipeline without a section
-
-_OWN = (Option("corpus", Path, None, Argument(positional=True)), Option("out", Path, Path("quickstart")))
 
 HELP = """\
 usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
@@ -55,14 +53,11 @@ def _start(words: list[str]) -> None:
     if {"-h", "--help"} & {*words}:
         print(HELP, flush=True)
         return
-    own, others = list[str](), list[str]()
-    chosen = own  # the corpus comes before all options: after one, it would look like its value
-    for word in words:
-        if name := option_name(word):
-            chosen = own if name == "--out" else others
-        chosen.append(word)
-    values = parse_words(_OWN, own)
-    quickstart(values.get("corpus"), values.get("out", Path("quickstart")), others)
+    check_words(words, {})
+    out, others = take_option(words, "--out")
+    # The corpus comes before all other options: after one, it would look like its value.
+    corpus = Path(others.pop(0)) if others and not option_name(others[0]) else None
+    quickstart(corpus, Path(out or "quickstart"), others)
 
 
 def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> None:

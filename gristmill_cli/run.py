@@ -83,9 +83,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     first, end = choose_stages(config, stages)
     check_output(config, stages[first:end])  # another process may have written there meanwhile
     _record_config(config)
-    if config.explain:
+    if config.explain or config.explain_tasks:
         by_option = _explain(out, stages[first:end])
-        options = replace(options, explain="details" if config.explain == "details" else not by_option)
+        options = replace(options, explain=not by_option)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
     remove_partial_files([out / FUNNEL_FILE])
     for stage in stages[first:]:  # a later stage is done only after this run of those before it

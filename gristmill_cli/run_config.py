@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from dedup.candidates.input_shards import Scope
 from dedup.clustering.similarity import Measure
@@ -141,8 +143,10 @@ class RunConfig:
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
     """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    explain: bool | Literal["details"] = False
-    """Print which option changed since the last run and which stages follow, or which file; details: of each task."""
+    explain: bool = False
+    """Print which option changed since the last run and which stages follow, or which file."""
+    explain_tasks: bool = False
+    """The same of each task that runs again."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     filter: Filter = field(default_factory=Filter)
@@ -150,7 +154,7 @@ class RunConfig:
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
-    from_: StageName | None = None
+    from_: Annotated[StageName | None, tyro.conf.arg(name="from")] = None
     """First stage to run; those before it must have finished, and are not looked at again."""
     until: StageName | None = None
     """Last stage to run."""
@@ -185,6 +189,6 @@ class RunConfig:
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
         return RunOptions(
-            self.workers, self.memory, self.max_malformed, explain=self.explain, scratch=self.scratch,
+            self.workers, self.memory, self.max_malformed, explain=self.explain, explain_tasks=self.explain_tasks, scratch=self.scratch,
             scratch_size=self.scratch_size, shard=self.shard, executor=self.executor, address=self.address,
         )  # fmt: skip

@@ -12,8 +12,8 @@ import psutil
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.executors.task_queue import StepManifest, TaskQueue
 from gristmill.engine.ledger import Ledger

@@ -10,8 +10,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 from rich.console import Group
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_remote

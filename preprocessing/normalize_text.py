@@ -14,7 +14,8 @@ from typing import Annotated
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 
-from gristmill.arguments import Argument
+import tyro
+
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
@@ -38,8 +39,8 @@ _ASCII = re.compile(r"[\x00-\x7f]")
 
 
 def normalize_text(
-    data_dir: Annotated[Path, Argument(short="-d")],
-    target_dir: Annotated[Path, Argument(short="-t")],
+    data_dir: Annotated[Path, tyro.conf.arg(aliases=["-d"])],
+    target_dir: Annotated[Path, tyro.conf.arg(aliases=["-t"])],
     zst: bool = False,
     idx: int = -1,
     ftfy: bool = False,

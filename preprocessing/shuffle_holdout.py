@@ -17,7 +17,9 @@ from typing import Annotated
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 
-from gristmill.arguments import Argument, Positional
+import tyro
+from tyro.conf import Positional
+
 from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
@@ -61,7 +63,7 @@ def pass1(
     out_dir: Path,
     duplicates: Path | None = None,
     short_docs: Path | None = None,
-    weights: Annotated[Mapping[str, float] | str, Argument(kind=str, metavar="TEXT|FILE.toml")] = "",
+    weights: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
     seed: int = 1,
     options: RunOptions = RunOptions(),
     text_column: str = "text",

@@ -13,8 +13,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from rich.table import Table
 from scipy.optimize import least_squares
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill_planner.compute_time import model_flops
 from gristmill_planner.fitted_constants import Constants

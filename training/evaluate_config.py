@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gristmill.arguments import Positional
+from tyro.conf import Positional
+
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_remote

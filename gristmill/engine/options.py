@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from gristmill.arguments import HIDDEN
+import tyro
+
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
 from gristmill.storage.files import is_folder
@@ -39,6 +40,7 @@ class Shard:
         return cls(int(index) % int(count), int(count))
 
 
+@tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
 @dataclass(frozen=True)
 class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
@@ -55,8 +57,10 @@ class RunOptions:
     corpus is in damaged files. Up to that, damaged files are left out as a whole; 0 allows none."""
     quiet: bool = False
     """Print no progress and no summary line."""
-    explain: bool | Literal["details"] = False
-    """Print why tasks run again: which input, argument or version differs from the last run; details: of each task."""
+    explain: bool = False
+    """Print why tasks run again: which input, argument or version differs from the last run."""
+    explain_tasks: bool = False
+    """The same of each task that runs again."""
 
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
@@ -72,7 +76,7 @@ class RunOptions:
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
     """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    of_run: Annotated[Any, HIDDEN] = None
+    of_run: tyro.conf.Suppress[Any] = None
     """The executor and scratch folder of the run that the stage is part of; none: the stage has its own."""
 
     def check(self) -> None:

@@ -162,7 +162,7 @@ def explain(stage: str, reasons: Sequence[tuple[str, str]], tasks: int, details:
     """Print why tasks run, by name: with `details` each on a line, else the first of them and how many there are."""
     shown = reasons if details else reasons[:1]
     for name, reason in shown:
-        more = f" ({len(reasons)} of {tasks} tasks run; --explain details lists them)" if reasons[len(shown) :] else ""
+        more = f" ({len(reasons)} of {tasks} tasks run; --explain_tasks lists them)" if reasons[len(shown) :] else ""
         said = reason if details else _HASH.sub("…", reason)
         print(f"{stage}: {name}: {said}{more}", file=sys.stderr, flush=True)
 

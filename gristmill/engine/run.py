@@ -109,8 +109,8 @@ class StageRun:
                 reasons.append((task.name, rerun_reason(identity, done.before.get((name, task.name)))))
             for path in filter(done.is_temporary, task.outputs):
                 self._producers |= dict.fromkeys((name_of(path), rejects_name(name_of(path))), (name, task))
-        if self.options.explain:
-            explain(self.stage.name, reasons, len(tasks), self.options.explain == "details")
+        if self.options.explain or self.options.explain_tasks:
+            explain(self.stage.name, reasons, len(tasks), self.options.explain_tasks)
         if todo:
             self._check_reads()
             self.place.check_lock()

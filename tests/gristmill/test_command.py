@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
 from tests.gristmill_cli.corpus import write_records

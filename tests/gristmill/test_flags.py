@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 
 import pytest
+import tyro
 
-from gristmill.arguments import Positional
 from gristmill.command import command
 
 
+@tyro.conf.configure(tyro.conf.arg(name=""))
 @dataclass(frozen=True)
 class Options:
     quiet_please: bool = False
 
 
-def grind(grain: Positional[str], fine: bool = False, sieve: bool = True, options: Options = Options()) -> str:
+def grind(
+    grain: tyro.conf.Positional[str], fine: bool = False, sieve: bool = True, options: Options = Options()
+) -> str:
     """Grind grain."""
     return f"{grain} {fine:d}{sieve:d}{options.quiet_please:d}"
 

@@ -13,7 +13,7 @@ import pytest
 
 from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch
-from gristmill.arguments import class_options
+from gristmill.config import option_types
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill_cli import run_output
@@ -191,7 +191,7 @@ def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
 
 def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
     covered = {f"--{section}.{key}" if section else f"--{key}" for section, key, _, _ in MISTAKES}
-    assert covered == {option.flag for option in class_options(RunConfig)}
+    assert covered == {*option_types(RunConfig)}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which even root can write nothing")

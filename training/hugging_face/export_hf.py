@@ -14,8 +14,8 @@ import safetensors.torch
 import sentencepiece
 import torch
 import torch.distributed as dist
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord

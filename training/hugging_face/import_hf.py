@@ -10,8 +10,8 @@ from typing import Any
 import safetensors
 import torch
 from torch import Tensor
+from tyro.conf import Positional
 
-from gristmill.arguments import Positional
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write, sha256_file

@@ -9,7 +9,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.arguments import Positional
+from tyro.conf import Positional
+
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage

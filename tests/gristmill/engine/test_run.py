@@ -138,16 +138,16 @@ def test_a_moved_or_copied_output_is_still_done(tmp_path: Path, source: Path, ta
 
 def test_the_reason_for_a_task_is_explained(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_input(source, target)
-    upper_stage(source, target, options=replace(QUIET, explain="details"))
+    upper_stage(source, target, options=replace(QUIET, explain_tasks=True))
     assert "upper: b: input 0 (b) was 7 bytes of" in capsys.readouterr().err
-    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain="details"))
+    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
     assert 'upper: b: argument suffix was "", is "?"' in capsys.readouterr().err
     remove_joined(source, target)
-    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain="details"))
+    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
     assert "upper: whole: its output was removed or changed" in capsys.readouterr().err
     upper_stage(source, target, Settings("."), options=replace(QUIET, explain=True))
     said = capsys.readouterr().err
-    assert said.startswith('upper: a: argument suffix was "?", is "." (3 of 3 tasks run; --explain details lists')
+    assert said.startswith('upper: a: argument suffix was "?", is "." (3 of 3 tasks run; --explain_tasks lists')
 
 
 def test_a_log_has_lines_of_progress(
