@@ -45,7 +45,10 @@ def _plain_message(printed: str) -> str:
     """The text of tyro's error message, without its box and its pointer to the help."""
     lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
     end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
-    return " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
+    message = " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
+    return re.sub(
+        r"invalid choice ('.*?') for argument '(.*?)'\. (Expected|expected)", r"\2: got \1, expected", message
+    )
 
 
 class _Registry(ConstructorRegistry):

@@ -189,6 +189,7 @@ class RunConfig:
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
         return RunOptions(
-            self.workers, self.memory, self.max_malformed, explain=self.explain, explain_tasks=self.explain_tasks, scratch=self.scratch,
-            scratch_size=self.scratch_size, shard=self.shard, executor=self.executor, address=self.address,
+            self.workers, self.memory, self.max_malformed, explain=self.explain, explain_tasks=self.explain_tasks,
+            scratch=self.scratch, scratch_size=self.scratch_size, shard=self.shard,
+            executor=self.executor, address=self.address,
         )  # fmt: skip

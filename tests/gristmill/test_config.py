@@ -119,7 +119,7 @@ def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, messa
             "--stones.turns_per_minute 1.5",
             "--stones.turns_per_minute: invalid literal for int() with base 10: '1.5'",
         ),
-        ("--kind steam", "invalid choice 'steam' for argument '--kind'"),
+        ("--kind steam", "--kind: got 'steam', expected one of ('water', 'wind')"),
         ("--stones.speed", "--stones.speed"),
         ("stray", "stray"),
         ("--stones.wet=maybe", "Maybe"),

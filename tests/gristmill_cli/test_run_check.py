@@ -64,6 +64,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "address", "127.0.0.1:6379", "only --executor ray connects to a cluster"),
     ("", "dry_run", "maybe", "expected"),
     ("", "explain", "maybe", "expected"),
+    ("", "explain_tasks", "maybe", "expected"),
     ("normalize", "ftfy", "perhaps", "expected"),
     ("apply", "function", "no_such_module_here:f", "[apply] there is no module 'no_such_module_here'"),
     ("apply", "function", "keep_english", "expected module:function"),
