@@ -21,7 +21,7 @@ from dedup.removal.steps import RemovalSettings
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.inputs.recorded import list_corpus
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
@@ -118,7 +118,7 @@ def generate_duplicates_dict(
 def _key_set(out_file: Path) -> Path | None:
     """The .pickle to write: `out_file`, or one that an earlier run wrote next to the table, as the two must agree."""
     keys = out_file.with_suffix(".pickle")
-    ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.stem}")
+    ledger = Ledger(out_file.parent / STATE_DIR, run_name(STAGE.name, out_file.stem))
     return keys if out_file == keys or (is_file(keys) and name_of(keys) in ledger.outputs()) else None
 
 

@@ -34,7 +34,7 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.inputs.recorded import list_corpus
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, StepResult, open_stage
@@ -121,7 +121,7 @@ def remove_exact_pairs(out_file: Path) -> None:
 
     Raises OutputError, and removes nothing, if one is there that generate_exact_pairs did not write.
     """
-    ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.name}")
+    ledger = Ledger(out_file.parent / STATE_DIR, run_name(STAGE.name, out_file.name))
     known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
     for path in found:
         if name_of(path) not in known:

@@ -26,6 +26,7 @@ class DoneTasks:
 
     Attributes:
         before: Records of earlier runs, by id.
+        earlier: The names of all files that these runs wrote, those of replaced records included.
         records: Records of this run's tasks, those that were skipped included, by id.
         planned: Identities of this run's tasks that are not done yet, by id.
         written: Records of the outputs of this run's tasks, by name (see name_of).
@@ -37,7 +38,7 @@ class DoneTasks:
     def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
         self.stage, self.ledger = stage, ledger
         self.read_again()
-        self.before = ledger.read()
+        self.before, self.earlier = ledger.read(), self.tags.own.keys()
         self.records: dict[TaskId, DoneRecord] = {}
         self.planned: dict[TaskId, dict[str, str]] = {}
         self.written: dict[str, OutputRecord] = {}
@@ -147,13 +148,13 @@ class DoneTasks:
         return found is not None and (output is None or matches(found, output))
 
     def remove_leftovers(self) -> None:
-        """Remove what killed workers left next to the outputs of this run's tasks, also of those that were skipped."""
+        """Remove what killed workers left next to outputs, also of skipped tasks, and of inputs that are gone."""
         if not is_remote(loose := self.ledger.loose):
             remove_files(loose / name for name in list_names(loose) if name.endswith(PARTIAL))
             with suppress(OSError):  # there are records, or there is no folder
                 loose.rmdir()
         local = {name for name in self.written if not is_remote(name)}
-        remove_partial_files([*local, *map(rejects_name, local)])
+        remove_partial_files(file for name in {*local, *self.earlier} for file in (name, rejects_name(name)))
         folders = {os.path.dirname(name) for name in local}  # noqa: PTH120
         there = (f"{folder}/{name}" for folder in folders for name in list_names(Path(folder)))
         rejects = (name for name in there if name.endswith(REJECTS_SUFFIX))

@@ -8,7 +8,7 @@ a record is as if it was not there, and its task runs again.
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ _ELSEWHERE = ".ledger-elsewhere"
 
 TaskId = tuple[str, str]  # step, name of the task
 _LINES: TaskId = ("", "lines")  # the record of the number of lines in the ledger
+_REPLACED: TaskId = ("", f"{CLAIMS}: parts")  # the outputs of records that others replaced
 
 
 class OutputRecord(msgspec.Struct, frozen=True):
@@ -98,14 +99,14 @@ class StepResult:
 _Record = TypeVar("_Record", DoneRecord, _BriefRecord)
 
 
-def part_of(name: str, part: str) -> str:
-    """The name of a call that does a part of the work of a stage, such as a data set, or a block of its files.
+def run_name(stage: str, label: str = "", part: str = "") -> str:
+    """The name of a call of a stage, with the label of its output, and the part of the work that it does.
 
-    >>> part_of("to_hash", "book/0-10"), part_of("to_hash", "")
-    ('to_hash+book+0-10', 'to_hash')
+    >>> run_name("to_hash", part="book/0-10"), run_name("filter", "short+200.pickle")
+    ('to_hash+book+0-10', 'filter-short%2B200.pickle')
     """
-    quoted = part.replace("%", "%25").replace(PART, "%2B").replace("/", PART)
-    return f"{name}{PART}{quoted}" if part else name
+    label, part = (text.replace("%", "%25").replace(PART, "%2B") for text in (label, part))
+    return f"{stage}{label and f'-{label}'}{part and PART + part.replace('/', PART)}"
 
 
 def _announced_root(path: Path, data: bytes) -> str:
@@ -151,22 +152,28 @@ class Ledger:
         The tasks of `part`, such as a data set, have names that begin with it.
         """
         for whole in self.wholes:
-            earlier = {task: it for task, it in whole.read().items() if task[0] and task[1].startswith(f"{part}/")}
+            earlier = [it for it in whole._read(DoneRecord) if it.step and it.task.startswith(f"{part}/")]
             if earlier:
-                self.compact((earlier | self.read()).values())
-                whole.compact((), earlier)
+                self._add([*earlier, *self._read(DoneRecord)])
+                whole.compact((), {record.id for record in earlier})
         if parts := [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]:
-            found = [record for ledger in parts for record in ledger.read().values() if record.id[0]]
-            records = self.read() | {record.id: record for record in found}
-            claim = f"{CLAIMS}: parts"
-            replaced = [output for record in found if records[record.id] is not record for output in record.outputs]
-            records["", claim] = DoneRecord("", claim, {}, replaced, Counts({}, []))
-            if reads := [record for ledger in parts for task, record in ledger.read().items() if task == READS]:
-                records[READS_OF_PARTS] = msgspec.structs.replace(reads[0], task=READS_OF_PARTS[1])
-            self.compact(records.values())
+            found = [record for ledger in parts for record in ledger._read(DoneRecord)]
+            reads = [msgspec.structs.replace(it, task=READS_OF_PARTS[1]) for it in found if it.id == READS]
+            found = [record for record in found if record.step or record.task.startswith(CLAIMS)]
+            self._add([*self._read(DoneRecord), *found, *reads[-1:]])
             for ledger in parts:
                 remove_folder(ledger.loose)
+                remove_folder(ledger.file.with_suffix(".work"))
             remove_files(ledger.file for ledger in parts)
+
+    def _add(self, found: Sequence[DoneRecord]) -> None:
+        """Write the last record of each task; the files that only earlier ones name stay claimed."""
+        records = {record.id: record for record in found if record.id != _LINES}
+        earlier = [record for record in found if records.get(record.id) is not record or record.id == _REPLACED]
+        if names := {output.path for record in earlier for output in record.outputs}:
+            outputs = [OutputRecord(name, -1, 0, "") for name in sorted(names)]
+            records[_REPLACED] = DoneRecord(*_REPLACED, {}, outputs, Counts({}, []))
+        self.compact(records.values())
 
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
@@ -216,9 +223,9 @@ class Ledger:
                 found.update(map(Path, Ledger._copy(path).outputs()))
         return found
 
-    def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
-        """The last record of each task; those of tasks `without` which have just finished are not read."""
-        return {record.id: record for record in self._read(DoneRecord, without) if record.id != _LINES}
+    def read(self) -> dict[TaskId, DoneRecord]:
+        """The last record of each task."""
+        return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
 
     @property
     def is_damaged(self) -> bool:
@@ -287,20 +294,16 @@ class Ledger:
     def _loose_path(self, task: TaskId) -> Path:
         return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
 
-    def _read(self, kind: type[_Record], without: Iterable[TaskId] = ()) -> Iterator[_Record]:
+    def _read(self, kind: type[_Record]) -> Iterator[_Record]:
         """Decode the ledger, then the loose records, which are newer.
 
         The loose ones are read first: another process that ends meanwhile moves its own into the ledger.
         """
-        loose = list(self._read_loose(without))
+        names = sorted(name for name in list_names(self.loose) if name.endswith(".json"))
+        loose = list(read_files(self.loose / name for name in names))
         yield from self._decode_file(kind)
         for data in loose:
             yield from _decode(data, kind)
-
-    def _read_loose(self, without: Iterable[TaskId]) -> Iterator[bytes]:
-        left_out = {self._loose_path(task).name for task in without}
-        names = sorted(name for name in list_names(self.loose) if name.endswith(".json") and name not in left_out)
-        yield from read_files(self.loose / name for name in names)
 
     def _decode_file(self, kind: type[_Record]) -> Iterator[_Record]:
         for line in self._lines():

@@ -137,14 +137,14 @@ class RunOptions:
 
 
 OWN_OPTIONS = frozenset(field.name for field in fields(RunOptions))  # of each process
-_FLAGS = ("quiet", "explain")
+_FLAGS = ("quiet", "explain", "explain_tasks")
 
 
 def words_of_work(words: Sequence[str]) -> list[str]:
     """The words of a command line without options that change no byte, in which the processes of one run may differ.
 
-    >>> words_of_work(["gristmill", "filter", "in", "--shard", "1/2", "--quiet", "--workers=3", "--threshold", "9"])
-    ['gristmill', 'filter', 'in', '--threshold', '9']
+    >>> words_of_work(["gristmill", "filter", "--explain_tasks", "in", "--shard", "1/2", "--workers=3", "--seed", "9"])
+    ['gristmill', 'filter', 'in', '--seed', '9']
     """
     kept, is_value = list[str](), False
     for word in words:

@@ -1,7 +1,7 @@
 """Outputs of a stage: the files that it may overwrite and remove, and the marks of what it has not finished."""
 
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,11 +35,13 @@ Records = dict[TaskId, DoneRecord]
 class Ownership:
     """The files that a run of a stage may overwrite and remove: those that its ledger names.
 
-    `before` are the records of earlier runs, `reads` the inputs, `files` the single files that it writes.
+    `before` are the records of earlier runs, `earlier` the names of their files, `reads` the inputs, `files` the single
+    files that it writes.
     """
 
     ledger: Ledger
     before: Records
+    earlier: Collection[str]
     reads: tuple[Path, ...]
     files: tuple[Path, ...] = ()
     _inputs: set[str] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
@@ -129,8 +131,7 @@ class Ownership:
     def stale_files(self, done: Records) -> list[Path]:
         """Files of earlier runs, ended or not, that this run does not write, and no other call has written."""
         current = {output.path for record in done.values() for output in record.outputs}
-        earlier = {output.path for record in self.before.values() for output in record.outputs} - current
-        found = set(map(self.ledger.absolute, earlier))
+        found = set(self.earlier).difference(map(self.ledger.absolute, current))
         return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
 
     def _refusal(self, earlier: Path, now: Path) -> str:

@@ -35,7 +35,7 @@ _LINE_SECONDS = 60  # between two lines of progress in a log
 
 
 class StepNote(msgspec.Struct, frozen=True):
-    """The step that a process works on alone, for `gristmill status`; with --shard it is on the board."""
+    """The step that a process works on alone, for `gristmill status`; with --shard it is in the queue."""
 
     name: str
     tasks: int

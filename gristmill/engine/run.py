@@ -23,7 +23,7 @@ from gristmill.engine.executors.context import ExecutionContext, open_execution_
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.inputs.recorded import ledger_folders
-from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, part_of
+from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, run_name
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import Marks, Ownership
@@ -60,7 +60,7 @@ class StageRun:
 
     def __post_init__(self) -> None:
         self.done = DoneTasks(self.stage, self.ledger, self.work)
-        self.owned = Ownership(self.ledger, self.done.before, self.reads, self.marks.files)
+        self.owned = Ownership(self.ledger, self.done.before, self.done.earlier, self.reads, self.marks.files)
 
     @property
     def name(self) -> str:
@@ -284,8 +284,8 @@ def open_stage(
     reject_unknown_scheme(root)
     StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])
     root = absolute(root) if ".." in root.parts else root
-    state, whole = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
-    ledger = Ledger(state, part_of(whole, part))
+    state, whole = root / STATE_DIR, run_name(stage.name, label)
+    ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
     lock = state / f"{whole if is_remote(state) else name}.lock"
     work = RunIdentity.of_command(name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))

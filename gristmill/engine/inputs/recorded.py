@@ -6,7 +6,7 @@ depth: those that no whole run wrote, those without a ledger or with a damaged o
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from gristmill.engine.ledger import OutputRecord
@@ -16,7 +16,7 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.files import RUN_FILE, reject_marked, reject_unfinished
 from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.names import name_of
-from gristmill.storage.walking import Found, walk
+from gristmill.storage.walking import Found
 from gristmill.urls import folders_above, is_remote
 
 
@@ -32,12 +32,6 @@ def list_source(
 ) -> list[CorpusFile]:
     """As documents.list_source, but what a whole run wrote in a bucket is not listed."""
     return documents.list_source(folder, source, text_column, read_also, find_recorded)
-
-
-def walk_inputs(folder: Path) -> Iterator[Path]:
-    """The files below a folder, those that users put there included where it is listed."""
-    found = find_recorded(folder)
-    yield from walk(folder) if found is None else (file.path for file in found)
 
 
 def recorded_paths(folder: Path) -> list[Path]:

@@ -49,6 +49,23 @@ def test_files_of_a_run_that_failed_are_removed_after_a_second_failure(source: P
     assert names_in(tmp_path / "out") == ["c", "whole"]
 
 
+def copy_all(sources: list[Path], targets: tuple[Path, ...]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        join([source], target)
+
+
+def test_a_file_that_a_task_leaves_out_now_is_removed_after_a_kill_too(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for names, has_ended in (("abc", True), ("ac", False), ("ac", True)):
+        targets = tuple(out / name for name in names)
+        with open_stage(STAGE, out, QUIET, reads=[source], publishes=[out]) as run:
+            arguments = {"sources": [source / name for name in names], "targets": targets}
+            done = run.step("copy", [Task("group", copy_all, arguments, targets)])
+            if has_ended:
+                run.finish(done.counts)
+    assert names_in(out) == ["a", "c"]
+
+
 def change_while_reading(source: Path, output: Path) -> None:
     atomic_write_bytes(output, source.read_bytes())
     source.write_text("changed meanwhile\n")

@@ -18,6 +18,11 @@ def interrupt(parts: list[Path], target: Path) -> None:
     raise KeyboardInterrupt(parts, target)
 
 
+def join_and_die(parts: list[Path], target: Path) -> None:
+    join(parts, target)
+    raise KeyboardInterrupt
+
+
 def copy_stage(source: Path, target: Path, names: str, part: str = "", function=join) -> StageRun:
     """Copy some files; return the run."""
     with open_stage(COPY, target, QUIET, reads=[source], publishes=[target], part=part) as run:
@@ -76,6 +81,19 @@ def test_an_unfinished_part_marks_its_folder_until_it_or_the_whole_has_ended(sou
         reject_unfinished(out)
 
 
+def test_the_whole_takes_over_what_a_killed_part_has_written(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        copy_stage(source, out, "ab", "one", join_and_die)
+    assert names_in(out) == ["a"]  # without a record
+    copy_stage(source, out, "ab")
+    copy_stage(source, out, "c", "two")
+    with pytest.raises(KeyboardInterrupt):
+        copy_stage(source, out, "a", "two", join_and_die)
+    copy_stage(source, out, "b")
+    assert names_in(out) == ["b"]
+
+
 def test_the_whole_of_another_input_does_not_replace_what_parts_have_written(source: Path, tmp_path: Path) -> None:
     copy_stage(source, tmp_path / "out", "ab", "one")
     source.with_name("other").mkdir()
@@ -83,6 +101,18 @@ def test_the_whole_of_another_input_does_not_replace_what_parts_have_written(sou
     with pytest.raises(UsageError, match="would lose it"):
         copy_stage(source.with_name("other"), tmp_path / "out", "a")
     assert names_in(tmp_path / "out") == ["a", "b"]
+
+
+def test_outputs_with_a_plus_in_their_names_are_no_parts(source: Path, tmp_path: Path) -> None:
+    for label in ("x", "x+y"):
+        with open_stage(COPY, tmp_path, QUIET, label=label, files=[tmp_path / label]) as run:
+            arguments = {"parts": [source / "a"], "target": tmp_path / label}
+            run.finish(run.step("copy", [Task("all", join, arguments, (tmp_path / label,))]).counts)
+    with open_stage(COPY, tmp_path, QUIET, label="x", files=[tmp_path / "x"]) as run:
+        assert not run.ledger.others and not run.records_of_others()
+        arguments = {"parts": [source / "b"], "target": tmp_path / "x"}
+        run.finish(run.step("copy", [Task("all", join, arguments, (tmp_path / "x",))]).counts)
+    assert names_in(tmp_path) == ["x", "x+y"]
 
 
 def test_names_of_parts_are_not_confused(source: Path, tmp_path: Path) -> None:

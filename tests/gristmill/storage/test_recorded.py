@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.inputs.recorded import find_recorded, walk_inputs
+from gristmill.engine.inputs.recorded import find_recorded
 from gristmill.errors import InputError
 from gristmill.io.files import mark_unfinished
 from gristmill.storage import objects
@@ -47,7 +47,7 @@ def test_the_sources_of_several_runs_are_found_without_a_listing_of_their_files(
 def test_what_ledgers_do_not_tell_is_listed(norm: Path, tmp_path: Path) -> None:
     assert names(tmp_path) is None and names(norm / "gone") is None
     write_object(norm / "new/own.txt", b"")
-    assert names(norm) is None and norm / "new/own.txt" in walk_inputs(norm)
+    assert names(norm) is None
     ledger = norm / "web/.gristmill/upper.ledger"
     write_object(ledger, read_object(ledger)[0].replace(b"whole", b"whore", 1))
     assert names(norm / "web") is None
@@ -57,7 +57,7 @@ def test_what_no_whole_run_wrote_is_listed(norm: Path, tmp_path: Path) -> None:
     """Stages may have been run by hand into folders at any depth."""
     delete_objects([norm.parent / "run.json"])
     upper_stage(tmp_path / "web", norm / "book/more")
-    assert names(norm) is None and norm / "book/more/whole" in walk_inputs(norm)
+    assert names(norm) is None
 
 
 def test_a_folder_whose_largest_object_has_another_version_is_listed(norm: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_folder_whose_largest_object_has_another_version_is_listed(norm: Path)
         write_object(copy / name, read_object(norm / "book" / name)[0])
     assert names(copy) == ["a.txt", "whole"]
     write_object(copy / "whole", read_object(copy / "whole")[0].lower())
-    assert names(copy) is None and sorted(path.name for path in walk_inputs(copy)) == ["a.txt", "whole"]
+    assert names(copy) is None
 
 
 def test_a_source_that_is_not_finished_is_refused(norm: Path) -> None:
