@@ -251,11 +251,7 @@ class Ledger:
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""
-        return Path(self.absolute(output.path))
-
-    def absolute(self, path: str) -> str:
-        """The absolute name of an output, by its name in a record."""
-        return join(name_of(self.root), path)
+        return Path(join(name_of(self.root), output.path))
 
     def relative(self, path: Path | str) -> str:
         """The name of an output in a record."""

@@ -24,7 +24,7 @@ from gristmill.io.files import (
     rejects_name,
 )
 from gristmill.storage.files import exists, is_file, is_folder
-from gristmill.storage.names import absolute, name_of
+from gristmill.storage.names import absolute, join, name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import folders_above
 
@@ -130,8 +130,9 @@ class Ownership:
 
     def stale_files(self, done: Records) -> list[Path]:
         """Files of earlier runs, ended or not, that this run does not write, and no other call has written."""
-        current = {output.path for record in done.values() for output in record.outputs}
-        found = set(self.earlier).difference(map(self.ledger.absolute, current))
+        root = name_of(self.ledger.root)
+        current = (join(root, output.path) for record in done.values() for output in record.outputs)
+        found = set(self.earlier).difference(current) if self.earlier else set()
         return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
 
     def _refusal(self, earlier: Path, now: Path) -> str:
