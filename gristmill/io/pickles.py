@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.budget import reserve_memory
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.storage.files import is_file
-from gristmill.storage.local import atomic_write, atomic_write_bytes
+from gristmill.storage.local import atomic_write
 
 PROTOCOL = 4
 _UNFRAMED = 3  # the last protocol without frames, whose pickles can be concatenated
@@ -45,11 +45,6 @@ def load_pickle(path: Path) -> Any:
         raise
     except Exception as error:  # a damaged pickle can raise anything, such as MemoryError
         raise InputError(f"{path} is not a pickle that can be read ({error}): make it again") from error
-
-
-def dump_pickle(path: Path, value: Any) -> None:
-    """Write a pickle of builtins atomically."""
-    atomic_write_bytes(path, pickle.dumps(value, protocol=PROTOCOL))
 
 
 def write_sets(path: Path, files: Iterable[str], sets: Iterator[Iterable[int]]) -> None:

@@ -1,5 +1,6 @@
 """One cluster as a graph: its similarities are exact or say that they are not, whatever format it is read from."""
 
+import pickle
 import re
 from collections.abc import Callable
 from io import BytesIO
@@ -15,7 +16,6 @@ from dedup.cluster_graph import cluster_graph, show_cluster
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.parquet_tables import write_table
-from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
 from tests.object_store import object_store
 
@@ -189,8 +189,8 @@ def test_what_cannot_be_shown(folder: Path, tmp_path: Path, suffix: str) -> None
 
 
 def test_what_is_no_cluster_file(folder: Path, tmp_path: Path) -> None:
-    dump_pickle(tmp_path / "a.pickle", {"a": {1}})
-    dump_pickle(tmp_path / "b.pickle", ([[0, 1]], 1, {0: CHAIN[0]}))
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": {1}}))
+    (tmp_path / "b.pickle").write_bytes(pickle.dumps(([[0, 1]], 1, {0: CHAIN[0]})))
     write_table(tmp_path / "a.parquet", {"file": pa.array(["a"]), "row": pa.array([1])})
     for name in ("a.pickle", "b.pickle", "a.parquet"):
         with pytest.raises(InputError, match=name):

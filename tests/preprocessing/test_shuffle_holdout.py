@@ -1,5 +1,6 @@
 """shuffle_holdout: exact epochs and holdout, a uniform shuffle, every document accounted for."""
 
+import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
 from gristmill.io.parquet_tables import write_table
-from gristmill.io.pickles import dump_pickle
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
@@ -329,6 +329,6 @@ def test_damaged_output_of_pass_1_is_an_error(tmp_path: Path, quiet: RunOptions,
 
 def test_missing_provenance_gives_a_note(tmp_path: Path, corpus, capsys: pytest.CaptureFixture[str]) -> None:
     norm = corpus(files=1, book=3)
-    dump_pickle(tmp_path / "d.pickle", {})
+    (tmp_path / "d.pickle").write_bytes(pickle.dumps({}))
     pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))
     assert "note: there is no " in capsys.readouterr().err

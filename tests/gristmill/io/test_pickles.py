@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gristmill.budget import Budget, memory_budget
 from gristmill.errors import InputError, UsageError
 from gristmill.io.keys import read_keys, write_keys
-from gristmill.io.pickles import dump_pickle, load_pickle, stream_dict, write_sets, write_stream
+from gristmill.io.pickles import load_pickle, stream_dict, write_sets, write_stream
 
 SLIMPAJAMA = defaultdict(set, {"book/a.jsonl": {3, 1}, "c4/b@1.jsonl.zst": {0}})
 
@@ -59,7 +59,7 @@ def test_other_classes_and_functions_are_refused(tmp_path: Path, value) -> None:
 
 
 def test_a_pickle_that_exceeds_the_budget_is_refused(tmp_path: Path) -> None:
-    dump_pickle(tmp_path / "a.pickle", {"a": set(range(100_000))})
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": set(range(100_000))}))
     with memory_budget(Budget.of(4 << 20, 1)), pytest.raises(UsageError, match=r"a\.pickle takes about .*--memory"):
         load_pickle(tmp_path / "a.pickle")
     with memory_budget(Budget.of(64 << 20, 1)):
@@ -96,7 +96,7 @@ def test_keys_are_what_was_written(tmp_path_factory: pytest.TempPathFactory, suf
 
 
 def test_slimpajamas_keys_are_read(tmp_path: Path) -> None:
-    dump_pickle(tmp_path / "a.pickle", SLIMPAJAMA)
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(SLIMPAJAMA))
     assert {f: rows.tolist() for f, rows in read_keys(tmp_path / "a.pickle").items()} == {
         "book/a.jsonl": [1, 3],
         "c4/b@1.jsonl.zst": [0],
@@ -105,7 +105,7 @@ def test_slimpajamas_keys_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [[1], 3, {"a": 5}, {"a": {"x"}}, {"a": {None}}, {"a": {2**70}}])
 def test_pickles_that_hold_no_keys_are_refused(tmp_path: Path, value) -> None:
-    dump_pickle(tmp_path / "a.pickle", value)
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(value))
     with pytest.raises(InputError, match=r"a\.pickle"):
         read_keys(tmp_path / "a.pickle")
 
