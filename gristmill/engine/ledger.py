@@ -25,7 +25,7 @@ from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
 READS = "", "reads"  # the record of the inputs: see outputs.py
-READS_OF_PARTS = "", "reads of parts"  # that of a part whose records were taken over
+READS_OF_PARTS = "", "reads of parts"  # those of all parts whose records were taken over: "input 0 of 3"
 CLAIMS = "claims"  # begins the names of records of outputs that are about to be written
 LEDGER = ".ledger"
 _LOOSE = ".done"
@@ -157,10 +157,12 @@ class Ledger:
                 self._add([*earlier, *self._read(DoneRecord)])
                 whole.compact((), {record.id for record in earlier})
         if parts := [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]:
-            found = [record for ledger in parts for record in ledger._read(DoneRecord)]
-            reads = [msgspec.structs.replace(it, task=READS_OF_PARTS[1]) for it in found if it.id == READS]
+            own, found = list(self._read(DoneRecord)), [it for ledger in parts for it in ledger._read(DoneRecord)]
+            reads = [it for it in own if it.id == READS_OF_PARTS] + [it for it in found if it.id == READS]
+            pairs = dict.fromkeys((key.partition(" of ")[0], it.identity[key]) for it in reads for key in it.identity)
+            identity = {f"{key} of {number}": names for number, (key, names) in enumerate(pairs)}
             found = [record for record in found if record.step or record.task.startswith(CLAIMS)]
-            self._add([*self._read(DoneRecord), *found, *reads[-1:]])
+            self._add([*own, *found, DoneRecord(*READS_OF_PARTS, identity, [], Counts({}, []))])
             for ledger in parts:
                 remove_folder(ledger.loose)
                 remove_folder(ledger.file.with_suffix(".work"))

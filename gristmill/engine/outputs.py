@@ -101,7 +101,8 @@ class Ownership:
             record = records.get(task)
             if self._lacks_files or not any(it.outputs for (step, _), it in records.items() if step):
                 continue  # nothing would be lost
-            for names, now in zip(record.identity.values() if record else (), self.reads, strict=False):
+            inputs = [(int(key.split()[1]), names) for key, names in record.identity.items()] if record else []
+            for names, now in ((names, self.reads[at]) for at, names in inputs if at < len(self.reads)):
                 relative, earlier = names.split("\0")[:2]
                 has_moved = is_same and not _is_there(Path(earlier))
                 pairs = (relative, self.ledger.relative(now)), (earlier, name_of(now))

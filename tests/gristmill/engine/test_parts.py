@@ -103,6 +103,20 @@ def test_the_whole_of_another_input_does_not_replace_what_parts_have_written(sou
     assert names_in(tmp_path / "out") == ["a", "b"]
 
 
+def test_the_whole_of_the_input_of_one_part_does_not_replace_what_is_of_another(source: Path, tmp_path: Path) -> None:
+    other = source.with_name("other")
+    other.mkdir()
+    (other / "d").write_text("other\n")
+    for order in (("one", "two"), ("two", "one")):
+        out = tmp_path / order[0]
+        copy_stage(source, out, "ab", order[0])
+        copy_stage(other, out, "d", order[1])
+        for _ in range(2):
+            with pytest.raises(UsageError, match="would lose it"):
+                copy_stage(source, out, "ab")
+        assert names_in(out) == ["a", "b", "d"]
+
+
 def test_outputs_with_a_plus_in_their_names_are_no_parts(source: Path, tmp_path: Path) -> None:
     for label in ("x", "x+y"):
         with open_stage(COPY, tmp_path, QUIET, label=label, files=[tmp_path / label]) as run:
