@@ -78,7 +78,7 @@ def normalize_text(
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
         if not chosen:
             raise UsageError(
-                f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // FILES_PER_INDEX}"
+                f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // 64}"
             )
         stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
         with open_stage(
