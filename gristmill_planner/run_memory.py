@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
-from gristmill_planner.memory import MemoryInputs, estimate_memory
+from gristmill_planner.memory import MemoryInputs, estimate_memory, master_bytes, moment_bytes, weight_bytes
 from gristmill_planner.planned_run import GRISTMILL, PlannedRun
 from gristmill_planner.step_time import layer_parameters
 from training.config import Precision
@@ -32,9 +32,9 @@ class RunMemory:
 
 
 def run_memory(run: PlannedRun, precision: Precision = "bf16", enough: float = inf) -> RunMemory:
-    """Memory of `run` on the rank that needs most, or on one that needs more than `enough` bytes.
+    """Memory of `run` on the rank that needs most, by the formulas of the program that trains.
 
-    By the formulas of the program that trains.
+    Where a rank needs more than `enough` bytes: of that one, or of its states alone, if these are more.
     """
     if run.software != GRISTMILL:
         found = megatron_memory(run, precision == "bf16")
@@ -42,13 +42,13 @@ def run_memory(run: PlannedRun, precision: Precision = "bf16", enough: float = i
         return RunMemory(found.rank, found.total, {**kinds, "other": CONTEXT})
     on_ranks: list[RunMemory] = []
     for rank in dict.fromkeys((0, run.layout.pp - 1, run.layout.pp // 2)):
-        on_ranks.append(_on_rank(run, rank, precision))
+        on_ranks.append(_on_rank(run, rank, precision, enough))
         if on_ranks[-1].total > enough:
             break
     return max(on_ranks, key=lambda memory: memory.total)
 
 
-def _on_rank(run: PlannedRun, rank: int, precision: Precision) -> RunMemory:
+def _on_rank(run: PlannedRun, rank: int, precision: Precision, enough: float) -> RunMemory:
     ends = accumulate(run.layers)
     inputs = MemoryInputs(
         run.model, run.layout, run.layout.micro_batches * run.micro_batch, run.seq_len,
@@ -56,7 +56,10 @@ def _on_rank(run: PlannedRun, rank: int, precision: Precision) -> RunMemory:
         precision, run.recompute, rank, run.states.name, run.states.ema, run.states.moments,
         device="cuda" if run.cluster.device.is_gpu else "cpu",
     )  # fmt: skip
-    found, other = vars(estimate_memory(inputs)), RESERVE if run.cluster.device.is_gpu else 0
+    other = RESERVE if run.cluster.device.is_gpu else 0
+    if (states := weight_bytes(inputs) + master_bytes(inputs) + moment_bytes(inputs) + other) > enough:
+        return RunMemory(rank, float(states), {})  # a search passes over many layouts by them
+    found = vars(estimate_memory(inputs))
     kinds = {name: float(size) for name, size in found.items() if name != "peak"}
     return RunMemory(rank, float(found["peak"] + other), {**kinds, "other": float(other)})
 

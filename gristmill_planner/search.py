@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from gristmill.errors import UsageError
 from gristmill_planner.candidates import LayoutFamily, families
@@ -105,8 +106,10 @@ def _shape(layout: ParallelConfig) -> tuple[object, ...]:
 
 def _closest(request: PlanRequest, every: list[LayoutFamily], constants: Constants) -> Choice:
     """The layout that takes least memory, of those that shard most."""
-    runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
-    run = min(runs, key=lambda run: run_memory(run, request.precision).total)
+    run, least = next(every[0].runs(request, *every[0].schedules[0])), inf
+    for each in (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules):
+        if (total := run_memory(each, request.precision, least).total) < least:
+            run, least = each, total
     return Choice(run, step_time(run, constants), run_memory(run, request.precision))
 
 

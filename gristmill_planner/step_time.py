@@ -74,7 +74,7 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     """Of one layer: the slower of the device and of the host that launches its kernels.
 
     Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
-    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in layer_traffic.py.
+    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in communication_time.py.
     """
     layout, device = run.layout, run.cluster.device
     work = layer_of_rank(run)

@@ -1,1 +1,1 @@
-"""Ranks: the layout, process groups, device mesh, collectives, hang detection, a pool of workers."""
+"""Ranks: process groups, collectives, signals, hang detection, a pool of workers."""

@@ -67,3 +67,18 @@ def test_no_layout_is_below_the_bounds_of_its_family(request_: PlanRequest) -> N
             assert bound <= min(totals)
             ratios.append(bound / min(totals))
     assert max(ratios) > 0.9  # one that says nothing would pass all layouts on to be timed
+
+
+def test_memory_is_computed_as_far_as_it_decides() -> None:
+    """States alone refuse many layouts, and neither what fits nor the closest becomes another by that."""
+    request, most, by_states = REQUESTS["tight"], 0, 0
+    for run in candidates(request):
+        full, decides = run_memory(run), run_memory(run, enough=7e9)
+        assert (decides.total > 7e9) == (full.total > 7e9)
+        assert decides.total == full.total or 7e9 < decides.total < full.total
+        most, by_states = most + (full.total > 7e9), by_states + (not decides.kinds)
+    assert 0 < by_states < most
+    small = replace(request, cluster=replace(request.cluster, device=replace(request.cluster.device, memory=1e9)))
+    runs = [next(each.runs(small, *schedule)) for each in families(small) for schedule in each.schedules]
+    closest = search(small, fitted_constants()).closest
+    assert closest is not None and closest.memory.total == min(run_memory(run).total for run in runs)
