@@ -19,14 +19,13 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import Counts
+from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.errors import DamagedFile, InputError, UsageError, require
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.readers import SLICE_BYTES, read_corpus
 from gristmill.io.writers import open_jsonl_writer
-from gristmill.storage.objects import download
 from gristmill.text import utf8_size
-from gristmill.urls import is_remote
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
@@ -207,7 +206,7 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
         chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
         for file in chosen:
             left = quota / len(chosen)
-            for line, length in _documents(file, config, folder / "copies"):
+            for line, length in documents_of(file, config):
                 count, count_bytes = count + 1, count_bytes + length
                 if left > 0:
                     lines.append(line)
@@ -224,16 +223,12 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
     return Extent(round(documents), round(text), len(files), sum(max(1, ceil(it.size / SLICE_BYTES)) for it in files))
 
 
-def _documents(file: CorpusFile, config: EstimateConfig, copies: Path) -> Iterator[tuple[bytes, int]]:
+def documents_of(file: CorpusFile, config: EstimateConfig) -> Iterator[tuple[bytes, int]]:
     """The documents of a file as JSON with the field `text`, and the bytes of their texts; a remote file is fetched."""
-    path = file.path
-    if is_remote(path):
-        path = copies / file.path.name
-        copies.mkdir(exist_ok=True)
-        download(file.path, path)
     try:
-        for document in read_corpus(path, config.text_column, config.normalize.read_also, on_malformed="skip"):
-            yield json.dumps({"text": document.text}).encode() + b"\n", utf8_size(document.text)
+        with local_copies([file.path]) as (path,):
+            for document in read_corpus(path, config.text_column, config.normalize.read_also, on_malformed="skip"):
+                yield json.dumps({"text": document.text}).encode() + b"\n", utf8_size(document.text)
     except DamagedFile as error:
         print(f"note: left out, as `gristmill run` does: {error}", file=sys.stderr)
 

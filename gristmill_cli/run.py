@@ -115,7 +115,7 @@ def _explain(out: Path, stages: Sequence[PipelineStage]) -> bool:
     changed = {stage.name: said for stage, record in known if (said := changed_settings(stage, record))}
     names = [stage.name for stage in stages]
     if not changed:
-        print("no option changed since the last run" if known else "this is the first run", file=sys.stderr, flush=True)
+        print("no option changed since the last run" if known else "no stage finished yet", file=sys.stderr, flush=True)
         return False
     first = names.index(next(iter(changed)))
     print("changed: " + "; ".join(f"{name} {said}" for name, said in changed.items()), file=sys.stderr)

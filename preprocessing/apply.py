@@ -99,7 +99,6 @@ class GivenDocument(Document):
 
     original: str = ""
     size: int = 0
-    is_yielded: bool = False
 
 
 class _Call:
@@ -110,6 +109,7 @@ class _Call:
         self.given = self._give(documents)
         self.last = "no document"  # the key and the line of the last one given
         self.dropped = Tally()
+        self.yielded = bytearray()  # of each row, 1 if its document was; not in the document, as it may be a copy
         self.error: GristmillError | None = None  # of the reader; kept, as the function may catch it
 
     def _give(self, documents: Iterator[Document]) -> Iterator[GivenDocument]:
@@ -148,12 +148,14 @@ class _Call:
         """Raise UsageError for what is not a document that was given, or was yielded before."""
         if not isinstance(document, GivenDocument):
             raise UsageError(f"{self.name} yielded a {type(document).__name__} after {self.last}: expected {_FORM}")
-        if document.is_yielded:
+        place = document.key.row - self.part.first_row
+        self.yielded.extend(bytes(max(0, place + 1 - len(self.yielded))))
+        if self.yielded[place]:
             raise UsageError(
                 f"{self.name} yielded {document.key} twice: expected each document at most once. (Copies are made by "
                 "weights, when the corpus is mixed.)"
             )
-        document.is_yielded = True
+        self.yielded[place] = 1
         self.dropped.add(-1, -document.size)
 
     def encode(self, document: GivenDocument) -> tuple[int, bytes]:

@@ -21,7 +21,6 @@ from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.corpus_names import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.corpus_names import INDEX_PREFIX as INDEX_PREFIX
-from gristmill.io.corpus_names import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.corpus_names import (
     READABLE,
     TEXT_FORMATS,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_cli.estimate import REQUESTS, EstimateConfig, estimate, main
+from gristmill.io.documents import list_corpus
+from gristmill_cli.estimate import REQUESTS, EstimateConfig, documents_of, estimate, main
 from gristmill_cli.run_config import Tokenizer
 from tests.gristmill_cli.corpus import make_corpus
+from tests.object_store import object_store
 
 MISTAKES = {
     "{corpus} --documents 9": "expected --bytes alone with a corpus, got --documents 9",
@@ -55,3 +57,16 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Pat
     with pytest.raises(SystemExit, match="0"):
         main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.vocab_size", "420"])
     assert json.loads(capsys.readouterr().out)["total"]["requests"] > 0
+
+
+def test_files_of_one_name_in_a_bucket_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of a short file does not end as that of a longer one before it."""
+    corpus, counts = Path("s3://bucket/corpus"), {"book": 9, "web": 2}
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        for source, count in counts.items():
+            store.put(f"corpus/{source}/part-0.jsonl", b'{"text": "a"}\n' * count)
+        config = EstimateConfig(corpus)
+        found = {file.source: len(list(documents_of(file, config))) for file in list_corpus(corpus)}
+    assert found == counts

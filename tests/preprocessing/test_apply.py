@@ -19,6 +19,8 @@ from tests.patience import patience
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
     '''Filters of a user.'''
+    from copy import copy
+
     from gristmill.errors import InputError
 
 
@@ -54,6 +56,12 @@ MODULE = """
     def twice(documents):
         for document in documents:
             yield document
+            yield document
+
+
+    def doubles(documents):
+        for document in documents:
+            yield copy(document)
             yield document
 
 
@@ -228,6 +236,7 @@ def test_a_function_that_ends_early_drops_the_rest(
     ("function", "message"),
     [
         ("twice", r"yielded book/a\.jsonl@0 twice: expected each document at most once"),
+        ("doubles", r"yielded book/a\.jsonl@0 twice: expected each document at most once"),
         ("texts", r"yielded a str after book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): expected a generator"),
         ("fails", r"failed after it was given book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
