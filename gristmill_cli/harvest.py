@@ -30,7 +30,7 @@ from gristmill.errors import UsageError, require, wrap_write_errors
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
 
-MARKER = ".harvest"  # written first, empty: the folder is ours; at the end it has what was gathered
+MARKER = ".harvest"  # written first: the folder is ours, and of what size; at the end it has what was gathered
 MEGABYTE = 1_000_000
 OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file
 MIN_DOCSTRING = 80  # characters; shorter docstrings are left out
@@ -75,11 +75,12 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
             return Harvest(megabytes)
         same = before.megabytes == megabytes
         require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
-        return before
+        if before.documents:
+            return before
+    found, left = Harvest(megabytes), int(megabytes * MEGABYTE)
     with wrap_write_errors(marker):
         out_dir.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-    found, left = Harvest(megabytes), int(megabytes * MEGABYTE)
+        marker.write_bytes(msgspec.json.encode(found))
     for source, rules in _sources().items():
         budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
         _gather(out_dir, source, rules, budget, found)

@@ -48,8 +48,10 @@ def test_one_that_was_killed_is_gathered_again_with_the_same_bytes_and_one_that_
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(corpus)
-    (corpus / MARKER).write_bytes(b"")
+    (corpus / MARKER).write_bytes(b'{"megabytes":0.6}')
     next((corpus / "github").iterdir()).unlink()
+    with pytest.raises(UsageError, match=r"has 0\.6 megabytes, not 1; try another folder"):
+        harvest_corpus(corpus, 1)  # whose files would lie next to those of another size
     harvest_corpus(corpus, MEGABYTES)
     assert contents(corpus) == before
     monkeypatch.setattr("gristmill_cli.harvest._sources", lambda: pytest.fail("it has finished"))
