@@ -21,7 +21,7 @@ _NAMES = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _BuiltinsUnpickler(pickle.Unpickler):
     """Makes the containers, strings and numbers of _NAMES, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -40,7 +40,7 @@ def load_pickle(path: Path) -> Any:
         raise UsageError(f"{path}: expected a .pickle file, got none of that name; run the stage that writes it")
     try:
         with reserve_memory(_MEMORY_A_BYTE * path.stat().st_size, str(path)), path.open("rb") as file:
-            return _Unpickler(file).load()
+            return _BuiltinsUnpickler(file).load()
     except GristmillError:
         raise
     except Exception as error:  # a damaged pickle can raise anything, such as MemoryError

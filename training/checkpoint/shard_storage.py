@@ -149,14 +149,14 @@ class _Reader(dcp.FileSystemReader):
         path = Path(self.path) / METADATA
         try:
             with path.open("rb") as file:
-                metadata = _Unpickler(file).load()
+                metadata = _MetadataUnpickler(file).load()
             assert isinstance(metadata, Metadata)
         except Exception as error:  # a damaged pickle may ask for anything
             raise InputError(f"{path} is not a readable checkpoint index ({error})") from error
         return metadata
 
 
-class _Unpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED_GLOBALS.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name), torch.dtype)
