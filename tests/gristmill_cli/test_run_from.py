@@ -22,8 +22,8 @@ FUNCTION = "def keep(documents):\n    yield from (d for d in documents if len(d.
 def planned(config: RunConfig) -> dict[str, str]:
     """What a dry run says of each stage."""
     table = plan_table(config, plan_stages(config))
-    names, states = table.columns[0].cells, table.columns[3].cells
-    return dict(zip(map(str, names), map(str, states), strict=True))
+    names, states = table.columns[0].cells, table.columns[1].cells
+    return {str(name): str(state).partition("\n")[0] for name, state in zip(names, states, strict=True)}
 
 
 def write_function(folder: Path, length: int) -> None:

@@ -188,7 +188,7 @@ def test_key_sets_of_another_corpus_are_rejected(
 
 def test_missing_key_sets_are_rejected(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     for option in ("duplicates", "short_docs"):
-        with pytest.raises(UsageError, match="Run the stage that writes it"):
+        with pytest.raises(UsageError, match="run the stage that writes it"):
             pass1(corpus(book=6), tmp_path / "out", options=quiet, **{option: tmp_path / "none.pickle"})
 
 

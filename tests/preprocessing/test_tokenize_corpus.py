@@ -213,7 +213,7 @@ def test_shards_are_joined_up_to_the_target_and_only_what_changes_is_written_aga
 
 @pytest.mark.parametrize("size", ["0", "much", "nan"])
 def test_error_for_a_shard_size_that_is_none(tmp_path: Path, quiet: RunOptions, texts, model_path, size: str) -> None:
-    with pytest.raises(UsageError, match="wanted a number with a unit"):
+    with pytest.raises(UsageError, match="expected a number with a unit"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, shard_size=size)
     assert not (tmp_path / "out").exists()
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ KIB = 1 << 10
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    """A store with four objects, for all tests: workers keep the environment in which the first one was started."""
+    """A store with four objects, for all tests: workers keep the environment in which the fork server was started."""
+    forkserver._forkserver._stop()
     with object_store() as running, pytest.MonkeyPatch.context() as monkeypatch:
         for i in range(4):
             running.put(f"in/{i}.bin", bytes(100 * KIB))
         for name, value in running.environment.items():
             monkeypatch.setenv(name, value)
         yield running
+    forkserver._forkserver._stop()
 
 
 def copy(source: Path, output: Path, running: str) -> None:

@@ -194,7 +194,7 @@ def test_checksums_alone_find_a_token_of_the_vocabulary_and_an_index_that_agrees
     verify_checksums(tmp_path, record)
     for name, harm in ((IDX, swap_lengths_only), (BIN, at(3))):
         harm(tmp_path / name)
-        with pytest.raises(InputError, match=rf"{re.escape(name)} is damaged.*SHA-256 is \w+….*wants"):
+        with pytest.raises(InputError, match=rf"{re.escape(name)} is damaged.*SHA-256 is \w+….*says"):
             verify_checksums(tmp_path, record)
 
 
