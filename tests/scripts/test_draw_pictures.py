@@ -4,7 +4,7 @@ from pathlib import Path
 from scripts.draw_pictures import DRAWN, PICTURES, STEP, draw_all
 
 MODULES = [
-    "data.sequences", "data.batches", "model.embedding", "model.block", "parallel.data_parallel",
+    "data.sequences", "data.batches", "model.embedding", "model.block", "parallel.data.grad_reducer",
     "parallel.gradients", "parallel.parallel_model", "optim.stability", "optim.optimizer", "trainer",
 ]  # fmt: skip
 

@@ -1,13 +1,13 @@
 """Scratch: tasks reserve disk within --scratch_size, and only the folders of processes that died are removed."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -16,24 +16,22 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.scratch import open_scratch
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import OutputError
 from gristmill.storage.local import atomic_write_bytes
 from tests.object_store import Store, object_store
 
 KIB = 1 << 10
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    """A store with four objects, for all tests: workers keep the environment in which the fork server was started."""
-    forkserver._forkserver._stop()
+    """A store with four objects, for all tests."""
     with object_store() as running, pytest.MonkeyPatch.context() as monkeypatch:
         for i in range(4):
             running.put(f"in/{i}.bin", bytes(100 * KIB))
         for name, value in running.environment.items():
             monkeypatch.setenv(name, value)
         yield running
-    forkserver._forkserver._stop()
 
 
 def copy(source: Path, output: Path, running: str) -> None:
@@ -46,32 +44,45 @@ def copy(source: Path, output: Path, running: str) -> None:
     own.unlink()
 
 
-def run(folder: Path, size: str, workers: int = 4) -> list[int]:
-    """Copy four objects of 100 KiB in a stage; return how many tasks worked at the same time, as each saw it."""
-    root, seen = Path("s3:/bucket/out"), folder / "running-seen"
+def run(folder: Path, size: str) -> tuple[list[int], str]:
+    """`copy_objects` in a process of its own, as workers have the environment in which the fork server was started.
+
+    Returns how many tasks worked at the same time, as each saw it, and what the process printed.
+    """
+    script = f"from tests.gristmill.engine.test_scratch import *; copy_objects(Path({str(folder)!r}), {size!r})"
     for name in ("scratch", "running", "running-seen"):
         (folder / name).mkdir()
-    options = RunOptions(workers=workers, quiet=True, scratch=folder / "scratch", scratch_size=size)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    return [int(path.name.rpartition("-")[2]) for path in (folder / "running-seen").iterdir()], done.stderr
+
+
+def copy_objects(folder: Path, size: str) -> None:
+    """Copy four objects of 100 KiB in a stage."""
+    root = Path("s3:/bucket/out")
+    options = RunOptions(workers=4, quiet=True, scratch=folder / "scratch", scratch_size=size)
     with open_stage(Stage("copy"), root, options, publishes=[root]) as stage:
         arguments = [(Path(f"s3:/bucket/in/{i}.bin"), root / f"{i}.bin") for i in range(4)]
         common = {"running": str(folder / "running")}
         tasks = [Task(to.stem, copy, {"source": source, "output": to, **common}, (to,)) for source, to in arguments]
         stage.step("copy", tasks)
-    return [int(path.name.rpartition("-")[2]) for path in seen.iterdir()]
 
 
 def test_tasks_run_beside_each_other_as_far_as_the_size_allows(store: Store, tmp_path: Path) -> None:
-    assert max(run(tmp_path, "450KiB")) <= 2  # each reserves 200 KiB
+    seen, _ = run(tmp_path, "450KiB")
+    assert max(seen) <= 2  # each reserves 200 KiB
     assert sorted(name for name in store.tree("out") if name.endswith(".bin")) == [f"{i}.bin" for i in range(4)]
     assert not any((tmp_path / "scratch").iterdir())
 
 
 def test_a_task_that_needs_more_than_all_runs_alone_and_larger_inputs_are_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    assert run(tmp_path / "one", "150KiB") == [1] * 4
+    assert run(tmp_path / "one", "150KiB")[0] == [1] * 4
     (tmp_path / "other").mkdir()
-    with pytest.raises(OutputError, match=r"^--scratch_size 92,160 bytes is too small for the task .* try 204,800$"):
-        run(tmp_path / "other", "90KiB")
+    _, said = run(tmp_path / "other", "90KiB")
+    assert re.search(
+        r"OutputError: --scratch_size 92,160 bytes is too small for the task .* try 204,800$", said.strip()
+    )
 
 
 def test_reservations_at_the_same_moment_stay_within_the_size(tmp_path: Path) -> None:
