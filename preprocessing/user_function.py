@@ -54,6 +54,8 @@ def _import(name: str) -> ModuleType:
             raise UsageError(f"{name} has no file: expected a function of yours, such as my_filters:keep_english")
         if _hashes.setdefault(name, _hash(module)) != _hash(module):
             importlib.invalidate_caches()
+            if module.__cached__:  # bytecode of a source of the same size that was edited in the same second
+                Path(module.__cached__).unlink(missing_ok=True)
             module, _hashes[name] = importlib.reload(module), _hash(module)
         return module
     except UsageError:

@@ -334,7 +334,7 @@ def test_killed_and_resumed_with_workers_from_the_current_folder(
         write(tmp_path / "in" / f"{number}.jsonl", records)  # too large to share a task
     line = ("-m", "gristmill_cli", "apply", tmp_path / "in", tmp_path / "out", "my_filters:slow", "--workers", 2)
     process, end = start(*line), time.monotonic() + patience(60)
-    while len(list((tmp_path / "out/.gristmill").glob("*.done/*.json"))) < 2 and process.poll() is None:
+    while len(list((tmp_path / "out").glob("*.jsonl"))) < 3 and process.poll() is None:
         assert time.monotonic() < end
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
