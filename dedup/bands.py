@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dedup.clustering.lsh import Bands, band_parameters, detection
+from dedup.clustering.lsh import Bands, band_parameters, check_bands, detection
 from gristmill.command import command
 from gristmill.errors import UsageError
 
@@ -51,6 +51,8 @@ def choose_bands(
     """
     if (range is None) != (bands is None):
         raise UsageError("--range and --bands go together: expected both, or neither for the best choice")
+    if range is not None and false_positive_weight != 0.5:
+        raise UsageError("--false_positive_weight has no effect on given bands: leave out --range and --bands, or it")
     if range is None or bands is None:
         return Curve(band_parameters(threshold, permutations, false_positive_weight), threshold, permutations)
     if range < 1 or bands < 1 or range * bands > permutations:
@@ -58,6 +60,7 @@ def choose_bands(
             f"{bands} bands of {range} slots: expected 1 or more of each, and together no more than "
             f"--permutations {permutations}"
         )
+    check_bands(range, bands, permutations)
     return Curve(Bands(range, bands), threshold, permutations)
 
 

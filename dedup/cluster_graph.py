@@ -84,6 +84,13 @@ def cluster_graph(
         raise UsageError(f"--width {width}: expected shingles of 1 to 65,535 {unit}s")
     if corpus is None and minhash is None:
         raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
+    if corpus is not None and minhash is not None:
+        raise UsageError("--minhash has no effect with --corpus, whose texts are compared: leave one of them out")
+    if corpus is None and (width, unit, text_column) != (13, "character", "text"):
+        raise UsageError(
+            "--width, --unit and --text_column have no effect on signatures: give --corpus in place of --minhash, or "
+            "leave them out"
+        )
     with local_copies([clusters]) as (copy,):
         members = read_cluster(copy, DocKey.parse(key), most)
     graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)

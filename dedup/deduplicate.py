@@ -9,31 +9,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.clustering.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
-from dedup.clustering.lsh import band_digests, check_bands, union_buckets
+from dedup.clustering.lsh import Bands, band_digests, choose_bands, describe_recall, union_buckets
 from dedup.clustering.similarity import Features, KeptDocuments, Measure, SimilarityCheck, decide_cluster
 from dedup.clustering.union_find import UnionFind
-from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
+from dedup.minhash.text_digests import compared_sets, digest_texts
 from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 
 _BATCH = 256  # texts of clusters read together
+_THRESHOLD = 0.8
+Decided = tuple[NDArray[np.int64], NDArray[np.float64]]  # duplicate_of and similarity
 Ranks = list[tuple[int, int]]  # and fine ranks
 Ranker = Callable[[Table, Indices], Ranks]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Deduplicated:
-    """The texts to keep among n, and for each duplicate the kept text that it repeats.
+    """The texts to keep among n, and for each duplicate the kept text that it repeats; it prints as five lines.
 
     `duplicate_of` (n, int64): for each text the index of the text kept in its place; its own index if it is kept.
     `similarity` (n, float64): similarity of the two; NaN for kept texts and without `verify`.
     `kept` (int64): indices of kept texts, ascending, as for `dataset.select(found.kept)` or `table.take(found.kept)`.
     `clusters`: for each kept text that has duplicates an int64 array of indices: its own, then theirs, ascending.
+    `without_signature`: how many texts are shorter than a shingle. `bands`, `verify`, `threshold`: as they were used.
     """
 
     duplicate_of: NDArray[np.int64]
     similarity: NDArray[np.float64]
+    without_signature: int
+    bands: Bands
+    verify: Measure | None
+    threshold: float
 
     @property
     def kept(self) -> NDArray[np.int64]:
@@ -46,31 +53,50 @@ class Deduplicated:
         starts = np.flatnonzero(np.diff(self.duplicate_of[order]))
         return [cluster for cluster in np.split(order, starts + 1) if len(cluster) > 1]
 
+    def __repr__(self) -> str:
+        texts, measured = len(self.duplicate_of), self.similarity[~np.isnan(self.similarity)]
+        removed, sizes = texts - len(self.kept), list(map(len, self.clusters)) or [0]
+        similar = "not measured: texts that share a band by chance, or by a chain of others, are duplicates here"
+        if self.verify:
+            similar = f"{self.verify}, at least {self.threshold:g}"
+            similar += f"; median {np.median(measured):.2f}, least {measured.min():.2f}" if len(measured) else ""
+        return (
+            f"texts: {texts:,}, of which {texts - removed:,} are kept; "
+            f"duplicates: {removed:,} ({removed / max(texts, 1):.1%})\n"
+            f"clusters: {np.count_nonzero(sizes):,}; texts in the largest: {max(sizes):,}\n"
+            f"similarity to the kept text: {similar}\n"
+            f"without a signature, as they are shorter than a shingle: {self.without_signature:,} texts "
+            f"({self.without_signature / max(texts, 1):.1%})\n"
+            f"candidates: {describe_recall(self.bands, self.threshold)}"
+        )
+
 
 def deduplicate(
     texts: Any,
     sketch: Sketch = Sketch(),
-    range: int = 13,
-    bands: int = 9,
+    range: int | None = None,
+    bands: int | None = None,
     *,
-    verify: Measure | None = None,
-    threshold: float = 0.8,
+    verify: Measure | None = "jaccard",
+    threshold: float = _THRESHOLD,
     keep: str = "first",
     text: str = "text",
 ) -> Deduplicated:
-    """Find near-duplicates: texts whose signatures share a band, directly or through a chain of such pairs.
+    """Find duplicates: candidates, whose signatures share a band or which a chain of such pairs connects, are compared.
 
-    A text whose matching form is shorter than a shingle is never a duplicate. Memory: 8 bytes per
-    band and text, and the texts themselves; signatures are computed batch by batch and not kept.
+    Identical texts are duplicates whatever their length; a text shorter than a shingle has no other duplicates. Memory:
+    8 bytes per band and text, and the texts themselves; signatures are computed batch by batch and not kept.
 
     Args:
         texts: A list of strings, an Arrow table or column, a data frame, or a Hugging Face datasets.Dataset.
         sketch: Parameters of the signatures.
-        range: Rows (slots) of a band.
-        bands: Number of bands. 9 bands of 13 rows find 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
+        range: Rows (slots) of a band; by default, with `bands`, the best for the threshold, as datasketch chooses them.
+        bands: Number of bands. For 0.8 they are 9 of 13 rows, which find 40 % of the pairs of similarity 0.80, and 93 %
+            at 0.90; the result prints this. Given alone, `bands` goes with 13 rows, and `range` with 9 bands.
         verify: jaccard or containment: check candidates by their exact similarity. A text is then a duplicate only
-            of the first kept text of its cluster with a similarity of at least `threshold`, else it is kept.
-        threshold: Least similarity of a duplicate, for verify.
+            of the first kept text of its cluster with a similarity of at least `threshold`, else it is kept. None: all
+            candidates are duplicates, however they are linked.
+        threshold: Least similarity of a duplicate.
         keep: The text of a cluster that is kept: first, longest, or, where there are columns,
             source:COLUMN=wikipedia,book (in that order, then all others) or newest:COLUMN (a number, a date
             or an ISO 8601 string; newest:meta.timestamp is a field of a struct). Ties by position.
@@ -80,14 +106,20 @@ def deduplicate(
         The texts to keep, and for each other text the kept one that it duplicates, with their similarity.
 
     Raises:
-        UsageError: for an unknown `keep` or `verify`, a text that is null, a missing column, or bands that do not
-            fit into the sketch's permutations.
+        UsageError: for an unknown `keep` or `verify`, a text that is null, a missing column, bands that do not fit into
+            the sketch's permutations, or an option without effect.
 
     >>> from dedup import deduplicate
     >>> texts = ["The mill grinds the grain.", "Bread is baked from flour.", "the mill grinds the grain"]
-    >>> found = deduplicate(texts, verify="jaccard")
+    >>> found = deduplicate(texts)
     >>> found.kept.tolist(), found.duplicate_of.tolist(), found.similarity.tolist()
     ([0, 1], [0, 1, 0], [nan, nan, 1.0])
+    >>> found
+    texts: 3, of which 2 are kept; duplicates: 1 (33.3%)
+    clusters: 1; texts in the largest: 2
+    similarity to the kept text: jaccard, at least 0.8; median 1.00, least 1.00
+    without a signature, as they are shorter than a shingle: 0 texts (0.0%)
+    candidates: 9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1
 
     >>> import pyarrow as pa
     >>> table = pa.table({"text": texts, "year": [2001, 2002, 2003]})
@@ -95,36 +127,42 @@ def deduplicate(
     [2002, 2003]
     """
     check_sketch(sketch)
-    check_bands(range, bands, sketch.permutations)
     check = SimilarityCheck("jaccard" if verify is None else verify, threshold, sketch.width, sketch.unit)
+    chosen = choose_bands(range, bands, threshold, sketch.permutations)
+    if verify is None and threshold != _THRESHOLD and (range, bands) != (None, None):
+        raise UsageError(
+            f"threshold {threshold:g} has no effect, as bands are given and nothing is verified: leave out range and "
+            "bands, or give verify"
+        )
     rank = _parse_ranker(keep)
     table = as_table(texts, text)
     rank(table, np.empty(0, np.int64))  # raises now if a column is missing
     note_compilation(sketch)
-    roots = _cluster_roots(table, sketch, range, bands)
+    roots, short = _cluster_roots(table, sketch, chosen)
     members = _in_keep_order(table, roots, rank, keep)
     if verify is None:
-        return _remove_all_but_first(roots, members)
-    return _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
+        found = _remove_all_but_first(roots, members)
+    else:
+        found = _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
+    return Deduplicated(*found, short, chosen, verify, threshold)
 
 
-def _cluster_roots(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np.int64]:
-    """For each text (n) the index of the first text of its cluster; its own index if it is alone."""
-    digests, has_signature = [np.empty((bands, 0), np.uint64)], [np.empty(0, bool)]
+def _cluster_roots(table: Table, sketch: Sketch, bands: Bands) -> tuple[NDArray[np.int64], int]:
+    """For each text (n) the index of the first text of its cluster, or its own; how many texts have no signature."""
+    signed, short = [np.empty((bands.bands, 0), np.uint64)], [np.empty(0, np.uint64)]
+    has_signature = [np.empty(0, bool)]
     for batch in text_batches(table):
         values, shingles = signatures(batch, sketch)
-        digests.append(band_digests(values[shingles > 0], rows, bands))
+        signed.append(band_digests(values[shingles > 0], *bands))
         has_signature.append(shingles > 0)
-    documents = np.flatnonzero(np.concatenate(has_signature))
-    return _find_roots(np.concatenate(digests, axis=1), documents, len(table))
-
-
-def _find_roots(digests: NDArray[np.uint64], documents: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The smallest index in each text's component (count), for digests (bands × n) of the texts `documents` (n)."""
-    union_find = UnionFind(count)
-    for band in digests:
-        union_buckets(band, documents.astype(union_find.parent.dtype), union_find.parent)
-    return union_find.roots().astype(np.int64)
+        if not shingles.all():  # these are compared as a whole
+            short.append(digest_texts([batch[i] for i in np.flatnonzero(shingles == 0)])[:, 0])
+    union_find, is_signed = UnionFind(len(table)), np.concatenate(has_signature)
+    for digests, chosen in ((np.concatenate(signed, axis=1), is_signed), (np.concatenate(short)[None], ~is_signed)):
+        documents = np.flatnonzero(chosen).astype(union_find.parent.dtype)
+        for band in digests:
+            union_buckets(band, documents, union_find.parent)
+    return union_find.roots().astype(np.int64), int(np.count_nonzero(~is_signed))
 
 
 def _parse_ranker(text: str) -> Ranker:
@@ -170,21 +208,19 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: s
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:
     """Indices and shingle sets of the texts `members`, in their order."""
     for indices in _batches(members):
-        sets = shingle_sets(table.texts(indices), sketch.width, sketch.unit)
+        sets = compared_sets(table.texts(indices), sketch.width, sketch.unit)
         yield from zip(indices.tolist(), map(Features, sets), strict=True)
 
 
-def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Deduplicated:
+def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Decided:
     """Keep the first member of each cluster; `members` are in keep order."""
     starts = np.diff(roots[members], prepend=-1) != 0
     duplicate_of = np.arange(len(roots))
     duplicate_of[members] = members[np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))]
-    return Deduplicated(duplicate_of, np.full(len(roots), np.nan))
+    return duplicate_of, np.full(len(roots), np.nan)
 
 
-def _remove_verified(
-    members: Iterable[tuple[int, Features]], roots: NDArray[np.int64], kept: KeptDocuments
-) -> Deduplicated:
+def _remove_verified(members: Iterable[tuple[int, Features]], roots: NDArray[np.int64], kept: KeptDocuments) -> Decided:
     """Keep each member unless its shingle set is similar enough to one kept earlier in its cluster."""
     duplicate_of, similarity = np.arange(len(roots)), np.full(len(roots), np.nan)
     for _, cluster in groupby(members, lambda member: roots[member[0]]):
@@ -193,7 +229,7 @@ def _remove_verified(
             assert kept_index is not None  # memory is unbounded here
             if kept_index != index:
                 duplicate_of[index], similarity[index] = kept_index, value
-    return Deduplicated(duplicate_of, similarity)
+    return duplicate_of, similarity
 
 
 def _batches(members: Indices) -> Iterable[Indices]:

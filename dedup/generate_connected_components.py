@@ -23,6 +23,7 @@ from dedup.candidates.band_join import (
     read_signed,
     union_signatures,
 )
+from dedup.candidates.cluster_samples import ClusterSample, compare_samples, warn_of_size
 from dedup.candidates.connected_components import component_labels, write_clusters
 from dedup.candidates.document_ids import DocumentIds, is_of_index
 from dedup.candidates.input_shards import (
@@ -35,19 +36,19 @@ from dedup.candidates.input_shards import (
     list_signature_shards,
 )
 from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
-from dedup.clustering.lsh import check_bands
+from dedup.clustering.lsh import Bands, choose_bands, describe_recall
 from dedup.clustering.union_find import UnionFind
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import source_of
 from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import is_table
 
-STAGE = Stage("generate_connected_components", version=1, libraries=("pyarrow",))
+STAGE = Stage("generate_connected_components", version=2, libraries=("pyarrow",))
 CLUSTERED = "clustered"
 ALONE = "alone"
 
@@ -56,10 +57,11 @@ def generate_connected_components(
     input_dir: Path,
     out_file: Path,
     signatures: Path | None = None,
-    range: int = 13,
-    bands: int = 9,
+    range: int | None = None,
+    bands: int | None = None,
     index: tuple[str, ...] = (),
     scope: Scope = "global",
+    threshold: float = 0.8,
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write the clusters of near-duplicates: documents that are connected by a chain of pairs.
@@ -72,11 +74,12 @@ def generate_connected_components(
         out_file: DUP/connected_components.pickle, as SlimPajama's: (components, number of components,
             {number: key}), each component in key order; or .parquet, a table of cluster, file and row.
         signatures: MINHASH/, the folder of signature shards, to unite documents that share a band.
-        range: Rows of a band, for --signatures.
-        bands: Number of bands, for --signatures.
+        range: Rows of a band, for --signatures; by default, with --bands, the best for the threshold: 13 for 0.8.
+        bands: Number of bands, for --signatures: 9 for 0.8. The expected recall is printed.
         index: For --signatures, folders of signature shards, or NAME=FOLDER, of corpora deduplicated before. Their
             documents come first, as index:NAME:<key>, and are not compared with one another.
         scope: For --signatures; per-source compares documents only with documents of their own source.
+        threshold: Similarity of near-duplicates, for --signatures: it chooses the bands that are not given.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -90,27 +93,48 @@ def generate_connected_components(
         )
     if not options.quiet:
         note_foreign_files(pairs)
-    folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
+    if signatures is None and (range, bands, threshold, index, scope) != (None, None, 0.8, (), "global"):
+        raise UsageError(
+            "--range, --bands, --threshold, --index and --scope have no effect on pairs that are already made: give "
+            "--signatures MINHASH/, or leave them out"
+        )
+    folders = list_shards_of(signatures, index) if signatures else {}
     reads = {input_dir: None} | ({signatures: folders[""].paths} if signatures else {})
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads=reads, files=[out_file],
     ) as run:  # fmt: skip
         check_indexes(run, folders, index if signatures else ())
-        done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
+        chosen = {"range": range, "bands": bands, "threshold": threshold, "scope": scope}
+        done = run.goal({"pairs": pairs, "folders": folders, **chosen}, (out_file,))
         if done is not None:
             return run.finish(done)
         parsed = parse_pair_files(run, pairs)
         shards = list_signature_shards(run, folders)
+        lsh = LshOptions(13, 9, scope)
         if shards:
-            check_bands(range, bands, shards[0].header.permutations)
+            lsh = LshOptions(*choose_bands(range, bands, threshold, shards[0].header.permutations), scope)
+            if not options.quiet:
+                print(f"{STAGE.name}: {describe_recall(Bands(lsh.rows, lsh.bands), threshold)}", file=sys.stderr)
         document_ids, documents = assign_ids(shards, parsed.rows), count_documents(shards)
-        edges, signed = None, None
+        edges, signed, listed = None, None, shards
         if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
             (edges, signed), shards = join_bands(run, shards, document_ids, lsh, bool(parsed.rows)), []
         arguments = {"parsed": parsed, "shards": shards, "edges": edges, "signed": signed, "lsh": lsh,
                      "document_ids": document_ids, "documents": documents, "out_file": out_file}  # fmt: skip
         task = Task("write", write_components, arguments, (out_file,), memory=options.memory_bytes)
-        return run.finish(run.step("write", [task]).counts)
+        written = run.step("write", [task])
+        counts, (samples,) = written.counts, written.values(list[ClusterSample])
+        counts.warnings = warn_of_size(samples)
+        if samples and listed:
+            files = {file for sample in samples for file, _ in sample.members}
+            arguments = {
+                "samples": samples, "shards": [it for it in listed if it.file in files], "threshold": threshold,
+            }  # fmt: skip
+            counts.merge(run.step("compare", [Task("compare", compare_samples, arguments)]).counts)
+        counts = run.finish(counts)
+    if not options.quiet:
+        print("".join(f"warning: {line}\n" for line in counts.warnings), end="", file=sys.stderr, flush=True)
+    return counts
 
 
 def write_components(
@@ -123,8 +147,10 @@ def write_components(
     documents: dict[str, int],
     out_file: Path,
     memory: int,
-) -> Counts:
+) -> Result:
     """Task: write the connected components of the pairs and the edges or, in memory, of the pairs and the shards.
+
+    The value is the largest clusters.
 
     `signed` has the ids of signed documents that are not in `shards`, if there are pairs, whose documents may have no
     signature; `documents` is how many there are of each file.
@@ -143,8 +169,8 @@ def write_components(
             labels = component_labels(blocks, len(document_ids), work, memory // 2)
         if parsed.rows:
             labels = _count_unsigned(labels, ids, document_ids, without)
-        clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
-    return _count(documents, document_ids, clustered, without.tolist())
+        clustered, samples = write_clusters(out_file, labels, document_ids, work, memory // 2)
+    return Result(_count(documents, document_ids, clustered, without.tolist()), samples)
 
 
 def _count_unsigned(

@@ -29,6 +29,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.errors import require
 from gristmill.io.documents import source_of
 from gristmill.storage.local import atomic_write
 
@@ -68,6 +69,10 @@ def generate_duplicate_pairs(
         Documents read, paired with another and alone, per source; without the documents of indexes.
     """
     folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
+    require(
+        options.workers is None or processes in (None, options.workers),
+        f"--processes {processes} has no effect with --workers {options.workers}, which means the same: leave one out",
+    )
     options = replace(options, workers=options.workers or processes)
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads={input_dir: folders[""].paths},

@@ -33,7 +33,7 @@ from gristmill.io.parquet_tables import is_table
 from gristmill.storage.files import is_file
 from gristmill.storage.names import name_of
 
-STAGE = Stage("generate_duplicates_dict", version=4, libraries=("pyarrow", "unicode"))
+STAGE = Stage("generate_duplicates_dict", version=5, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(
@@ -92,9 +92,20 @@ def generate_duplicates_dict(
     table = out_file.with_suffix(".parquet")
     _reject_overwriting((input_file, *dropped), {out_file, table})
     check = SimilarityCheck(verify or "jaccard", threshold, width, unit)  # raises for a value out of range
+    if verify is None and (threshold, width, unit, index) != (0.8, 13, "character", ()):
+        raise UsageError(
+            "--threshold, --width, --unit and --index have no effect where nothing is compared: give --verify jaccard, "
+            "or leave them out"
+        )
+    if corpus is None and text_column != "text":
+        raise UsageError(f"--text_column {text_column} has no effect without --corpus: give both, or neither")
     settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
+    if corpus and not settings.reads_corpus and not isinstance(settings.keep, BySource) and not options.quiet:
+        print(
+            "note: --corpus has no effect: without --verify and with --keep first no document is read", file=sys.stderr
+        )
     keys = _key_set(out_file)
     outputs = (*([keys] if keys else []), table)
     clusters = input_file.with_suffix("")  # .pickle or .parquet

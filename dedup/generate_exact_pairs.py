@@ -20,16 +20,15 @@ from dedup.candidates.exact_copies import (
     COPY,
     COPY_RECORD,
     DIGESTED,
-    EMPTY,
     FIRST,
     DigestedGroup,
-    MatchOn,
     digest_slices,
     join_digests,
     merge_copies,
     scatter_digests,
 )
 from dedup.candidates.input_shards import Scope
+from dedup.minhash.text_digests import MatchOn
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
@@ -49,7 +48,7 @@ from gristmill.storage.files import is_file, remove_files
 from gristmill.storage.local import atomic_write
 from gristmill.storage.names import name_of
 
-STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
+STAGE = Stage("generate_exact_pairs", version=2, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()})
 _SORT_FACTOR = 8  # memory per byte of records while they are sorted
@@ -68,8 +67,8 @@ def generate_exact_pairs(
     """Write every exact copy with the document it repeats, a line `<key> :: <key>` each, in key order.
 
     Of a group of equal documents the first in key order is kept; the others are copies. A table of the same
-    name (.parquet) has the same pairs: to_hash --skip takes it, so that copies get no signature. A document
-    whose matching form is empty is never a copy.
+    name (.parquet) has the same pairs: to_hash --skip takes it, so that copies get no signature. Documents
+    whose matching form is empty are compared by their bytes.
 
     Args:
         input_dir: NORM/, the corpus, a folder of sources.
@@ -208,8 +207,7 @@ def _join_counts(digested: Counts, joined: Counts) -> Counts:
     """Counts per source, with read = copies + unique + malformed."""
     counts = Counts({}, digested.examples, digested.damaged, digested.stored)
     for source, reason, tally in digested.rows():
-        reason = UNIQUE if reason in (DIGESTED, EMPTY) else reason
-        counts.add(source, reason, tally.bytes, tally.documents, tally.files)
+        counts.add(source, UNIQUE if reason == DIGESTED else reason, tally.bytes, tally.documents, tally.files)
     for source, reason, tally in joined.rows():
         if reason == COPY:
             counts.add(source, UNIQUE, -tally.bytes, -tally.documents)

@@ -46,6 +46,8 @@ def as_table(texts: Any, text: str) -> Table:
                 "texts in a data set that is streamed: expected one that is loaded, as they are read twice"
             )
         return _HuggingFaceDataset(texts, text)
+    if text != "text":
+        raise UsageError(f"text={text!r} has no effect, as a list has no columns: leave it out, or give a table")
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
 
 

@@ -23,14 +23,14 @@ from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.inputs.recorded import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
-from gristmill.engine.task import Stage, Task
+from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, paths_of, source_folder
 from gristmill.io.keys import Rows, read_split, split_keys
@@ -41,7 +41,7 @@ from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
 
-STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))
+STAGE = Stage("to_hash", version=2, libraries=("unicode", "pyarrow"))
 SIGNED = "signed"
 TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
@@ -72,7 +72,8 @@ def to_hash(
     """Compute the signatures of the documents in files index_start ≤ i < index_end, in name order, of a data set.
 
     Writes one shard per file (several for a large file) below `output_dir`. A document shorter than a
-    shingle gets no signature and is never a duplicate.
+    shingle gets no signature and is never a near-duplicate. With --unit word, a document without spaces between
+    words, as in Chinese, has shingles of 13 characters.
 
     Args:
         dataset_name: Name of the data set, or all.
@@ -121,7 +122,7 @@ def to_hash(
         if share:
             target.reject_stale(run, files, chosen, planned)
         note_compilation(sketch, options.quiet)
-        skipped = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
+        skipped, keys = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> list[Task]:
             arguments = {"sketch": sketch, "batch": batch}
@@ -132,8 +133,8 @@ def to_hash(
         if not share:
             target.clear_marks(files, run.name)
     note_count_mismatch(0 if share else n_docs, counts, options)
-    if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
-        print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
+    if run.ran and not options.quiet:
+        _print_notes(counts, sketch, skip if keys else None)
     return counts
 
 
@@ -208,18 +209,36 @@ def _check_skip(skip: Path | None) -> None:
 
 def _split_skipped(
     run: StageRun, skip: Path | None, groups: Sequence[SliceGroup], name: str
-) -> dict[tuple[str, ...], Path]:
-    """Run the step that gives each group of files its own keys to skip; returns their paths, none without `skip`."""
+) -> tuple[dict[tuple[str, ...], Path], int]:
+    """Run the step that gives each group of files its own keys to skip; returns their paths, and how many keys are."""
     if not skip:
-        return {}
+        return {}, 0
     paths = {_files_of(group): run.work / "skip" / f"{group[0].name}.keys" for group in groups}
     arguments = {"key_set": skip, "groups": list(paths), "outputs": list(paths.values())}
-    run.step("skip", [Task(name, split_keys, arguments, tuple(paths.values()), memory=run.options.memory_bytes)])
-    return paths
+    task = Task(name, split_skipped, arguments, tuple(paths.values()), memory=run.options.memory_bytes)
+    return paths, run.step("skip", [task]).values(int)[0]
+
+
+def split_skipped(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> Result:
+    """Task: as split_keys; the value is the number of keys in the whole set."""
+    return Result(Counts({}, []), split_keys(key_set, groups, outputs, memory))
 
 
 def _files_of(group: SliceGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.name for part in group))
+
+
+def _print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
+    """Print what share of documents has no signature, and whether there was nothing to skip."""
+    short, read = counts.total(TOO_SHORT).documents, counts.total(READ).documents
+    if short:
+        print(
+            f"note: {short / read:.1%} of the documents ({short:,} of {read:,}) have no signature, as they are shorter "
+            f"than a shingle of {sketch.width} {sketch.unit}s: only exact copies of them can be found",
+            file=sys.stderr,
+        )
+    if skip is not None and not counts.total(SKIPPED).documents:
+        print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
 
 
 def _sign_task(group: SliceGroup, target: ShardTarget, arguments: dict[str, Any]) -> Task:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dedup.candidates.cluster_samples import ClusterSample, LargestClusters
 from dedup.candidates.document_ids import DocumentIds
 from dedup.clustering.union_find import LABEL, UnionFind, records, union_find_fits
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
@@ -113,8 +114,10 @@ def _drop_repeats(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
 
 def write_clusters(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, work: Path, memory: int
-) -> list[int]:
-    """Write clusters in order of their first document, members by id; return the number of members of each file.
+) -> tuple[list[int], list[ClusterSample]]:
+    """Write clusters in order of their first document, members by id; return how many members each file has.
+
+    Also returns the largest clusters.
 
     `labels` are blocks of LABELs in order of node. Needs about `memory` bytes; a reader of the
     pickle has to load all of it.
@@ -129,25 +132,30 @@ def write_clusters(
 
     with ExternalSorter(work / "clusters", LABEL, ("root",), memory) as sorter:  # stable: members stay ordered by id
         write = _write_table if is_table(path) else _write_pickle
-        write(path, counted(), document_ids, sorter)
-    return clustered.tolist()
+        samples = write(path, counted(), document_ids, sorter)
+    return clustered.tolist(), samples
 
 
-def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
+def _write_table(
+    path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter
+) -> list[ClusterSample]:
     for block in labels:
         sorter.add(block)
-    last_cluster, last_root = -1, None
+    last_cluster, last_root, largest = -1, None, LargestClusters()
     with open_table_writer(path, _SCHEMA) as write:
-        for block in sorter:
+        for block in largest.watch(sorter):
             roots = block["root"]
             is_new = np.append(roots[:1] != last_root, roots[1:] != roots[:-1])
             clusters = last_cluster + np.cumsum(is_new)
             last_cluster, last_root = int(clusters[-1]), roots[-1]
             files, rows = document_ids.split(block["node"])
             write({"cluster": pa.array(clusters), "file": document_ids.files(files), "row": pa.array(rows)})
+    return largest.samples(document_ids)
 
 
-def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
+def _write_pickle(
+    path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter
+) -> list[ClusterSample]:
     """Members are numbered 0, 1, … in key order; a file holds their document ids until the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members, count = sorter.folder.parent / "members.bin", 0
@@ -160,8 +168,10 @@ def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentI
             count += len(block)
     blocks = read_records(members, np.dtype("<u8"), _KEYS)
     keys = (key for ids in blocks for key in document_ids.keys(ids).to_pylist())
-    components = _Components(sorter)
+    largest = LargestClusters()
+    components = _Components(largest.watch(sorter))
     write_tuple(path, [stream_list(components), stream_value(lambda: components.count), stream_dict(enumerate(keys))])
+    return largest.samples(document_ids, np.memmap(members, np.dtype("<u8"), "r")) if count else []
 
 
 class _Components:

@@ -45,6 +45,32 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
         )
 
 
+def choose_bands(rows: int | None, bands: int | None, threshold: float, permutations: int) -> Bands:
+    """The bands that are given or, if none are, the best for the threshold by `band_parameters`.
+
+    Of one number that is given alone the other is SlimPajama's: 13 rows, 9 bands. UsageError as check_bands.
+    """
+    if rows is None and bands is None:
+        return band_parameters(threshold, permutations)
+    chosen = Bands(13 if rows is None else rows, 9 if bands is None else bands)
+    check_bands(*chosen, permutations)
+    return chosen
+
+
+def describe_recall(bands: Bands, threshold: float) -> str:
+    """The expected recall of bands in words: at the threshold, and of all pairs from there to 1, evenly spread.
+
+    >>> describe_recall(Bands(13, 9), 0.8)
+    '9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1'
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES // 8)
+    above = float(weights @ detection(1 - (1 - nodes) / 2 * (1 - threshold), *bands)) / 2
+    return (
+        f"{bands.bands} bands of {bands.rows} rows find {100 * float(detection(threshold, *bands)):.0f} % of the pairs "
+        f"of similarity {threshold:g}, and {100 * above:.0f} % of those from {threshold:g} to 1"
+    )
+
+
 def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
     """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
 

@@ -5,8 +5,8 @@ For shingle sets A (the later document) and B (kept before it):
     jaccard      |A ∩ B| / |A ∪ B|
     containment  |A ∩ B| / |A|, the share of the later document's shingles that the kept one has
 
-A document without shingles is never similar to another. Documents of an index have no texts: their Jaccard
-similarity is estimated as the share of equal slots of two signatures.
+A document shorter than a shingle is compared as a whole: it is similar to its copies alone. Documents of an index have
+no texts: their Jaccard similarity is estimated as the share of equal slots of two signatures.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 """Matching form of many texts, compiled: lower case, no punctuation, single spaces, as gristmill.text.matching_form.
 
-A shingle is `width` consecutive units of the matching form: characters, or words with the single spaces
-between them. Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and cut into units
-(`find_units`).
+A shingle is `width` consecutive units of the matching form: characters, or words with the single spaces between them.
+Where words are asked for, a text without spaces between them, as in Chinese or Thai, has shingles of 13 characters.
+Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and cut into units (`find_shingles`).
 """
 
 import string
@@ -19,6 +19,8 @@ Unit = Literal["character", "word"]
 PADDING = 64  # bytes after a form that kernels may read; their values do not matter
 CHUNK_BYTES = 1 << 18  # of texts packed at a time
 MAX_FORM_BYTES = (1 << 31) - 1 - PADDING  # of a matching form, as offsets are int32
+MAX_WORD = 16  # characters of a word, on average; a text whose words are longer has no spaces between words
+WIDTH_WITHOUT_WORDS = 13  # characters of its shingles
 _FIRST_UNCHANGED = 0x20000  # from this code point on none has a lower case or is white space
 _PAGE_SIZE = 64  # code points
 _ASCII_RUN = 64  # bytes tested together for being all ASCII
@@ -205,6 +207,23 @@ def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
     form[at], form[at + one] = np.uint8(0xF0 | code >> 18), np.uint8(0x80 | (code >> 12 & 0x3F))
     form[at + np.uintp(2)], form[at + np.uintp(3)] = middle, tail
     return at + np.uintp(4)
+
+
+@kernel
+def find_shingles(form: np.ndarray, size: int, width: int, by_word: bool, starts: np.ndarray) -> tuple[int, int, bool]:
+    """Write the offsets of a form's units to `starts`; return the number of shingles, their width in units, by_word.
+
+    A text whose words have more than MAX_WORD characters on average is cut into characters, as if it had been asked
+    for shingles of WIDTH_WITHOUT_WORDS characters.
+    """
+    count = find_units(form, size, by_word, starts)
+    if by_word and size > MAX_WORD * count:
+        letters = 1 - count  # spaces between words are no letters
+        for i in range(size):
+            letters += int((form[i] & 0xC0) != 0x80)
+        if letters > MAX_WORD * count:
+            count, width, by_word = find_units(form, size, False, starts), WIDTH_WITHOUT_WORDS, False
+    return max(count - width + 1, 0), width, by_word
 
 
 @kernel

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
+from dedup.minhash.matching_form import Unit, check_texts, find_shingles, form_size, pack, write_form
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed
 from dedup.minhash.xxh64 import STRIPE, xxh64, xxh64_fixed
 from gristmill.errors import UsageError
@@ -59,9 +59,9 @@ def _hash_texts(
                 gather_fixed(form[first:], width, len(values), words, scratch)
                 xxh64_fixed(words, width, values)
         else:
-            count = max(find_units(form, size, by_word, starts) - width + 1, 0)
+            count, units, are_words = find_shingles(form, size, width, by_word, starts)
             for k in range(count):
-                found[k] = xxh64(form, starts[k], starts[k + width] - by_word)
+                found[k] = xxh64(form, starts[k], starts[k + units] - are_words)
         counts[i] = _sort_unique(found[:count], hashes[at:])
         at += counts[i]
 

@@ -1,6 +1,6 @@
 """MinHash signatures of texts: matching form, shingles, hashes and minima, in one compiled call per chunk of texts.
 
-matching_form.py writes the matching form and finds its characters or words; message_words.py lays shingles
+matching_form.py writes the matching form and finds its shingles; message_words.py lays shingles
 out side by side for xxh32.py or sha1.py to hash; schemes.py turns hashes into a signature, and names
 the combinations.
 """
@@ -14,7 +14,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.matching_form import Unit, check_texts, find_units, form_size, pack, write_form
+from dedup.minhash.matching_form import Unit, check_texts, find_shingles, form_size, pack, write_form
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
 from dedup.minhash.schemes import (
     EMPTY,
@@ -44,7 +44,8 @@ _VARYING_BLOCK = 128  # shingles hashed side by side where their lengths vary
 class Sketch:
     """Parameters of signatures; only signatures of equal parameters can be compared.
 
-    A shingle is `width` units long, characters or words; a signature has `permutations` slots.
+    A shingle is `width` units long, characters or words; a signature has `permutations` slots. With words, a text that
+    has no spaces between them (more than 16 characters a word, on average) has shingles of 13 characters.
     Raises UsageError for a value out of range.
     """
 
@@ -165,14 +166,16 @@ def _sign_texts(
     for i in range(len(offsets) - 1):
         size, is_ascii = write_form(data[offsets[i] : offsets[i + 1]], form)
         is_fixed = is_ascii and not by_word and width <= (MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES)
-        count = max((size if is_fixed else find_units(form, size, by_word, starts)) - width + 1, 0)
+        count, units, are_words = max(size - width + 1, 0), width, by_word
+        if not is_fixed:
+            count, units, are_words = find_shingles(form, size, width, by_word, starts)
         shingles[i] = count
         for first in range(0, count, len(hashes)):
             chunk = hashes[: min(len(hashes), count - first)]
             if is_fixed:
                 _hash_fixed(form[first:], width, sha1, chunk, words, scratch)
             else:
-                _hash_varying(form, starts[first:], width, by_word, sha1, chunk, words, scratch)
+                _hash_varying(form, starts[first:], units, are_words, sha1, chunk, words, scratch)
             if mersenne is not None:
                 update_mersenne(chunk, a, b, values[i], words.reshape(-1)[: len(a)])
             elif fss is not None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.clustering.keep_policy import INDEXED, Keep
 from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
-from dedup.minhash.shingles import HASHING_FACTOR, shingle_sets
+from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.minhash.signatures import signatures
+from dedup.minhash.text_digests import compared_sets
 from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, open_keep_order
 from dedup.removal.fetching import FETCHED, Fetched, TextReader, without_text
 from dedup.removal.removal_table import (
@@ -185,7 +186,7 @@ class VerifiedRemoval:
             texts = [data[member].decode() for member in ours]
             longest = max((len(data[member]) for member in ours), default=0)
             with reserve_memory(HASHING_FACTOR * longest, "a document that --verify compares"):
-                sets = dict(zip(ours, shingle_sets(texts, self.check.width, self.check.unit), strict=True))
+                sets = dict(zip(ours, compared_sets(texts, self.check.width, self.check.unit), strict=True))
                 for member in batch:
                     if member.tier == INDEXED:
                         indexed = member.cluster

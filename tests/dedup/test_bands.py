@@ -80,3 +80,15 @@ def test_the_command_draws_its_choice(run: Callable) -> None:
 def test_the_command_shows_a_choice_of_ones_own(run: Callable) -> None:
     assert "14 bands of 8 rows" in run("python dedup/bands.py --range 8 --bands 14 --permutations 112").stdout
     assert "expected both" in run("python dedup/bands.py --range 8", fails=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"range": 13, "bands": 9, "false_positive_weight": 0.1}, "has no effect on given bands"),
+        ({"range": 13, "bands": 9, "permutations": 64}, "no more than --permutations 64"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose_bands(**options)

@@ -175,6 +175,10 @@ def test_what_cannot_be_shown(folder: Path, tmp_path: Path, suffix: str) -> None
             cluster_graph(key, path, norm)
     with pytest.raises(UsageError, match="not a document's key"):
         cluster_graph("a.jsonl", path, norm)
+    with pytest.raises(UsageError, match="--minhash has no effect with --corpus"):
+        cluster_graph(f"{A}@1", path, norm, folder / "MINHASH")
+    with pytest.raises(UsageError, match="have no effect on signatures"):
+        cluster_graph(f"{A}@1", path, minhash=folder / "MINHASH", width=5)
     with pytest.raises(UsageError, match="nothing to compare"):
         cluster_graph(CHAIN[0], path)
     with pytest.raises(UsageError, match="a similarity from 0 to 1"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import datasets
 import llvmlite.binding
@@ -17,26 +18,27 @@ from dedup import Sketch, deduplicate
 from dedup.tables import as_table
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
+from tests.dedup.template_pages import template_pages
 
 
 def test_the_first_of_a_cluster_is_kept(texts_of: Callable[[int, int], list[str]]) -> None:
     a, b, c = texts_of(3, 0)
     found = deduplicate([b, a, c, a.upper(), "short", b + "!", "short", a])
-    assert found.duplicate_of.tolist() == [0, 1, 2, 1, 4, 0, 6, 1]
-    assert found.kept.tolist() == [0, 1, 2, 4, 6]
-    assert [cluster.tolist() for cluster in found.clusters] == [[0, 5], [1, 3, 7]]
+    assert found.duplicate_of.tolist() == [0, 1, 2, 1, 4, 0, 4, 1]
+    assert found.kept.tolist() == [0, 1, 2, 4]
+    assert [cluster.tolist() for cluster in found.clusters] == [[0, 5], [1, 3, 7], [4, 6]]
     assert {found.kept.dtype, found.duplicate_of.dtype, *(c.dtype for c in found.clusters)} == {np.dtype(np.int64)}
 
 
 def test_a_chain_of_near_duplicates_is_one_cluster(texts_of: Callable[[int, int], list[str]]) -> None:
     words, others = (text.split() for text in texts_of(2, 0))
     chain = [" ".join(others[:i] + words[i:]) for i in range(0, 120, 2)]
-    found = deduplicate(chain)
+    found = deduplicate(chain, verify=None)
     assert found.kept.tolist() == [0]
     assert deduplicate([chain[0], chain[-1]]).kept.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("texts", [[], [""], ["same", "same"]])
+@pytest.mark.parametrize("texts", [[], [""], ["some", "same", "", "."]])
 def test_nothing_to_compare(texts: list[str]) -> None:
     found = deduplicate(texts)
     assert found.kept.tolist() == found.duplicate_of.tolist() == list(range(len(texts)))
@@ -51,12 +53,12 @@ def test_both_families_find_the_same_copies(texts_of: Callable[[int, int], list[
 
 def test_bands_beyond_the_permutations() -> None:
     with pytest.raises(UsageError, match="64 permutations"):
-        deduplicate(["a text of some length"], Sketch(permutations=64))
+        deduplicate(["a text of some length"], Sketch(permutations=64), 13, 9)
 
 
 def shingles(text: str, width: int) -> set[str]:
     form = matching_form(text)
-    return {form[i : i + width] for i in range(len(form) - width + 1)}
+    return {form[i : i + width] for i in range(len(form) - width + 1)} or {form or text}
 
 
 LIKE = Sketch(width=2, permutations=16)  # 16 bands of 1 row: whoever shares some shingles is a candidate
@@ -69,7 +71,7 @@ _WORDS = st.sampled_from(["grain", "flour", "mill", "wheel", "Water!", "каша
 )
 def test_verified_duplicates_are_similar_and_what_is_kept_is_not(texts: list[str], keep: str) -> None:
     found = deduplicate(texts, LIKE, 1, 16, verify="jaccard", threshold=0.6, keep=keep)
-    clusters = deduplicate(texts, LIKE, 1, 16, keep=keep).clusters
+    clusters = deduplicate(texts, LIKE, 1, 16, verify=None, keep=keep).clusters
     expected = np.arange(len(texts))
     for cluster in clusters:
         kept: list[int] = []
@@ -83,6 +85,51 @@ def test_verified_duplicates_are_similar_and_what_is_kept_is_not(texts: list[str
                 kept.append(i)
                 assert np.isnan(found.similarity[i])
     assert found.duplicate_of.tolist() == expected.tolist()
+
+
+def test_nothing_but_duplicates_goes_by_default() -> None:
+    """Precision by a plain program: each text that goes has a similarity of 0.8 or more to its kept one."""
+    pages = template_pages(1500)
+    pages += [page.replace("a", "A", 3) + "!" for page in pages[:20]]
+    found = deduplicate(pages)
+    removed = np.setdiff1d(np.arange(len(pages)), found.kept).tolist()
+    assert removed == list(range(1500, 1520))
+    for index in removed:
+        one, other = shingles(pages[index], 13), shingles(pages[int(found.duplicate_of[index])], 13)
+        assert len(one & other) / len(one | other) >= 0.8
+    unverified = deduplicate(pages, verify=None)
+    assert len(unverified.kept) < 1400 and "not measured" in repr(unverified)
+
+
+def test_a_threshold_chooses_the_bands(texts_of: Callable[[int, int], list[str]]) -> None:
+    texts = [text[:900] for text in texts_of(10, 0)]
+    texts += [text[:780] + other[:120] for text, other in zip(texts, texts_of(10, 100), strict=True)]
+    assert len(deduplicate(texts, threshold=0.9).kept) == 20
+    found = deduplicate(texts, threshold=0.5)
+    assert len(found.kept) == 10 and found.bands == (5, 25)
+    assert "25 bands of 5 rows find 55 % of the pairs of similarity 0.5" in repr(found)
+    assert deduplicate(texts, range=13, threshold=0.5).bands == (13, 9)
+    with pytest.raises(UsageError, match=r"threshold 0\.5 has no effect"):
+        deduplicate(texts, bands=8, threshold=0.5, verify=None)
+
+
+@pytest.mark.parametrize("verify", [None, "jaccard"])
+def test_identical_texts_are_duplicates_whatever_their_length(verify: Literal["jaccard"] | None) -> None:
+    found = deduplicate(["So true!", "2+2", "", "so true", "!?", "?!", "", "!?", "22"], verify=verify)
+    assert found.duplicate_of.tolist() == [0, 1, 2, 0, 4, 5, 2, 4, 1]
+
+
+def test_a_result_prints_as_five_lines() -> None:
+    text = "The mill grinds the grain."
+    found = deduplicate([text, "Bread is baked from flour.", text.upper(), "short"] + ["again"] * 4)
+    assert repr(found).splitlines() == [
+        "texts: 8, of which 4 are kept; duplicates: 4 (50.0%)",
+        "clusters: 2; texts in the largest: 4",
+        "similarity to the kept text: jaccard, at least 0.8; median 1.00, least 1.00",
+        "without a signature, as they are shorter than a shingle: 5 texts (62.5%)",
+        "candidates: 9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1",
+    ]
+    assert len(str(deduplicate([])).splitlines()) == len(str(deduplicate(["a"], verify=None)).splitlines()) == 5
 
 
 def test_verification_cuts_a_chain(texts_of: Callable[[int, int], list[str]]) -> None:
@@ -215,6 +262,7 @@ def test_a_second_call_does_not_wait_for_the_compilers_lock() -> None:
         (pa.table({"body": ["a"]}), {}, "no column 'text': expected one of body"),
         (pa.table({"text": ["a"]}), {"keep": "newest:year"}, "no column 'year': expected one of text"),
         (["a"], {"keep": "newest:year"}, "a list of texts has no columns"),
+        (["a"], {"text": "body"}, "text='body' has no effect, as a list has no columns"),
         (["a"], {"keep": "source:a,b"}, "expected the column and its values"),
         (["a"], {"keep": "oldest"}, "--keep oldest: expected one of first"),
         (["a"], {"sketch": "xxh32"}, "sketch 'xxh32': expected a Sketch"),

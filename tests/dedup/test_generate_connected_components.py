@@ -145,3 +145,10 @@ def test_pair_files_that_were_not_finished_are_refused(tmp_path: Path) -> None:
     mark_files_unfinished([tmp_path / "duplicate_pairs_exact.txt"], "generate_exact_pairs")
     with pytest.raises(InputError, match=r"duplicate_pairs_exact\.txt is not up to date: generate_exact_pairs, which"):
         unite(tmp_path, ["a/x@2 :: a/x@3"])
+
+
+@pytest.mark.parametrize("options", [{"bands": 8}, {"threshold": 0.5}, {"scope": "per-source"}])
+def test_options_of_signatures_are_refused_without_them(tmp_path: Path, options: dict) -> None:
+    (tmp_path / "duplicate_pairs.txt").write_text("a/x@1 :: a/x@0\n")
+    with pytest.raises(UsageError, match="have no effect on pairs that are already made: give --signatures"):
+        generate_connected_components(tmp_path, tmp_path / "c.parquet", **options)

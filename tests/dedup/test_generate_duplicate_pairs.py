@@ -145,6 +145,11 @@ def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path, rows: int, bands: 
         generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", rows, bands, options=QUIET)
 
 
+def test_two_numbers_of_workers_are_refused(minhash: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--processes 3 has no effect with --workers 1"):
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", processes=3, options=replace(QUIET, workers=1))
+
+
 def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
     for path in minhash.glob("*.arrow"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

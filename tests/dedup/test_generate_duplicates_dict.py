@@ -101,6 +101,9 @@ def test_equals_a_plain_walk(
         ({"verify": "jaccard", "width": 0, "corpus": Path()}, "--width 0"),
         ({"verify": "jaccard", "corpus": Path("no/such")}, "no/such: .* a folder"),
         ({"dropped": (Path("none.pickle"),)}, "none.pickle: expected"),
+        ({"threshold": 0.5}, "--threshold, --width, --unit and --index have no effect where nothing is compared"),
+        ({"unit": "word"}, "have no effect where nothing is compared"),
+        ({"text_column": "body"}, "--text_column body has no effect without --corpus"),
     ],
 )
 def test_options_that_cannot_be_met(tmp_path: Path, options: dict, message: str) -> None:

@@ -222,6 +222,13 @@ def test_shingles_of_words(norm: Path, tmp_path: Path, planted: dict[str, list[s
         assert (np.concatenate(list(shard.signatures())) == values[shingles > 0]).all()
 
 
+def test_documents_without_a_signature_are_said(norm: Path, tmp_path: Path, run: Callable) -> None:
+    ended = run(f"python dedup/to_hash.py all {norm} {tmp_path}/out 0 0 0 99")
+    assert (
+        "33.3% of the documents (5 of 15) have no signature, as they are shorter than a shingle of 13" in ended.stderr
+    )
+
+
 @pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
 @pytest.mark.parametrize("batch", [1, 10_000])
 def test_documents_that_are_skipped(

@@ -8,8 +8,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.matching_form import CHUNK_BYTES, Unit
+from dedup.minhash.matching_form import CHUNK_BYTES, MAX_WORD, Unit
 from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.signatures import Sketch, jaccard, signatures
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
 
@@ -19,6 +20,8 @@ ODD = ["", "a", "...", "Hello, wörld! ΟΔΟΣ İ", "漢字" * 30, "👍" * 20,
 def hashes_of(text: str, width: int, unit: Unit) -> list[int]:
     form = matching_form(text)
     units, joint = (form, "") if unit == "character" else (form.split(), " ")
+    if unit == "word" and sum(map(len, units)) > MAX_WORD * len(units):
+        units, joint, width = form, "", 13
     windows = {joint.join(units[i : i + width]) for i in range(len(units) - width + 1)}
     return sorted(xxhash.xxh64_intdigest(window.encode("utf-8", "surrogatepass")) for window in windows)
 
@@ -37,6 +40,19 @@ def test_any_text(texts: list[str], width: int, unit: Unit) -> None:
     assert [found.tolist() for found in shingle_sets(texts, width, unit)] == [
         hashes_of(text, width, unit) for text in texts
     ]
+
+
+def test_a_text_without_spaces_has_shingles_of_characters_in_place_of_words() -> None:
+    chance = random.Random(1)
+    lines = ["".join(map(chr, chance.choices(range(0x4E00, 0x9F00), k=40))) for _ in range(9)]
+    text, other = "\n".join(lines), "\n".join([*lines[:8], lines[8][:30]])
+    found = shingle_sets([text, other, "only four words here"], 5, "word")
+    assert [len(shingles) for shingles in found] == [len(text) - 12, len(other) - 12, 0]
+    assert len(np.intersect1d(*found[:2])) / len(np.union1d(*found[:2])) > 0.9
+    values, shingles = signatures([text, other], Sketch(unit="word", width=5))
+    assert shingles.tolist() == [len(text) - 12, len(other) - 12]
+    assert jaccard(*values) > 0.9
+    assert (values == signatures([text, other])[0]).all()
 
 
 def test_more_texts_than_are_packed_at_a_time() -> None:

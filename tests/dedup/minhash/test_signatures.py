@@ -17,7 +17,7 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.matching_form import CHUNK_BYTES
+from dedup.minhash.matching_form import CHUNK_BYTES, MAX_WORD
 from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME, Hash
 from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
 from gristmill.errors import UsageError
@@ -66,6 +66,8 @@ def some_texts(count: int, seed: int) -> list[str]:
 def shingles_of(text: str, width: int, unit: str = "character") -> list[bytes]:
     form = matching_form(text)
     units, joint = (form, "") if unit == "character" else (form.split(), " ")
+    if unit == "word" and sum(map(len, units)) > MAX_WORD * len(units):
+        units, joint, width = form, "", 13
     return [joint.join(units[i : i + width]).encode() for i in range(len(units) - width + 1)]
 
 

@@ -1,0 +1,127 @@
+"""Clusters that look wrong: a few members of each of the largest are noted as clusters are written, and compared."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.candidates.document_ids import DocumentIds
+from dedup.candidates.input_shards import SignatureShard
+from gristmill.counts import Counts
+
+LARGE = 1000  # documents of a cluster that is pointed out
+_CLUSTERS, _MEMBERS = 100, 9  # noted
+_SMALLEST = 10  # documents: below that, pairs that share a band by chance are usual
+
+
+class ClusterSample(msgspec.Struct, frozen=True):
+    """A cluster: how many documents it has, and the files and rows of a few."""
+
+    size: int
+    members: list[tuple[str, int]]
+
+    @property
+    def example(self) -> str:
+        """The key of a document."""
+        file, row = self.members[0]
+        return f"{file}@{row}"
+
+
+class LargestClusters:
+    """Notes the largest clusters, of ten documents or more, among LABELs in order of root that pass by."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
+        self._root, self._size, self._nodes = (
+            -1,
+            0,
+            np.empty(0, np.uint64),
+        )  # of the cluster that the last block ends in
+
+    def watch(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
+        """Pass on blocks of LABELs."""
+        for block in blocks:
+            roots = block["root"]
+            starts = np.flatnonzero(np.append(True, roots[1:] != roots[:-1]))
+            ends = np.append(starts[1:], len(roots))
+            is_open = np.arange(len(starts)) == len(starts) - 1
+            is_open[0] |= int(roots[0]) == self._root
+            chosen = is_open | (ends - starts >= self._least)
+            for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
+                if int(roots[start]) != self._root:
+                    self._note()
+                    self._root, self._size, self._nodes = int(roots[start]), 0, self._nodes[:0]
+                self._size += end - start
+                self._nodes = np.append(self._nodes, _spread(block["node"][start:end]))
+            yield block
+        self._note()
+        self._size = 0
+
+    def samples(self, document_ids: DocumentIds, ids: NDArray[np.uint64] | None = None) -> list[ClusterSample]:
+        """The clusters, largest first. Nodes are document ids, or positions in `ids`."""
+        found = []
+        for size, _, nodes in sorted(self._found, key=lambda cluster: (-cluster[0], -cluster[1])):
+            chosen = _spread(nodes)
+            files, rows = document_ids.split(chosen if ids is None else ids[chosen])
+            names = [document_ids.names[file] for file in files.tolist()]
+            found.append(ClusterSample(size, list(zip(names, rows.tolist(), strict=True))))
+        return found
+
+    @property
+    def _least(self) -> int:
+        return max(_SMALLEST, self._found[0][0] if len(self._found) == _CLUSTERS else 0)
+
+    def _note(self) -> None:
+        if self._size >= self._least:
+            heapq.heappush(self._found, (self._size, -self._root, self._nodes))
+            if len(self._found) > _CLUSTERS:
+                heapq.heappop(self._found)
+
+
+def _spread(nodes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A few nodes, spread over all of them."""
+    count = min(_MEMBERS, len(nodes))
+    return nodes[np.arange(count) * len(nodes) // max(count, 1)]
+
+
+def compare_samples(samples: Sequence[ClusterSample], shards: Sequence[SignatureShard], threshold: float) -> Counts:
+    """Task: the Counts' warnings say in how many of the clusters most pairs of documents are not alike.
+
+    Similarities are estimated from the `shards`; documents without a signature, as exact copies are, are passed over.
+    """
+    wanted: dict[str, set[int]] = {}
+    for file, row in (member for sample in samples for member in sample.members):
+        wanted.setdefault(file, set()).add(row)
+    signed = {}
+    for shard in shards:
+        for rows, values in shard.batches():
+            for place in np.flatnonzero(np.isin(rows, list(wanted[shard.file]))).tolist():
+                signed[shard.file, int(rows[place])] = np.array(values[place])
+    unlike = []
+    for sample in samples:
+        its = [signed[member] for member in sample.members if member in signed]
+        found = [float(np.mean(one == other)) for one, other in combinations(its, 2)]
+        if found and np.median(found) < threshold:
+            unlike.append((sample, float(np.median(found))))
+    if not unlike:
+        return Counts({}, [])
+    largest, median = unlike[0]
+    return Counts({}, [], warnings=[
+        f"in {len(unlike):,} of the {len(samples):,} largest clusters most of the sampled pairs of documents are less "
+        f"similar than {threshold:g}; the largest of them has {largest.size:,} documents, such as {largest.example}, "
+        f"and a median of {median:.2f}. Chains of candidates join them: without verification all but one go"
+    ])  # fmt: skip
+
+
+def warn_of_size(samples: Sequence[ClusterSample]) -> list[str]:
+    """The warning that the largest cluster has a thousand documents or more, if so."""
+    if not samples or samples[0].size < LARGE:
+        return []
+    count = sum(sample.size >= LARGE for sample in samples)
+    return [
+        f"clusters of {LARGE:,} documents or more: {count:,}; the largest has {samples[0].size:,}, such as "
+        f"{samples[0].example}: look at some before you go on"
+    ]
