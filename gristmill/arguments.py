@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import msgspec
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -112,6 +113,8 @@ def _words(kind: Any) -> tuple[str, str]:
     """A plain type in words: one, and several."""
     if kind is bool:
         return "true or false", "true or false"
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return "a table", "tables"
     name = {int: "whole number", float: "number", Path: "path", str: "text"}.get(kind, "value")
     return f"a {name}", f"{name}s"
 
@@ -214,6 +217,17 @@ def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -
     return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
 
 
+def one_of(given: str, names: Collection[str]) -> str:
+    """End of an error message: the name most like what was given, and all of them.
+
+    >>> one_of("oke", ["oak", "elm"]), one_of("x", ["oak", "elm"])
+    ('did you mean oak? There are oak, elm', 'expected one of oak, elm')
+    """
+    nearest = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.3)
+    start = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
+    return f"{start} {', '.join(names)}"
+
+
 def seconds_in(variable: str, default: int, hint: str = "") -> float:
     """The seconds that an environment variable gives. Raises UsageError for what is none."""
     given, seconds = os.environ.get(variable, str(default)), 0.0
@@ -221,6 +235,6 @@ def seconds_in(variable: str, default: int, hint: str = "") -> float:
         seconds = float(given)
     require(
         _SHORTEST <= seconds <= _LONGEST,
-        f"{variable} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
+        f"{variable} {given!r}: expected seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
     )
     return seconds

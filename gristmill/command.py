@@ -16,6 +16,8 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,7 +25,7 @@ import tyro
 
 from gristmill.arguments import check_words, option_name, parse, suggestion
 from gristmill.engine.options import RunOptions
-from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, require
+from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, UsageError, require
 from gristmill.process_end import TERMINATED, discard_output, raised_signals
 from gristmill.urls import unknown_scheme_in
 
@@ -47,10 +49,11 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = {words[0]: named[words[0]]} if words and words[0] in named and len(named) > 1 else named
     options = {name: option for function in chosen.values() for name, option in _options(function).items()}
+    positional = [name for function in chosen.values() for name in _positional(function)]
 
     def call() -> Any:
         check_words(words, {name: kind for name, (kind, _) in options.items()})
-        return parse(parser, _spell_flags(options, words), prog, _MARKERS)()
+        return parse(parser, _spell_flags(options, words, positional, prog), prog, _MARKERS)()
 
     sys.exit(run_with_exit_code(call))
 
@@ -108,18 +111,31 @@ def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
         if dataclasses.is_dataclass(kind := kinds[name]):
             hints = get_type_hints(kind)
             options |= {f"--{field.name}": (hints[field.name], field.default) for field in dataclasses.fields(kind)}
-        else:
+        elif name not in _positional(function):
             options[f"--{name}"] = kind, parameter.default
     return options
 
 
-def _spell_flags(options: Mapping[str, tuple[Any, Any]], arguments: Sequence[str]) -> list[str]:
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without an option."""
+    kinds = get_type_hints(function, include_extras=True)
+    return [name for name, kind in kinds.items() if tyro.conf.Positional in getattr(kind, "__metadata__", ())]
+
+
+def _usage(positional: Sequence[str], given: str) -> str:
+    """The arguments without an option, or what was given for the only one."""
+    return given if given and len(positional) == 1 else " ".join(positional).upper()
+
+
+def _spell_flags(
+    options: Mapping[str, tuple[Any, Any]], arguments: Sequence[str], positional: Sequence[str], prog: str | None
+) -> list[str]:
     """Return the arguments with each flag at most once, at the end, as tyro takes it: `--flag`, or `--no_flag`.
 
     A flag may be written as `--flag true`, `--flag=false` and `--no_flag`. Raises UsageError for an unknown option.
     """
     flags, given, words, before = {name for name in options if options[name][0] is bool}, dict[str, bool](), [], ""
-    for argument in arguments:
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, value = option_name(argument), argument.partition("=")[2].lower()
         flag = name if name in flags else f"--{name.removeprefix('--no_')}"
         if before and argument.lower() in ("true", "false"):
@@ -128,9 +144,12 @@ def _spell_flags(options: Mapping[str, tuple[Any, Any]], arguments: Sequence[str
             given[flag], before = (value == "false") == (name != flag), "" if value else flag
         else:
             known, before = [*options, "--help"], ""
-            require(
-                not name or name in known, f"unknown option {argument.partition('=')[0]}{suggestion(name, known, {})}"
-            )
+            if name and name not in known:
+                written, _, after = argument.partition("=")
+                is_first = positional and argument == arguments[0] and not get_close_matches(name, known, cutoff=0.75)
+                if name[2:] in positional or is_first:
+                    raise UsageError(f"unknown option {written}; try {prog} {_usage(positional, after or following)}")
+                raise UsageError(f"unknown option {written}{suggestion(name, known, {})}")
             words.append(argument)
     chosen = {flag: value for flag, value in given.items() if value != options[flag][1]}
     return words + [flag if value else f"--no_{flag[2:]}" for flag, value in chosen.items()]

@@ -6,11 +6,12 @@ error. It lists the values that its numbers may have in `RANGES: ClassVar[dict[s
 """
 
 import dataclasses
+import json
 import math
 import sys
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -79,7 +80,19 @@ def check_ranges(options: Any, prefix: str = "") -> None:
         faults = [allowed.fault(x) for x in (value if isinstance(value, tuple) else (value,)) if x is not None]
         if wanted := next(filter(None, faults), ""):
             default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
-            raise UsageError(f"{prefix}{name} is {value}; wanted {wanted}; try --{prefix}{name} {default}")
+            raise UsageError(f"{prefix}{name} is {value}; expected {wanted}; try --{prefix}{name} {default}")
+
+
+def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Texts, numbers and flags by section and name, as TOML; without sections that have none.
+
+    >>> toml_lines({"oven": {"wood": "oak", "hot": True}, "mill": {}})
+    ['', '[oven]', 'wood = "oak"', 'hot = true']
+    """
+    lines = list[str]()
+    for name, values in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())] if values else []
+    return lines
 
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
@@ -189,7 +202,8 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
     try:
         return msgspec.convert(value, plain, dec_hook=_read_path, strict=strict)
     except (msgspec.ValidationError, TypeError) as error:
-        raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}") from error
+        detail = f" ({error})" if typing.get_origin(kind) is dict else ""
+        raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}") from error
 
 
 def _read_path(kind: type, value: Any) -> Any:

@@ -22,10 +22,12 @@ WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
+NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
 INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
+_FEW, _MUCH, _TIMES = 20, 0.1, 3  # documents, share, and times the others' share: a source loses far more than these
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -55,6 +57,7 @@ class Counts(msgspec.Struct):
     """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
 
     `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
+    `warnings` are sentences on what looks wrong in the data.
 
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
@@ -67,6 +70,7 @@ class Counts(msgspec.Struct):
     examples: list[str] = []
     damaged: dict[str, Damage] = {}
     stored: int = 0
+    warnings: list[str] = []
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
@@ -103,6 +107,7 @@ class Counts(msgspec.Struct):
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         self.damaged |= other.damaged
         self.stored += other.stored
+        self.warnings = self.warnings + other.warnings
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:
@@ -186,7 +191,7 @@ class Counts(msgspec.Struct):
                 f"{stage}: {malformed.documents:,} of {read.documents:,} records are malformed "
                 f"({malformed.documents / read.documents:.2%}, and {malformed.bytes / max(read.bytes, 1):.2%} of the "
                 f"bytes), more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
-                "They are in the *.malformed files next to the output. Fix the input, or raise --max_malformed."
+                f"They are in the *.malformed files next to the output. {self._advice()}, or raise --max_malformed."
             )
         size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))
         share = size / (size + self.stored) if size + self.stored else 1.0
@@ -197,6 +202,14 @@ class Counts(msgspec.Struct):
                 f"--max_malformed {limit:.2%} allows. The first: {' '.join(found[:MAX_EXAMPLES])} "
                 "(Or raise --max_malformed: damaged files are then left out as a whole.)"
             )
+
+    def _advice(self) -> str:
+        """What to do about the malformed records, by the reason of most."""
+        reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
+        most = max(reasons, key=lambda reason: self.total(reason).documents)
+        if most.startswith(f"{MALFORMED}: {NO_FIELD} "):
+            return "Give --text_column NAME if another field holds the text, fix the input"
+        return "Fix the input"
 
     def damaged_files(self) -> str:
         """The damaged files by name, and their faults: 'book/a.gz (truncated gz), … and 2 more'; '' if none."""
@@ -214,6 +227,20 @@ class Counts(msgspec.Struct):
             files = [write(source) for write in columns.values()]
             table.add_row(Text(source or TOTAL), *cells, *files, style="" if source else "bold")
         return table
+
+
+def warn_of_losses(counts: Counts, reason: str) -> list[str]:
+    """A sentence for each source that loses far more of its documents under a reason than the others together."""
+    found, (read, lost) = list[str](), (counts.total(name).documents for name in (READ, reason))
+    for source in sorted(counts.tallies):
+        own, gone = (counts.total(name, source).documents for name in (READ, reason))
+        others = (lost - gone) / max(read - own, 1)
+        if own < read and gone >= _FEW and gone > own * max(_MUCH, _TIMES * others):
+            found.append(
+                f"the source {source} loses {gone / own:.0%} of its documents ({gone:,} of {own:,}) as {reason}, the "
+                f"others together {others:.1%}: look at some before you go on"
+            )
+    return found
 
 
 def list_faults(faults: dict[str, str]) -> str:

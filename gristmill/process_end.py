@@ -47,14 +47,19 @@ class _Handler:
         Other errors are printed, unless a signal was received: finalizers of half-made objects may fail then.
         """
         if number := _RAISED.get(dropped.exc_type):
-            self._sends_again = True
-            again = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, number))
+            self._sends_again = True  # until then another signal raises nothing, which would be dropped here, too
+            again = threading.Timer(_AGAIN_SECONDS, self._send_again, (number,))
             again.daemon = True
             again.start()
-            self.received.discard(number)
-            self._sends_again = False
         elif not self.received:
             sys.__unraisablehook__(dropped)
+
+    def _send_again(self, number: int) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        self.received.discard(number)
+        self._sends_again = False
+        signal.pthread_kill(main, number)
 
 
 @contextmanager

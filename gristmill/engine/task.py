@@ -21,7 +21,8 @@ from gristmill.counts import Counts
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 
-LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "ftfy")  # that decide bytes of some stage
+# whose versions decide bytes of some stage
+LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse")
 _PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 _LONG = 100  # characters; longer values are hashed in an identity
 

@@ -25,6 +25,7 @@ import pyarrow.parquet
 from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.documents import Cut, merge_ranges
+from gristmill.io.first_bytes import reject_stand_in_for_table
 from gristmill.io.text_records import BadRecord
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
@@ -148,6 +149,7 @@ def damaged_table(path: Path, after: str, error: Exception) -> InputError:
     """The error for a file that Arrow cannot read; a DamagedFile if not only memory was lacking."""
     if hint := LIMIT_HINTS.get(getattr(error, "errno", None) or 0):
         return InputError(f"cannot read {path}: {hint}")
+    reject_stand_in_for_table(path)
     kind = path.suffix.removeprefix(".")
     detail = f"not a readable .{kind} file{after} ({error}). Fetch it again, or remove it to continue without it."
     is_damage = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
@@ -203,7 +205,7 @@ def records(batch: pa.RecordBatch, text_column: str) -> Iterator[dict[str, Any] 
             try:
                 yield from _rows(row)
             except UnicodeDecodeError:
-                raw = _raw_text(row.column(text_column))
+                raw = _raw_text(row.column(text_column)) if text_column in row.schema.names else b""
                 yield BadRecord("invalid UTF-8", raw, len(raw))
 
 

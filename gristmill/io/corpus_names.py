@@ -1,7 +1,7 @@
 """Names of corpus files: which can be parts of keys; the format and the compression that a suffix stands for."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +9,18 @@ from gristmill.errors import UsageError
 
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
+WEB_FORMATS = ("warc", "wet")
 TEXT_FORMATS = ("txt", "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 _SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
 
 JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
-CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS)
-READABLE = "*.jsonl, *.ndjson or *.json (one record a line), also .gz, .zst, .bz2 or .xz; *.parquet; *.arrow"
+_WEB_SUFFIXES = tuple(f".{name}{end}" for name in WEB_FORMATS for end in ("", *_COMPRESSIONS))
+CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS) + _WEB_SUFFIXES
+READABLE = (
+    "*.jsonl, *.ndjson or *.json (one record a line), *.warc or *.wet, also .gz, .zst, .bz2 or .xz; *.parquet; *.arrow"
+)
 INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
 _MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
 _NAMED = 8  # folders that an error lists
@@ -42,7 +46,7 @@ def parse_name(name: str) -> CorpusName | None:
     compression = compression_of(name)
     rest = name.rpartition(".")[0] if compression else name
     stem, dot, suffix = rest.rpartition(".")
-    known = LINE_FORMATS + TEXT_FORMATS + (() if compression else TABLE_FORMATS)
+    known = LINE_FORMATS + TEXT_FORMATS + WEB_FORMATS + (() if compression else TABLE_FORMATS)
     return CorpusName(stem, suffix.lower(), compression) if dot and suffix.lower() in known else None
 
 
@@ -78,18 +82,32 @@ def normal_name(name: str, zst: bool = False) -> str:
     return f"{parts.stem}.jsonl.zst"
 
 
-def corpus_name(name: str) -> str:
-    """The name of a corpus file, relative to its root, unchanged. Raises UsageError if it cannot be part of a key."""
-    if not name.isprintable() or _PAIR_SEPARATOR.search(name) or name.startswith(INDEX_PREFIX):
-        raise UsageError(
-            f"the file name {name!r} cannot be part of a key: expected printable characters without '@<number> :: ', "
-            f"and not {INDEX_PREFIX!r} at the beginning, which documents of an index have; rename it"
-        )
+def name_fault(name: str) -> str:
+    """Why the name of a corpus file, relative to its root, cannot be part of a key, which is text in a line; else ''.
+
+    >>> name_fault("book/a.jsonl"), name_fault("index:a/b.jsonl")
+    ('', "it begins with 'index:', as documents of an index do")
+    """
+    if not name.isprintable():
+        return "it has characters that cannot be printed"
+    if _PAIR_SEPARATOR.search(name):
+        return "it holds '@<number> :: ', which divides pairs of keys"
+    if name.startswith(INDEX_PREFIX):
+        return f"it begins with {INDEX_PREFIX!r}, as documents of an index do"
     if len(name.rpartition("/")[2].encode()) > _MAX_FILE_BYTES:
+        return f"it is longer than {_MAX_FILE_BYTES} bytes, and outputs add some"
+    return ""
+
+
+def reject_odd_names(faults: Sequence[tuple[str, str]]) -> None:
+    """Raise UsageError if there are names that cannot be parts of keys: (name, fault) of each."""
+    if faults:
+        told = [f"{name!r} ({fault})" for name, fault in faults[:_NAMED]]
+        more = f" and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
         raise UsageError(
-            f"file name {name!r} is too long: expected at most {_MAX_FILE_BYTES} bytes, as outputs add some; rename it"
+            f"{len(faults):,} file name{'s' * (len(faults) > 1)} cannot be part of a key: {', '.join(told)}{more}. "
+            "Rename them, or leave these files out by --skip_odd_names"
         )
-    return name
 
 
 def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None:

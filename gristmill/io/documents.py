@@ -24,8 +24,9 @@ from gristmill.io.corpus_names import INDEX_PREFIX as INDEX_PREFIX
 from gristmill.io.corpus_names import (
     READABLE,
     TEXT_FORMATS,
-    corpus_name,
+    name_fault,
     parse_name,
+    reject_odd_names,
     reject_unknown_source,
     unknown_suffix,
 )
@@ -38,6 +39,8 @@ from gristmill.urls import is_remote
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of walking.py
 CACHE = "cache of Hugging Face datasets"
+ODD_NAME = "name that is no key"
+ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
 
@@ -98,6 +101,18 @@ class Document(msgspec.Struct):
         if text != self.text:
             self.text = text
             self.fields[self.text_column] = text
+
+    def rename_text(self, name: str) -> None:
+        """Name the field of the text anew. Raises InputError if the record has another field of that name."""
+        if name == self.text_column:
+            return
+        if name in self.fields:
+            raise InputError(
+                f"{self.key.file} line {self.key.row + 1} has a field {name!r} beside {self.text_column!r}, whose text "
+                f"is to be written as {name!r}: give another name for what is written (--text_column)"
+            )
+        self.fields = {name if field == self.text_column else field: it for field, it in self.fields.items()}
+        self.text_column = name
 
     @property
     def source(self) -> str:
@@ -257,23 +272,34 @@ def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
 
 
 def list_corpus(
-    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
+    root: Path,
+    prefix: str = "",
+    text_column: str = "text",
+    read_also: Collection[str] = (),
+    find: Find | None = None,
+    skip_odd_names: bool = False,
 ) -> list[CorpusFile]:
     """The files of scan_corpus that are read."""
-    return scan_corpus(root, prefix, text_column, read_also, find).files
+    return scan_corpus(root, prefix, text_column, read_also, find, skip_odd_names).files
 
 
 def scan_corpus(
-    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
+    root: Path,
+    prefix: str = "",
+    text_column: str = "text",
+    read_also: Collection[str] = (),
+    find: Find | None = None,
+    skip_odd_names: bool = False,
 ) -> Corpus:
     """Find every file below `root`, read or not; links are followed, our own state folders are left out.
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
     text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
-    `find` may know the files of a folder already.
+    `find` may know the files of a folder already. A file whose name cannot be used (see corpus_names.py) is not read
+    with `skip_odd_names`.
 
-    Raises UsageError if `root` is not a folder, holds no file of a known format or one whose name cannot be used (see
-    corpus_names.py), InputError if a file cannot be read, or a stage has not finished writing the folder.
+    Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,
+    InputError if a file cannot be read, or a stage has not finished writing the folder.
     """
     require(bool(text_column), "--text_column: expected the name of a column or field, such as text")
     require(
@@ -284,14 +310,18 @@ def scan_corpus(
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
+    odd: list[tuple[str, str]] = []
     for path, size, found in (find and find(root)) or _find_files(root):
-        reason = found or _unread_reason(path.name, read_also)
+        reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
+        if not reason and (fault := name_fault(name)):
+            odd.append((name, fault))
+            reason = ODD_NAME
         if reason:
-            name = prefix + str(path)[cut:]
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            name = corpus_name(prefix + str(path)[cut:])
             files.append(CorpusFile(path, name, size, text_column))
+    if not skip_odd_names:
+        reject_odd_names(odd)
     if not files:
         raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
     files.sort(key=lambda file: file.name)
@@ -352,7 +382,7 @@ def _unread_reason(name: str, read_also: Collection[str]) -> str:
     if parts is None:
         return unknown_suffix(name)
     if parts.format in TEXT_FORMATS and parts.format not in read_also:
-        return f".{parts.format} (see --read_also)"
+        return ASKED_FOR[parts.format]
     if name in _METADATA_FILES:
         return METADATA
     return CACHE if parts.format == "arrow" and name.startswith(("cache-", "tmp")) else ""

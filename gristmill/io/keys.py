@@ -76,11 +76,16 @@ def sort_keys(paths: Sequence[Path], folder: Path, memory: int) -> Iterator[tupl
         yield names, sorter
 
 
-def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> None:
-    """Task: write the keys in each group of files to one of `outputs`, for read_split, so that no task reads all."""
+def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> int:
+    """Write the keys in each group of files to one of `outputs`, for read_split, so that no task reads all.
+
+    Returns the number of keys in the whole set.
+    """
+    total = 0
     places = {file: place for place, file in enumerate(file for files in groups for file in files)}
     with ExternalSorter(outputs[0].with_name(f"{outputs[0].name}.runs"), KEY, ("file", "row"), memory // 2) as sorter:
         for file, rows in iter_keys(key_set):
+            total += len(rows)
             if file in places:
                 sorter.add(key_records(places[file], rows))
         first, found = 0, by_file(sorter)
@@ -92,6 +97,7 @@ def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequen
                 following = next(found, None)
             write_records(output, held)
             first += len(files)
+    return total
 
 
 def read_split(path: Path, files: tuple[str, ...]) -> KeySet:

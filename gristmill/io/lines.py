@@ -1,5 +1,6 @@
 """Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error.
 
+What is compressed, and how, is told by a file's first bytes, and by its name where these say nothing (first_bytes.py).
 A .gz, .zst, .bz2 or .xz file is a sequence of streams (gzip members, zstd frames), which are all read, over a padding
 of zero bytes where the format allows one. A stream that is truncated or corrupt is an error, wherever it lies in the
 file. So is a file without a stream, as one of 0 bytes is: nothing, compressed, is some bytes, and a download that was
@@ -20,9 +21,11 @@ import zstandard
 from gristmill.budget import MemoryReservation
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io.corpus_names import compression_of
+from gristmill.io.first_bytes import FIRST, compression_in, reject_stand_in
 
 CHUNK = 1 << 18  # bytes read, and decompressed, at a time
 _MAX_WINDOW = 1 << 31  # bytes of decompressed data that a stream may refer back to; `zstd --long=31` needs them all
+_FREE_WINDOW = 8 << 20  # of zstd's levels up to 19: reserved by none
 _ZSTD_SKIPPABLE = bytes.fromhex("2a4d18")  # last bytes of the magic number of a skippable frame
 MAX_LINE_BYTES = 1 << 30
 MEMORY_A_BYTE = 4  # bytes of memory for a byte of a line: the line, its text, the text in UTF-8 or what is written
@@ -90,6 +93,18 @@ def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES)
     return _line(content, size, limit, hold)
 
 
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, decompressed, in chunks. Raises as read_lines does."""
+    size = 0
+    try:
+        with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
+            for chunk in _chunks(path, file, 0, None):
+                size += len(chunk)
+                yield chunk
+    except CorruptStream as error:
+        raise damaged_stream(path, f"byte {size:,}", error) from error
+
+
 def without_mark(content: bytes) -> bytes:
     """The first line of a file, or all of it, without a byte order mark."""
     return content if isinstance(content, CutLine) else content.removeprefix(_BYTE_ORDER_MARK)
@@ -101,7 +116,7 @@ def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputErr
         return InputError(f"cannot read {path}: there is too little memory ({error}). Give fewer --workers")
     return DamagedFile(
         path,
-        f"{error.fault} {compression_of(path.name)}",
+        f"{error.fault} {compression_of(path.name) or 'compressed data'}",
         f"the compressed data is truncated or corrupt after {last_good} ({error}). It is unknown how "
         "much is lost: fetch the file again, or remove it to continue without it.",
     )
@@ -196,7 +211,12 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
 
 
 def _chunks(path: Path, file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
-    compression = compression_of(path.name)
+    if start:
+        return _plain_chunks(file, start, end)
+    first = file.read(FIRST)
+    file.seek(0)
+    reject_stand_in(path, first)
+    compression = compression_in(path.name, first)
     return decompress(file, compression) if compression else _plain_chunks(file, start, end)
 
 
@@ -213,7 +233,8 @@ def decompress(file: BinaryIO, compression: str) -> Iterator[bytes]:
     """Yield the decompressed content of `file` in chunks of at most CHUNK bytes.
 
     `compression` is gz, zst, bz2 or xz. Memory is that of a chunk and of the window that the stream declares,
-    at most 2 GiB, of which only as much is used as the stream is long. Raises CorruptStream.
+    at most 2 GiB, of which only as much is used as the stream is long; one of over 8 MiB of zstd is reserved. Raises
+    CorruptStream, and UsageError for a window that does not fit the memory.
     """
     try:
         if not file.read(1):
@@ -290,11 +311,22 @@ def _zstd_frame(file: BinaryIO, magic: bytes) -> Iterator[bytes]:
     frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
     frame.decompress(header)
     is_last = False
-    while not is_last:
-        block = _read_exactly(file, 3)
-        number = int.from_bytes(block, "little")
-        is_last, is_repeated_byte, size = bool(number & 1), number >> 1 & 3 == 1, number >> 3
-        yield frame.decompress(block + _read_exactly(file, 1 if is_repeated_byte else size))
+    hold, window, held = MemoryReservation(), parameters.window_size, 0
+    try:
+        while not is_last:
+            block = _read_exactly(file, 3)
+            number = int.from_bytes(block, "little")
+            is_last, is_repeated_byte, size = bool(number & 1), number >> 1 & 3 == 1, number >> 3
+            content = frame.decompress(block + _read_exactly(file, 1 if is_repeated_byte else size))
+            if held < window and (held := min(window, held + len(content))) > _FREE_WINDOW:
+                if not hold.fits(held):
+                    raise hold.refuse(
+                        f"{getattr(file, 'name', 'a file')}, which refers back over {window:,} bytes,", window
+                    )
+                hold.grow(held)
+            yield content
+    finally:
+        hold.release()
     if parameters.has_checksum:
         yield frame.decompress(_read_exactly(file, 4))
 

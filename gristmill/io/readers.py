@@ -13,19 +13,23 @@ from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
-from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
+from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, WEB_FORMATS, parse_name
 from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, DocKey, Document, Slice, list_corpus, slices_at
-from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark
+from gristmill.io.first_bytes import is_compressed
+from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_chunks, read_lines, read_whole, without_mark
 from gristmill.io.text_records import (
     BadRecord,
     CsvError,
     Malformed,
     decode_string,
+    fields_named,
     line_of,
     parse_fields,
     read_csv,
     reject_one_value,
+    take_text,
 )
+from gristmill.io.web_records import read_archive
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
@@ -51,6 +55,8 @@ def find_cuts(file: CorpusFile, slice_bytes: int) -> list[Cut]:
     """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
     if not _is_plain_lines(file.name):
         return row_group_cuts(file.path, file.size, slice_bytes)
+    if is_compressed(file.path):  # though its name does not say so
+        return ONE_SLICE
     starts = line_starts(file.path, slice_bytes)
     ends = [start for start, _ in starts[1:]] + [None]
     return [Cut(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
@@ -77,9 +83,11 @@ def read_corpus(
         for document in read_corpus(Path("corpus"), text_column="body"):
             print(document.key, document.source, document.text, document.value("url"))
 
-    `text_column` is the column or field that holds the text; `read_also` names formats that are read only if
-    asked for: txt, csv and tsv. Raises InputError if a file is truncated, corrupt or unreadable, or has no column
-    `text_column`, and for a malformed record unless `on_malformed` is skip; UsageError for a path that is no corpus.
+    `text_column` is the column or field that holds the text, one in another (meta.text), or a template of several
+    ({title} {body}), which is then a field of the document with this name; `read_also` names formats that are read
+    only if asked for: txt, csv and tsv. Raises InputError if a file is truncated, corrupt or unreadable, or has no
+    column `text_column`, and for a malformed record unless `on_malformed` is skip; UsageError for a path that is no
+    corpus.
     """
     require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: expected 'raise' or 'skip'")
     for file in _files_of(Path(path), text_column, read_also):
@@ -149,6 +157,8 @@ def _records(part: Slice) -> Iterator[tuple[int, Record]]:
         return _read_table(part)
     if kind in ("csv", "tsv"):
         return _read_csv(part, "," if kind == "csv" else "\t")
+    if kind in WEB_FORMATS:
+        return read_archive(part.path, read_chunks(part.path), part.text_column)
     return _read_text(part) if kind == "txt" else _read_lines(part)
 
 
@@ -159,9 +169,9 @@ def _to_document(record: Record, key: DocKey, column: str) -> Document:
     text = fields.get(column, record)
     if isinstance(text, msgspec.Raw):
         text = decode_string(text, column)
+    if text is record:
+        fields[column] = text = take_text(fields, column)
     if not isinstance(text, str):
-        if column not in fields:
-            raise Malformed(f"no {column}", f"only {', '.join(fields) or 'no fields'}"[:200])
         raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
     return Document(text, key, fields, column)
 
@@ -261,8 +271,10 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
 def _require_column(columns: list[str], part: Slice) -> None:
     if twice := [name for name, number in Counter(columns).items() if number > 1]:
         raise InputError(f"{part.path} has several columns {twice[0]!r}: rename all but one, or all but the text's")
-    if part.text_column not in columns:
+    for name in fields_named(part.text_column) if part.text_column not in columns else ():
+        if name in columns or name.partition(".")[0] in columns:
+            continue
         raise InputError(
-            f"{part.path} has no column {part.text_column!r}, only {', '.join(columns)}: "
+            f"{part.path} has no column {name!r}, only {', '.join(columns)}: "
             "give the name of the column that holds the text (--text_column)"
         )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gristmill.counts import NO_FIELD
 from gristmill.errors import InputError
 
 csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, is too small for documents
@@ -26,7 +27,9 @@ _KEPT = 1024  # characters of a malformed row
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
 _PIECE = 1 << 20  # bytes of a line that are checked together
+BROKEN = "broken JSON"
 _SEVERAL = "several JSON values on a line", "expected one object a line, and \\n after each"
+_NAMED = re.compile(r"\{([^{}]+)\}")
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -105,6 +108,52 @@ def decode_value(raw: msgspec.Raw) -> Any:
         return json.loads(bytes(raw), parse_int=_to_number)
 
 
+def take_text(fields: dict[str, Any], column: str) -> str:
+    """The text of a field in other fields, named as `meta.text`, or of a template, `{title}\\n\\n{meta.body}`.
+
+    A field of the whole name comes first. In a template a null is no text, and a number is one. Raises Malformed.
+
+    >>> fields = {"title": "On mills", "meta": {"body": "They grind.", "year": 1860}}
+    >>> take_text(fields, "meta.body"), take_text(fields, "{title} ({meta.year})")
+    ('They grind.', 'On mills (1860)')
+    """
+    if _NAMED.search(column):
+        text = _NAMED.sub(lambda found: _spell(_value_in(fields, found[1])), column)
+    else:
+        text = _value_in(fields, column)
+    if not isinstance(text, str):
+        raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
+    if not _is_unicode(text):
+        raise Malformed("lone surrogate")
+    return text
+
+
+def fields_named(column: str) -> list[str]:
+    """The fields that a template names, or the column itself.
+
+    >>> fields_named("meta.text"), fields_named("{title}: {body}")
+    (['meta.text'], ['title', 'body'])
+    """
+    return _NAMED.findall(column) or [column]
+
+
+def _value_in(fields: dict[str, Any], name: str) -> Any:
+    value: Any = fields
+    for part in [name] if name in fields else name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise Malformed(f"{NO_FIELD} {name}", f"only {', '.join(fields) or 'no fields'}"[:200])
+        value = value[part]
+        try:
+            value = decode_value(value) if isinstance(value, msgspec.Raw) else value
+        except RecursionError:
+            raise _too_deep() from None
+    return value
+
+
+def _spell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
 def _to_number(digits: str) -> int | float:
     return int(digits) if len(digits) < 4000 else float(digits)
 
@@ -130,9 +179,11 @@ def _split_fields(text: str) -> dict[str, Any]:
         raise Malformed("lone surrogate") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:
-        raise Malformed("broken JSON") from None
-    raise Malformed(*_SEVERAL) if text.startswith("{", end) else Malformed("broken JSON")
+    except json.JSONDecodeError as error:
+        raise Malformed(BROKEN, f"{error.msg.lower()} at character {error.pos + 1:,} of the line") from None
+    if text.startswith("{", end):
+        raise Malformed(*_SEVERAL)
+    raise Malformed(BROKEN, f"expected the end of the line at character {end + 1:,}")
 
 
 def _too_deep() -> Malformed:
@@ -144,7 +195,7 @@ def _no_object(start: str) -> Malformed:
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """(fields, end) of an object whose brace is just before `at`. Raises ValueError if it is not JSON."""
+    """(fields, end) of an object whose brace is just before `at`. Raises JSONDecodeError."""
     fields: dict[str, Any] = {}
     at = _space(text, at)
     while not (text.startswith("}", at) and not fields):
@@ -152,7 +203,7 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
         name, at = _SPANS.raw_decode(text, at)
         at = _space(text, at)
         if text[start : start + 1] != '"' or text[at : at + 1] != ":":
-            raise ValueError("expected a name and a colon")
+            raise json.JSONDecodeError("expected a name and a colon", text, start)
         name.encode()  # raises UnicodeEncodeError
         at = _space(text, at + 1)
         _, end = _SPANS.raw_decode(text, at)
@@ -162,7 +213,7 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
             break
         at = _space(text, at + 1)
     if text[at : at + 1] != "}":
-        raise ValueError("expected a brace")
+        raise json.JSONDecodeError("expected a comma or a closing brace", text, at)
     return fields, at + 1
 
 

@@ -24,13 +24,18 @@ _VERSIONS = (1, 2, 3)  # of the manifest; 1 has no checksums of the .idx files, 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The tokenizer of the shards. `path` is relative to the manifest's folder; `end_of_document` is a token id."""
+class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The tokenizer of the shards. `path` is relative to the manifest's folder.
+
+    `end_of_document` and `begin_of_document` are the ids that end and begin each document; -1: none, or, of an imported
+    model, unknown.
+    """
 
     path: str
     sha256: str
     vocab_size: Count
-    end_of_document: Annotated[int, msgspec.Meta(ge=-1)]  # -1: unknown, of an imported model
+    end_of_document: Annotated[int, msgspec.Meta(ge=-1)]
+    begin_of_document: Annotated[int, msgspec.Meta(ge=-1)] = -1
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -115,10 +120,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
             return "a shard has no idx_sha256; expected the SHA-256 of its .idx"
         if strange := [name for shard in self.shards for name in shard.sources if name not in self.sources]:
             return f"a shard has documents of {strange[0]!r}; expected one of its sources: {', '.join(self.sources)}"
-        if not 0 <= tokenizer.end_of_document < tokenizer.vocab_size:
-            return (
-                f"end_of_document is {tokenizer.end_of_document}; expected an id from 0 to {tokenizer.vocab_size - 1}"
-            )
+        if (most := max(tokenizer.end_of_document, tokenizer.begin_of_document)) >= tokenizer.vocab_size:
+            return f"a document ends or begins with {most}; expected an id from 0 to {tokenizer.vocab_size - 1}, or -1"
         if self.dtype != (expected := token_dtype(tokenizer.vocab_size).name):
             return f"dtype is {self.dtype!r}; expected {expected!r} for a vocabulary of {tokenizer.vocab_size:,}"
         repeated = [name for name, count in Counter(names).items() if count > 1]

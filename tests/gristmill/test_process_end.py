@@ -105,10 +105,16 @@ def test_ctrl_c_while_modules_are_preloaded_prints_one_line(tmp_path: Path) -> N
 
 def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
     """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
+    started, start = os.pipe()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an earlier test may have left another, as Ray does
     with raised_signals():
         if not (child := os.fork()):
-            time.sleep(60)
-            os._exit(0)
-        time.sleep(0.2)
+            try:
+                os.write(start, b"x")
+                time.sleep(60)
+            finally:  # an exception would run the rest of the tests here
+                os._exit(0)
+        os.read(started, 1)
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    signal.signal(signal.SIGTERM, before)

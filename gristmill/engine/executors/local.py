@@ -39,7 +39,7 @@ from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _Item = TypeVar("_Item")
-_GRACE_SECONDS = 5.0  # for interrupted tasks to end
+_GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 

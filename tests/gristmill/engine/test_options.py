@@ -54,7 +54,7 @@ def test_a_time_that_is_none_is_refused_before_anything_is_written(
     """Also where it is not needed, as on a disk: it is a mistake, and the next run may need it."""
     monkeypatch.setenv(variable, "nan")
     with (
-        pytest.raises(UsageError, match=f"{variable} 'nan': wanted seconds"),
+        pytest.raises(UsageError, match=f"{variable} 'nan': expected seconds"),
         open_stage(STAGE, tmp_path / "out", RunOptions(workers=1)),
     ):
         raise AssertionError

@@ -10,7 +10,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.errors import InputError
+from gristmill.budget import Budget, memory_budget
+from gristmill.errors import InputError, UsageError
 from gristmill.io.lines import line_starts, read_lines, split_lines
 
 CHUNKS = st.lists(st.binary(max_size=20).map(lambda b: bytes(b"\na"[x % 2] for x in b)))
@@ -88,6 +89,20 @@ def test_a_long_window_is_read(tmp_path: Path) -> None:
         sink.write(b"a\nb")  # a frame of unknown size, with the window that zstd --long=28 writes
     (tmp_path / "a.zst").write_bytes(out.getvalue())
     assert list(read_lines(tmp_path / "a.zst")) == [b"a", b"b"]
+
+
+def test_a_long_window_is_reserved_and_refused_by_name_where_it_does_not_fit(tmp_path: Path) -> None:
+    """A few kilobytes of zstd may refer back over gigabytes, all of which are in memory."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
+    with zstandard.open(tmp_path / "a.zst", "wb", zstandard.ZstdCompressor(compression_params=parameters)) as sink:
+        for _ in range(40):
+            sink.write(b"abc def " * 131_000 + b"\n")
+    assert (tmp_path / "a.zst").stat().st_size < 100_000
+    with memory_budget(Budget.of(64 << 20, 1)):
+        assert len(list(read_lines(tmp_path / "a.zst"))) == 40
+    refused = pytest.raises(UsageError, match=r"a\.zst, which refers back over 134,217,728 bytes, .* about 128 MiB")
+    with memory_budget(Budget.of(32 << 20, 1)), refused:
+        list(read_lines(tmp_path / "a.zst"))
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -41,10 +41,11 @@ def die(lease: Lease) -> None:
 @pytest.mark.parametrize("given", ["abc", "", "0", "-5", "nan", "inf", "1e9", "0.001"])
 def test_seconds_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", given)
-    with pytest.raises(UsageError, match=rf"^GRISTMILL_LEASE_SECONDS '{given}': wanted seconds, from 0\.1 to 86,400;"):
+    expected = rf"^GRISTMILL_LEASE_SECONDS '{given}': expected seconds, from 0\.1 to 86,400;"
+    with pytest.raises(UsageError, match=expected):
         lease_seconds()
     monkeypatch.setenv("GRISTMILL_LOG_SECONDS", given)
-    with pytest.raises(UsageError, match=rf"^GRISTMILL_LOG_SECONDS '{given}': wanted"), log_lines(str):
+    with pytest.raises(UsageError, match=rf"^GRISTMILL_LOG_SECONDS '{given}': expected"), log_lines(str):
         pass
 
 

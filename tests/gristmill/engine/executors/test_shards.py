@@ -88,7 +88,7 @@ def test_a_time_that_is_none_is_refused_in_one_line(tmp_path: Path, source: Path
     process = start(source, tmp_path / "out", "0/2", SECONDS, GRISTMILL_LEASE_SECONDS="abc")
     message = process.communicate(timeout=patience(60))[1]
     assert process.returncode == 2, message
-    assert message.startswith("error: GRISTMILL_LEASE_SECONDS 'abc': wanted seconds") and message.count("\n") == 1, (
+    assert message.startswith("error: GRISTMILL_LEASE_SECONDS 'abc': expected seconds") and message.count("\n") == 1, (
         message
     )
 

@@ -1,0 +1,107 @@
+"""Sources of a corpus that differ in their folders, formats and text fields, as a table of a run's TOML names them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from gristmill.errors import UsageError, require
+from gristmill.io.corpus_names import LINE_FORMATS, TABLE_FORMATS, TEXT_FORMATS, name_fault, parse_name
+from gristmill.io.documents import Corpus, CorpusFile, UnreadFile, scan_corpus
+from gristmill.storage.files import file_info, is_file
+from gristmill.urls import is_remote
+
+FORMATS = (LINE_FORMATS[0], *TABLE_FORMATS, *TEXT_FORMATS)
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table [sources.NAME]; what it leaves out is as without the table.
+
+    Attributes:
+        path: Folder or file; a relative one is in CORPUS, and by default it is CORPUS/NAME.
+        column: The field that holds the text, or one in another: meta.text.
+        template: Or a text made of several: "{title}\\n\\n{meta.body}".
+        format: The only format to read: jsonl (.json and .ndjson, too), parquet, arrow, txt, csv or tsv.
+        weight: Epochs of the source in the mix.
+    """
+
+    path: str = ""
+    column: str = ""
+    template: str = ""
+    format: str = ""
+    weight: float | None = None
+
+    def check(self, name: str) -> None:
+        """Raise UsageError for values that do not go together; `name` is the source's."""
+        where = f"[sources.{name}]"
+        require(
+            name not in ("", ".", "..") and "/" not in name and not name.startswith("."),
+            f"{where}: expected the name of a folder that is not hidden, as it begins the keys of its documents",
+        )
+        require(not (self.column and self.template), f"{where} has a column and a template: give one of them")
+        require(
+            not self.template or "{" in self.template,
+            f"{where} template {self.template!r}: expected names of fields in braces, such as {{title}}",
+        )
+        require(self.format in ("", *FORMATS), f"{where} format {self.format!r}: expected one of {', '.join(FORMATS)}")
+
+    def folder(self, root: Path, name: str) -> Path:
+        """Its folder, or file."""
+        own = Path(self.path or name)
+        return own if is_remote(own) else root / own
+
+
+def scan_sources(
+    root: Path, sources: Mapping[str, Source], text_column: str = "text", skip_odd_names: bool = False
+) -> list[tuple[Path, Corpus]]:
+    """The folder and the files of each source, named `NAME/…`; other folders in `root` are not looked at.
+
+    `text_column` is the field of the text where a source names none. Raises as scan_corpus, and UsageError for a source
+    that is not as Source.check wants it.
+    """
+    found = []
+    for name, source in sorted(sources.items()):
+        source.check(name)
+        place, column = source.folder(root, name), source.template or source.column or text_column
+        if is_file(place):
+            found.append((place.parent, Corpus([_only_file(place, name, column)], [])))
+        else:
+            read_also = (source.format,) if source.format in TEXT_FORMATS else ()
+            listed = scan_corpus(place, f"{name}/", column, read_also, skip_odd_names=skip_odd_names)
+            found.append((place, _of_format(listed, source.format, place)))
+    return found
+
+
+def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:
+    """All files of several folders as one corpus."""
+    parts = [corpus for _, corpus in found]
+    files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
+    return Corpus(files, sorted((file for part in parts for file in part.unread), key=lambda file: file.name))
+
+
+def _only_file(path: Path, source: str, column: str) -> CorpusFile:
+    name, info = f"{source}/{path.name}", file_info(path)
+    require(
+        parse_name(name) is not None, f"[sources.{source}] path {path}: expected a folder, or a *.jsonl or the like"
+    )
+    require(not (fault := name_fault(name)), f"[sources.{source}] path {path}: {fault}")
+    assert info is not None
+    return CorpusFile(path, name, info.size, column)
+
+
+def _of_format(corpus: Corpus, wanted: str, place: Path) -> Corpus:
+    """The files of one format; the others are not read."""
+    if not wanted:
+        return corpus
+    formats = {file.name: parts.format for file in corpus.files if (parts := parse_name(file.name))}
+    is_wanted = {
+        name: found == wanted or (found in LINE_FORMATS and wanted == FORMATS[0]) for name, found in formats.items()
+    }
+    files = [file for file in corpus.files if is_wanted[file.name]]
+    others = [UnreadFile(file.name, file.size, f"not {wanted}") for file in corpus.files if not is_wanted[file.name]]
+    if not files:
+        raise UsageError(
+            f"{place} holds no file of the format {wanted}, only {', '.join(sorted(set(formats.values())))}"
+        )
+    return replace(corpus, files=files, unread=[*corpus.unread, *others])

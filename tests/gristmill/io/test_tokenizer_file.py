@@ -1,0 +1,149 @@
+"""Tokenizers of every kind behind one interface; how one is found, and what its special tokens are."""
+
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.errors import UsageError
+from gristmill.io.tiktoken_ranks import GPT4, QWEN2
+from gristmill.io.tokenizer_file import (
+    companions_of,
+    find_tokenizer_file,
+    open_tokenizer,
+    read_config,
+    read_json,
+    special_id,
+)
+from preprocessing.tokenizer.json_encoder import JsonEncoder
+from tests.hub_server import Hub, running_hub
+from tests.tokenizers_of_models import BEGIN, END, PROSE, content_of, write_ranks
+
+opened = cache(open_tokenizer)
+PATTERNS = {
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama3": GPT4,
+    "qwen": QWEN2,
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content_of("Llama 3"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=[("gpt2", 50_256), ("llama3", 128_000), ("qwen", 151_643)])
+def ranks(request, tmp_path_factory) -> tuple[Path, tiktoken.Encoding]:
+    name, count = request.param
+    path = tmp_path_factory.mktemp("ranks") / "any.tiktoken"
+    found = write_ranks(path, count)
+    return path, tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=found, special_tokens={END: count})
+
+
+@given(text=st.one_of(st.text(), st.lists(st.sampled_from([*PROSE, " ", "\n", "12345", "'s", "e\u0301"])).map("".join)))
+def test_ids_of_a_rank_file_are_those_of_tiktoken(ranks, text: str) -> None:
+    path, reference = ranks
+    text = unicodedata.normalize("NFC", text) if reference.name == "qwen" else text
+    found = opened(path)
+    assert found.encode(text) == reference.encode_ordinary(text)
+    assert found.decode(found.encode(text)) == text
+
+
+def test_a_rank_file_is_encoded_by_gigatoken_and_has_its_publishers_special_tokens(ranks) -> None:
+    path, reference = ranks
+    found = opened(path)
+    encoder = JsonEncoder(found, read_json(path, path.read_bytes()) or "")
+    assert not encoder.fallback
+    assert encoder.encode(PROSE)[0].tolist() == [i for text in PROSE for i in reference.encode_ordinary(text)]
+    ends = {"gpt2": (50_256, -1), "llama3": (128_001, 128_000), "qwen": (151_643, -1)}
+    assert (found.special({}, "eos"), found.special({}, "bos")) == ends[reference.name]
+    assert found.kind == "tiktoken"
+
+
+def test_damaged_and_unknown_rank_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "few.tiktoken"
+    write_ranks(path, 1000)
+    with pytest.raises(UsageError, match=r"has 1,000 ranks.*expected 50,256 \(gpt2\), .*; convert it"):
+        open_tokenizer(path)
+    path.write_bytes(path.read_bytes()[:-3] + b"x\n")
+    with pytest.raises(UsageError, match="is damaged"):
+        open_tokenizer(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"{", b'{"a": 1}', b"\x00\xff" * 99])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UsageError, match=r"file is no tokenizer \(.*\): expected a tokenizer.json, a SentencePiece"):
+        open_tokenizer(tmp_path / "file")
+
+
+def test_special_tokens_are_those_of_the_config_a_name_or_none(file: Path) -> None:
+    found = open_tokenizer(file)
+    for config, name, wanted, expected in [
+        ({}, "eos", "model", found.id_of(END)),  # a name that is usual
+        ({}, "eos", BEGIN, found.id_of(BEGIN)),
+        ({}, "bos", "none", -1),
+        ({"bos_token": BEGIN}, "bos", "model", found.id_of(BEGIN)),
+        ({"eos_token": {"content": BEGIN}}, "eos", "model", found.id_of(BEGIN)),
+    ]:
+        assert special_id(found, file, config, name, wanted) == expected
+    with pytest.raises(UsageError, match="no bos token is named by it; give --bos TOKEN"):
+        special_id(found, file, {}, "bos", "model")
+    with pytest.raises(UsageError, match="'<none>' is not in its vocabulary; give --eos TOKEN"):
+        special_id(found, file, {}, "eos", "<none>")
+
+
+def test_a_file_is_found_in_a_folder_of_a_model(file: Path, tmp_path: Path) -> None:
+    assert find_tokenizer_file(file) == find_tokenizer_file(tmp_path) == file
+    assert companions_of(file) == []
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    assert read_config(companions_of(file)) == {"eos_token": END}
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json is damaged"):
+        read_config(companions_of(file))
+    with pytest.raises(UsageError, match=r"expected a tokenizer, and there is no such file: give a tokenizer\.json"):
+        find_tokenizer_file(tmp_path / "none.json")
+
+
+@pytest.fixture
+def hub(file: Path) -> Iterator[Hub]:
+    with running_hub() as found:
+        found.commit({"tokenizer.json": file.read_bytes(), "tokenizer_config.json": b'{"eos_token": "<|begin|>"}'})
+        yield found
+
+
+def find_in_a_process(repository: str, hub: Hub, cache_folder: Path) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from gristmill.command import run_with_exit_code; from pathlib import Path\n"
+    program += "from gristmill.io.tokenizer_file import find_tokenizer_file as find, companions_of\n"
+    program += f"sys.exit(run_with_exit_code(lambda: print(companions_of(find(Path({repository!r})))[0].read_text())))"
+    env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache_folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_repository_of_the_hub_is_fetched_once_with_its_config(hub: Hub, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = find_in_a_process("org/name", hub, tmp_path / "hub")
+        assert (found.returncode, found.stdout) == (0, '{"eos_token": "<|begin|>"}\n'), found.stderr
+    assert [path for verb, path in hub.requests if verb == "GET" and not path.startswith("/datasets/")] == [
+        "/org/name/resolve/main/tokenizer.json", "/org/name/resolve/main/tokenizer_config.json",
+    ]  # fmt: skip
+
+
+def test_a_repository_that_is_not_there_is_refused_in_a_sentence(hub: Hub, tmp_path: Path) -> None:
+    found = find_in_a_process("org/other", hub, tmp_path / "hub")
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: org/other: there is no such file, nor repository")
+    hub.url = "http://127.0.0.1:9"
+    found = find_in_a_process("org/name", hub, tmp_path / "hub")
+    assert found.returncode == 2 and "the Hub cannot be reached" in found.stderr.splitlines()[-1]
