@@ -71,7 +71,8 @@ def apply(
     arguments = {"function": function, "version": version_of(function)}
     with open_stage(STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir]) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function))
+        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)
+        return run.finish(done.counts)
 
 
 @leaves_out_damaged

@@ -5,6 +5,7 @@ from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from string import punctuation
+from typing import Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -30,6 +31,7 @@ from gristmill.io.writers import Rejects
 from gristmill.storage.files import locked_file
 from gristmill.text import matching_form, utf8_size
 
+SizeUnit = Literal["character", "byte"]
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
 SHORT = "short"
 KEPT = "kept"
@@ -44,20 +46,23 @@ def filter(
     threshold: Positional[int],
     options: RunOptions = RunOptions(),
     text_column: str = "text",
+    unit: SizeUnit = "character",
 ) -> Counts:
     """List the documents with fewer than `threshold` characters in the matching form. No document is removed here.
 
     The matching form is lower case, without ASCII punctuation, with single spaces. Run once for each data
-    set with the same output file: each run replaces the keys of its own data set and keeps the others.
+    set with the same output file: each run replaces the keys of its own data set and keeps the others. A character of
+    Chinese says what several letters do, and is three bytes: --unit byte keeps such documents at the same threshold.
 
     Args:
         input_dir: NORM/<dataset>/; or NORM/, in which dataset_name chooses one data set or all.
         output_file: FILTERED.pickle, as SlimPajama's: {file: {rows}}; or .parquet, a table of file and row.
         n_docs: The expected number of documents; a note is printed if it differs from the count.
         dataset_name: Name of the data set, or all.
-        threshold: Minimum characters in the matching form of a document to keep; SlimPajama's is 200.
+        threshold: Minimum size of the matching form of a document to keep, in units; SlimPajama's is 200 characters.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
+        unit: Unit of the threshold: character, or byte of UTF-8.
 
     Returns:
         Documents read, kept and short, per source.
@@ -73,7 +78,7 @@ def filter(
         label=output_file.name, part="" if dataset_name == "all" else dataset_name,
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
-        found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])
+        found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
         with locked_file(_lock_of(output_file)):  # several data sets may be filtered at the same time
             run.step("merge", [_merge_task(run, found, output_file)])
@@ -88,19 +93,19 @@ def check_threshold(threshold: int) -> None:
         raise UsageError(f"threshold {threshold}: expected 0 or more characters, such as 200")
 
 
-def _find_task(run: StageRun, group: SliceGroup, threshold: int) -> Task:
+def _find_task(run: StageRun, group: SliceGroup, threshold: int, unit: SizeUnit) -> Task:
     output = run.ledger.root / STATE_DIR / run.output / f"{group[0].label}.parquet"
-    arguments = {"group": group, "threshold": threshold, "output": output}
+    arguments = {"group": group, "threshold": threshold, "unit": unit, "output": output}
     return Task(group[0].label, find_short, arguments, (output,), sum(part.size for part in group))
 
 
 @leaves_out_damaged
-def find_short(group: SliceGroup, threshold: int, output: Path) -> Counts:
+def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) -> Counts:
     """Task: write the keys of the short documents in a group of slices."""
     counts, rejects, rows = Counts({}, []), Rejects(output), defaultdict(list)
     for part in group:
         for document in read_documents(part, counts, rejects):
-            short = is_short(document.text, threshold)
+            short = is_short(document.text, threshold, unit)
             counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
             if short:
                 rows[part.name].append(document.key.row)
@@ -108,19 +113,22 @@ def find_short(group: SliceGroup, threshold: int, output: Path) -> Counts:
     return counts
 
 
-def is_short(text: str, threshold: int) -> bool:
-    """Whether the matching form of a text has fewer than `threshold` characters.
+def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
+    """Whether the matching form of a text has fewer than `threshold` units.
 
     The form of a whole text is not shorter than that of its beginning. So the first 2 × threshold characters alone are
     counted, then brought to the form: most documents are known by the count to be long enough.
 
     >>> is_short("a b c", 5), is_short("A,  b, c!", 6)
     (False, True)
+    >>> is_short("水車", 5), is_short("水車", 5, "byte")
+    (True, False)
     """
+    size_of = len if unit == "character" else utf8_size
     beginning = text[: 2 * threshold]
-    if _count_kept(beginning) >= threshold or len(matching_form(beginning)) >= threshold:
+    if _count_kept(beginning) >= threshold or size_of(matching_form(beginning)) >= threshold:
         return False
-    return len(matching_form(text)) < threshold
+    return size_of(matching_form(text)) < threshold
 
 
 def _count_kept(text: str) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +24,10 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
+from gristmill.io.corpus_names import WEB_FORMATS, parse_name
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of, scan_corpus
 from gristmill.io.readers import read_documents
+from gristmill.io.sources import Source, join_corpora, scan_sources
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.listings import listed_once
 from gristmill.storage.walking import walk
@@ -36,6 +38,8 @@ STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "z
 FILES_PER_INDEX = 64  # as in SlimPajama
 _PIECE = 1 << 20  # characters that are normalised together, or a few more
 _ASCII = re.compile(r"[\x00-\x7f]")
+_STRIDE = 64  # a run of twice as many marks has two of the characters that are looked at
+_DECOMPOSE_TO_MARKS = frozenset("\u0f73\u0f75\u0f81")  # and are of class 0 themselves
 
 
 def normalize_text(
@@ -46,6 +50,8 @@ def normalize_text(
     ftfy: bool = False,
     text_column: str = "text",
     read_also: tuple[str, ...] = (),
+    skip_odd_names: bool = False,
+    sources: tyro.conf.Suppress[Mapping[str, Source] | None] = None,
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Normalise every text of a corpus to Unicode NFC; all other fields are copied unchanged.
@@ -56,13 +62,16 @@ def normalize_text(
 
     Args:
         data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
-            in any subfolders.
+            or web archives (.warc, .wet, also compressed: gristmill[web]), in any subfolders.
         target_dir: Output folder; files keep their relative paths.
         zst: Compress all output with zstd, even if the input is not compressed.
         idx: Index of the block of 64 files to normalise, to split a folder among machines; -1 for all files.
         ftfy: Repair mojibake with ftfy first, as SlimPajama did. It also rewrites Chinese punctuation and code.
         text_column: The column or field that holds the text; it keeps its name.
         read_also: More formats to read: txt (a file is one document), csv, tsv (a row is one).
+        skip_odd_names: Leave out files whose names cannot be part of a document's key, such as those with a newline or
+            bytes that are not UTF-8; they are counted as not read.
+        sources: Folder, text field and format of each source, where these differ; others are not read then.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -71,24 +80,36 @@ def normalize_text(
     if ftfy:
         check_ftfy()
     with listed_once(data_dir):
-        corpus = scan_corpus(data_dir, text_column=text_column, read_also=read_also)
+        if sources:
+            found = scan_sources(data_dir, sources, text_column, skip_odd_names)
+        else:
+            listed = scan_corpus(data_dir, text_column=text_column, read_also=read_also, skip_odd_names=skip_odd_names)
+            found = [(data_dir, listed)]
+        corpus, reads = join_corpora(found), dict[Path, list[Path]]()
         files = corpus.files
-        reject_overlapping_folders(data_dir, target_dir)
+        for folder, part in found:
+            reject_overlapping_folders(folder, target_dir)
+            reads.setdefault(folder, []).extend(paths_of(part.files))
         targets = plan_targets(files, target_dir, zst)
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
         if not chosen:
             raise UsageError(
                 f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // 64}"
             )
-        stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
+        more: tuple[str, ...] = ("ftfy",) if ftfy else ()
+        if any(parts and parts.format in WEB_FORMATS for parts in (parse_name(file.name) for file in files)):
+            check_web()
+            more += ("resiliparse",)
+        stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
         with open_stage(
-            stage, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir],
+            stage, target_dir, options, reads=reads, publishes=[target_dir],
             part=f"idx{idx}" if idx >= 0 else "",
         ) as run:  # fmt: skip
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             if idx >= 0:
                 _reject_unplanned(run, target_dir, targets, idx)
-            counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
+            arguments = {"ftfy": ftfy} | ({"written_as": text_column} if sources else {})
+            counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, arguments).counts
             if idx <= 0:  # once for all blocks
                 counts.merge(run.note("files that are not read", corpus.count_unread()))
             return run.finish(counts)
@@ -106,6 +127,12 @@ def _reject_unplanned(run: StageRun, target_dir: Path, targets: Targets, idx: in
         )
 
 
+def check_web() -> None:
+    """Raise UsageError if the packages that read web archives are not installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("fastwarc", "resiliparse")):
+        raise UsageError("the corpus holds web archives (.warc, .wet): to read them, pip install 'gristmill[web]'")
+
+
 def check_ftfy() -> None:
     """Raise UsageError if the package that --ftfy needs is not installed."""
     if importlib.util.find_spec("ftfy") is None:
@@ -113,8 +140,8 @@ def check_ftfy() -> None:
 
 
 @leaves_out_damaged
-def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -> Counts:
-    """Task: normalise each slice of a group into its output."""
+def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, written_as: str = "") -> Counts:
+    """Task: normalise each slice of a group into its output; the field of the text is `written_as`, or stays."""
     counts, fix = Counts({}, []), _ftfy() if ftfy else _nfc
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
@@ -122,6 +149,8 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -
                 before, text = utf8_size(document.text), fix(document.text)
                 size = before if text == document.text else utf8_size(text)
                 document.replace_text(text)
+                if written_as:
+                    document.rename_text(written_as)
                 sink.write(document.to_json())
                 counts.add_written(part.source, size, before)
                 del document, text  # a large one is gone before the next is read
@@ -130,6 +159,7 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -
 
 def _nfc(text: str) -> str:
     """NFC of a text; a long one in pieces, as normalising it whole takes up to ten times its memory."""
+    text = sort_marks(text)
     if len(text) <= _PIECE:
         return unicodedata.normalize("NFC", text)
     if all(unicodedata.is_normalized("NFC", piece) for piece in _pieces(text)):
@@ -138,6 +168,33 @@ def _nfc(text: str) -> str:
     for piece in _pieces(text):
         written.write(unicodedata.normalize("NFC", piece))
     return written.getvalue()
+
+
+def sort_marks(text: str) -> str:
+    """Sort each run of 128 combining marks or more by class: an equivalent text, whose NFC takes linear time.
+
+    unicodedata sorts a run by insertion: a million of marks in turns of two classes take an hour.
+    """
+    if text.isascii() or not any(map(_is_mark, text[::_STRIDE])):
+        return text
+    parts, done, end = list[str](), 0, 0
+    for at in range(0, len(text) - _STRIDE, _STRIDE):
+        if at < end or not (_is_mark(text[at]) and _is_mark(text[at + _STRIDE])):
+            continue
+        start = end = at
+        while start > done and _is_mark(text[start - 1]):
+            start -= 1
+        while end < len(text) and _is_mark(text[end]):
+            end += 1
+        if end - start >= 2 * _STRIDE:
+            marks = [mark for c in text[start:end] for mark in unicodedata.normalize("NFD", c)]
+            parts += [text[done:start], "".join(sorted(marks, key=unicodedata.combining))]
+            done = end
+    return "".join([*parts, text[done:]]) if parts else text
+
+
+def _is_mark(c: str) -> bool:
+    return unicodedata.combining(c) != 0 or c in _DECOMPOSE_TO_MARKS
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -153,7 +210,7 @@ def _pieces(text: str) -> Iterator[str]:
 def _ftfy() -> Callable[[str], str]:
     import ftfy
 
-    return lambda text: ftfy.fix_text(text, normalization="NFC")
+    return lambda text: ftfy.fix_text(sort_marks(text), normalization="NFC")
 
 
 if __name__ == "__main__":

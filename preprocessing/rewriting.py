@@ -42,20 +42,21 @@ def rewrite_corpus(
     function: Callable[..., Counts],
     arguments: dict[str, Any],
     foreign: str = "",
-) -> Counts:
-    """Write the output file of each file; return the counts of all tasks.
+    beside: Path | None = None,
+) -> StepResult:
+    """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
-    `foreign`: see Task.
+    `foreign`: see Task. With `beside`, a folder, each task has a further output there, its argument `beside`.
     """
     slices = cut_raw_corpus(run, files)
     pieces = [part for part in slices if is_piece(part)]
     done = read_slices(
-        run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign)
+        run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, beside)
     )
     if pieces:
         run.step("join", _join_tasks(run, pieces, targets, done))
-    return done.counts
+    return done
 
 
 def _slice_tasks(
@@ -65,13 +66,17 @@ def _slice_tasks(
     function: Callable[..., Counts],
     arguments: dict[str, Any],
     foreign: str,
+    beside: Path | None,
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
     for group in groups:
         outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
         size = sum(part.size for part in group)
         given = {"group": group, "outputs": outputs, **arguments}
-        yield Task(group[0].label, function, given, outputs, size, foreign=foreign)
+        more = (beside / f"{group[0].label}.removed",) if beside else ()
+        if more:
+            given["beside"] = more[0]
+        yield Task(group[0].label, function, given, (*outputs, *more), size, foreign=foreign)
 
 
 def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:

@@ -23,7 +23,7 @@ from tyro.conf import Positional
 from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
-from gristmill.counts import REPEATED, WRITTEN, Counts
+from gristmill.counts import REPEATED, WRITTEN, Counts, warn_of_losses
 from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
@@ -37,7 +37,7 @@ from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
 from gristmill.storage.names import absolute
 from preprocessing.datasets import shares_table, source_weights
-from preprocessing.mixing.drops import check_all_found, write_drops
+from preprocessing.mixing.drops import DUPLICATE, check_all_found, split_drops
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
@@ -82,7 +82,9 @@ def pass1(
         text_column: The column or field that holds the text.
 
     Returns:
-        Documents read, written, repeated and dropped, per source and reason.
+        Documents read, written, repeated and dropped, per source and reason. Fewer may be dropped as duplicates than
+        are listed: one that is short, too, counts as short, and one that replaces a kept document which is short, or of
+        a source with weight 0, is written.
     """
     check_seed(seed)
     files = list_corpus(input_dir, text_column=text_column)
@@ -99,7 +101,7 @@ def pass1(
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
-        ((named, is_of_others),) = dropped.values(tuple[int, bool])
+        ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         _note_provenance(duplicates, is_of_others, options)
         epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
         placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
@@ -120,8 +122,12 @@ def pass1(
         arguments = {"manifest": manifest, "path": manifest_path(out_dir)}
         run.step("manifest", [Task("manifest", write_manifest, arguments, (manifest_path(out_dir),))])
         counts = run.finish(mixed.counts)
+        if both and run.ran and not options.quiet:
+            print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts))
+        lines = warn_of_losses(counts, DUPLICATE) if run.ran else []
+        print("".join(f"warning: {line}\n" for line in lines), end="", file=sys.stderr)
     return counts
 
 
@@ -160,7 +166,7 @@ def _drops_task(
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
         "absent": absent, "groups": list(drops), "outputs": outputs,
     }  # fmt: skip
-    return Task("drops", write_drops, arguments, tuple(outputs), memory=options.memory_bytes)
+    return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
 def _text_bytes(part: Slice) -> int:

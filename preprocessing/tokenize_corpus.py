@@ -1,19 +1,19 @@
-"""Stage: tokenise documents into Megatron token shards, a sequence per document that ends in its end-of-document id."""
+"""Stage: tokenise documents into Megatron token shards, a sequence for each document."""
 
 import shutil
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
 import numpy as np
-import sentencepiece
 
 from gristmill.batches import batched
 from gristmill.command import command
@@ -39,10 +39,24 @@ from gristmill.io.token_manifest import (
     with_suffix,
 )
 from gristmill.io.token_shards import TokenShardWriter, write_sources
+from gristmill.io.tokenizer_file import (
+    COMPANIONS,
+    AnyTokenizer,
+    Kind,
+    SentencePieceTokenizer,
+    companions_of,
+    find_tokenizer_file,
+    open_tokenizer,
+    read_config,
+    read_json,
+    require_tokenizers,
+    special_id,
+)
 from gristmill.io.writers import Rejects
-from gristmill.storage.files import is_file, remove_files
+from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
+from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:
@@ -56,24 +70,28 @@ _LONG_TEXT = 1 << 16  # characters: a longer text is encoded in parts, which hol
 
 
 class TokenizerFacts(msgspec.Struct):
-    """What the stage needs to know of a model; `fallback` is the reason that SentencePiece itself encodes, if any.
+    """What the stage needs to know of a tokenizer; `fallback` is the reason that a slower library encodes, if any.
 
-    Without byte pieces, a character that is in no piece becomes the unknown id.
+    `begin` and `end` are the ids that begin and end each document, or -1. Without byte pieces, a character that is in
+    no piece of a SentencePiece model becomes the unknown id.
     """
 
     sha256: str
     vocab_size: int
-    end_of_document: int
+    begin: int
+    end: int
+    kind: Kind
     fallback: str
     has_bytes: bool = True
 
 
 class ShardReport(msgspec.Struct):
-    """Counts of one part or shard, for the manifest."""
+    """Counts of one part or shard, for the manifest; `differed` says where gigatoken and tokenizers did not agree."""
 
     shard: ShardRecord
     sources: dict[str, SourceRecord]
-    lossy_documents: int = 0  # with U+2581, which decodes as a space
+    lossy_documents: int = 0  # with U+2581, which SentencePiece decodes as a space
+    differed: str = ""
 
 
 def tokenize_corpus(
@@ -83,9 +101,11 @@ def tokenize_corpus(
     options: RunOptions = RunOptions(),
     *,
     shard_size: str = "512MiB",
+    bos: str = "none",
+    eos: str = "model",
     text_column: str = "text",
 ) -> Counts:
-    """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
+    """Encode every document into token shards that Megatron-LM reads.
 
     Writes the shards tokens_00000.bin, .idx and .sources, tokens_00001.bin and so on; manifest.json with counts per
     source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's --data-path; and a copy of
@@ -93,36 +113,52 @@ def tokenize_corpus(
 
     Args:
         input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
-        tokenizer: A SentencePiece .model file with an end-of-sentence piece, which ends each document.
+        tokenizer: A tokenizer.json, a SentencePiece .model, or a rank file of tiktoken; the folder of a model that has
+            one; or a repository ORG/NAME of the Hugging Face Hub. All but SentencePiece need gristmill[tokenizers].
         out_dir: OUT/tokens/train or OUT/tokens/holdout, the folder of token shards to write.
         options: Workers, memory, and when to stop; they change no output.
         shard_size: Most bytes of a shard's .bin. What one task encodes is not divided: a slice of 64 MiB of a .jsonl or
             .parquet file, a compressed file as a whole, or a group of small files.
+        bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
+        eos: The token that ends each document, likewise.
         text_column: The column or field of the corpus that holds the text.
 
     Returns:
         Documents read and written, per source.
     """
-    if not is_file(tokenizer):
-        raise UsageError(f"{tokenizer}: expected a SentencePiece model, and there is no such file. Run train_tokenizer")
+    tokenizer = find_tokenizer_file(tokenizer)
     target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
-    if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH):
+    if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH, *COMPANIONS):
         raise UsageError(
-            f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model"
+            f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model, or "
+            "tokenizer.json"
         )
-    with open_stage(STAGE, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
+    companions = companions_of(tokenizer)
+    stage = STAGE
+    if tokenizer.suffix != ".model":
+        require_tokenizers(str(tokenizer))
+        stage = replace(STAGE, libraries=("tokenizers",))
+    with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
-        facts = _read_facts(run, tokenizer)
+        facts = _read_facts(run, {"tokenizer": tokenizer, "companions": companions, "bos": bos, "eos": eos})
         slices = cut_raw_corpus(run, files)
-        encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer))
-        parts = list(_part_tasks(run, group_slices(slices), tokenizer))
+        encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer, facts))
+        parts = list(_part_tasks(run, group_slices(slices), tokenizer, facts))
         joined = run.step("join", _shard_tasks(run, parts, encoded, target, out_dir))
-        run.step("manifest", [_manifest_task(joined, tokenizer, facts, out_dir)])
-        return run.finish(encoded.counts)
+        run.step("manifest", [_manifest_task(joined, [tokenizer, *companions], facts, out_dir)])
+        counts = run.finish(encoded.counts)
+    differed = [report.differed for report in joined.values(ShardReport) if report.differed]
+    if differed and not options.quiet:
+        print(
+            f"note: tokenizers encoded {len(differed)} shards in part, as gigatoken gave {differed[0]}; the ids are "
+            "those of tokenizers",
+            file=sys.stderr,
+        )
+    return counts
 
 
 def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
@@ -131,17 +167,20 @@ def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
         remove_files(set(shards_in(out_dir)) - set(map(Path, run.ledger.outputs())))
 
 
-def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
+def _read_facts(run: StageRun, arguments: dict[str, Any]) -> TokenizerFacts:
     """Run the step that loads the tokenizer; print a note if it is slow to encode with, or may lose characters."""
-    from gristmill.kernels import note_compilation  # here, as they import numba
-    from preprocessing.tokenizer.bpe import encode_texts
+    tokenizer, quiet = arguments["tokenizer"], run.options.quiet
+    if tokenizer.suffix == ".model":
+        from gristmill.kernels import note_compilation  # here, as they import numba
+        from preprocessing.tokenizer.bpe import encode_texts
 
-    note_compilation(encode_texts, seconds=5, quiet=run.options.quiet)
-    read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, {"tokenizer": tokenizer})])
+        note_compilation(encode_texts, seconds=5, quiet=quiet)
+    read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, arguments)])
     facts = read.values(TokenizerFacts)[0]
-    if facts.fallback and not run.options.quiet:
-        print(f"note: SentencePiece itself encodes the texts, which is slower: {facts.fallback}", file=sys.stderr)
-    if not facts.has_bytes and not run.options.quiet:
+    if facts.fallback and not quiet:
+        library = "SentencePiece" if facts.kind == "sentencepiece" else "tokenizers"
+        print(f"note: {library} itself encodes the texts, which is slower: {facts.fallback}", file=sys.stderr)
+    if not facts.has_bytes and not quiet:
         print(
             f"note: {tokenizer} has no byte pieces: characters that are in none of its pieces become its unknown id, "
             "and are lost. Models of train_tokenizer lose none",
@@ -150,43 +189,49 @@ def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
     return facts
 
 
-def read_tokenizer(tokenizer: Path) -> Result:
-    """Task: load a SentencePiece model; the value is its TokenizerFacts. UsageError if it cannot be used."""
+def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) -> Result:
+    """Task: load a tokenizer; the value is its TokenizerFacts. UsageError if it cannot be used."""
     model, encoder = load_encoder(tokenizer)
-    has_bytes = any(map(model.IsByte, range(model.vocab_size())))
-    facts = TokenizerFacts(sha256_file(tokenizer), model.vocab_size(), model.eos_id(), encoder.fallback, has_bytes)
-    return Result(Counts({}, []), facts)
+    named = read_config(companions)
+    begin = special_id(model, tokenizer, named, "bos", bos)
+    end = special_id(model, tokenizer, named, "eos", eos)
+    has_bytes = isinstance(encoder, JsonEncoder) or encoder.has_bytes
+    sha256, size = sha256_file(tokenizer), model.vocab_size
+    return Result(Counts({}, []), TokenizerFacts(sha256, size, begin, end, model.kind, encoder.fallback, has_bytes))
 
 
-def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
-    """Load a SentencePiece model and its encoder, once per process, so that all slices share the word cache.
+def load_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
+    """Load a tokenizer and its encoder, once per process, so that all slices share the word cache.
 
-    Raises UsageError if `path` is no SentencePiece model, or one without an end-of-sentence piece.
+    Raises UsageError if `path` is no tokenizer.
     """
     return _load(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
-    """Load a model and its encoder; cached until the modification time of the file changes."""
+def _load(path: Path, mtime_ns: int) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:  # noqa: ARG001
+    """As new_encoder; cached until the modification time of the file changes."""
+    return new_encoder(path)
+
+
+def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
+    """Load a tokenizer and its encoder."""
+    model = open_tokenizer(path)
+    if not isinstance(model, SentencePieceTokenizer):
+        return model, JsonEncoder(model, read_json(path, path.read_bytes()) or "")
     from preprocessing.tokenizer.encoder import Encoder  # here, as it imports numba
 
-    model = sentencepiece.SentencePieceProcessor()
-    try:
-        model.Load(str(path))
-    except (RuntimeError, OSError) as error:
-        raise UsageError(f"{path} is not a SentencePiece model; train_tokenizer writes one") from error
-    if model.eos_id() < 0:
-        raise UsageError(f"{path} has no end-of-sentence piece to end documents with: train it with one (eos_id)")
-    return model, Encoder(model)
+    return model, Encoder(model.model)
 
 
-def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path) -> Iterator[Task]:
+def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, facts: TokenizerFacts) -> Iterator[Task]:
     """A task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
-        arguments = {"group": group, "tokenizer": tokenizer, "tokens": outputs[0]}
+        arguments = {
+            "group": group, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end, "tokens": outputs[0],
+        }  # fmt: skip
         yield Task(group[0].label, encode_slices, arguments, outputs, sum(part.size for part in group))
 
 
@@ -208,43 +253,69 @@ def _shard_tasks(
         yield Task(prefix.name, write_shard, arguments, outputs, sum(sizes[part] for part in group))
 
 
-def _manifest_task(joined: StepResult, tokenizer: Path, facts: TokenizerFacts, out_dir: Path) -> Task:
-    outputs = (out_dir / MANIFEST, out_dir / DATA_PATH, out_dir / tokenizer.name)
-    reports, copies = joined.values(ShardReport), dict(zip(("manifest", "data_path", "copy"), outputs, strict=True))
-    arguments = {"reports": reports, "tokenizer": tokenizer, "facts": facts, **copies}
-    return Task("manifest", write_manifest, arguments, outputs)
+def _manifest_task(joined: StepResult, tokenizer: Sequence[Path], facts: TokenizerFacts, out_dir: Path) -> Task:
+    manifest, data_path = out_dir / MANIFEST, out_dir / DATA_PATH
+    copies = {path: out_dir / path.name for path in tokenizer}
+    arguments = {"reports": joined.values(ShardReport), "facts": facts, "copies": list(copies.items()),
+                 "manifest": manifest, "data_path": data_path}  # fmt: skip
+    return Task("manifest", write_manifest, arguments, (manifest, data_path, *copies.values()))
 
 
 @leaves_out_damaged
-def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
-    """Task: write the documents of slices as a part, `tokens` (.bin), .idx, .sources; the value is its ShardReport."""
-    counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
-    prefix = _prefix(tokens)
+def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, tokens: Path) -> Result:
+    """Task: write the documents of slices as a part, `tokens` (.bin), .idx, .sources; the value is its ShardReport.
+
+    `begin` and `end` are the ids that begin and end each document; -1: none.
+    """
+    model, encoder = load_encoder(tokenizer)
+    try:
+        return _encode(group, model, encoder, (begin, end), tokens)
+    except EnginesDifferError as error:  # all of the part anew, so that its bytes depend on nothing but its texts
+        assert isinstance(encoder, JsonEncoder)
+        encoder.fallback = str(error)
+        try:
+            found = _encode(group, model, encoder, (begin, end), tokens)
+        finally:
+            encoder.fallback = ""
+        found.value.differed = str(error)
+        return found
+
+
+def _encode(
+    group: SliceGroup, model: AnyTokenizer, encoder: "Encoder | JsonEncoder", ends: tuple[int, int], tokens: Path
+) -> Result:
+    counts, prefix, lossy = Counts({}, []), _prefix(tokens), model.kind == "sentencepiece"
     found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
     number_of, document_sources = dict[str, int](), array("I")
-    with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
+    with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
         documents = _read_all(group, counts, Rejects(tokens))
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
-            lengths = _encode_batch(batch, encoder, model.eos_id(), shard)
+            lengths = _encode_batch(batch, encoder, *ends, shard)
             for document, length in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
-                _add_document(found, source, length, size, _ESCAPED_SPACE in document.text)
+                _add_document(found, source, length, size, lossy and _ESCAPED_SPACE in document.text)
             del batch, document  # a large one is gone before the next is read
     found.shard.sha256, found.shard.idx_sha256, found.shard.sources = shard.sha256, shard.idx_sha256, [*number_of]
     found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)
     return Result(counts, found)
 
 
-def _encode_batch(batch: list[Document], encoder: "Encoder", end_id: int, shard: TokenShardWriter) -> list[int]:
+def _encode_batch(
+    batch: list[Document], encoder: "Encoder | JsonEncoder", begin: int, end: int, shard: TokenShardWriter
+) -> list[int]:
     """Encode documents into a shard, long ones in parts; return the number of tokens of each."""
     lengths: list[int] = []
+    first = np.array([begin] if begin >= 0 else [], np.int32)
     for is_long, some in groupby(batch, lambda document: len(document.text) > _LONG_TEXT):
         if is_long:
-            lengths += (shard.add_parts(encoder.encode_parts(d.text, end_id, what=f"the text {d.key}")) for d in some)
+            parts = (encoder.encode_parts(document.text, end, what=f"the text {document.key}") for document in some)
+            lengths += (shard.add_parts(chain([first], ids)) for ids in parts)
         else:
-            ids, offsets = encoder.encode([document.text for document in some], end_id)
+            ids, offsets = encoder.encode([document.text for document in some], end)
+            if len(first):
+                ids, offsets = np.insert(ids, offsets[:-1], begin), offsets + np.arange(len(offsets))
             shard.add_all(ids, found := np.diff(offsets).tolist())
             lengths += found
     return lengths
@@ -281,17 +352,20 @@ def _prefix(tokens: Path) -> Path:
 def _merge(total: ShardReport | Manifest, part: ShardReport) -> None:
     """Add the counts per source of a part."""
     total.lossy_documents += part.lossy_documents
+    if isinstance(total, ShardReport):
+        total.differed = total.differed or part.differed
     for source, more in part.sources.items():
         _add(total.sources.setdefault(source, SourceRecord()), more.documents, more.tokens, more.bytes)
 
 
 def write_manifest(
-    reports: list[ShardReport], tokenizer: Path, facts: TokenizerFacts, manifest: Path, data_path: Path, copy: Path
+    reports: list[ShardReport], facts: TokenizerFacts, copies: list[tuple[Path, Path]], manifest: Path, data_path: Path
 ) -> None:
     """Task: write manifest.json and data_path.txt from the reports of all shards, in order; copy the tokenizer."""
-    with atomic_write(copy) as temporary:
-        shutil.copyfile(tokenizer, temporary)
-    record = TokenizerRecord(copy.name, facts.sha256, facts.vocab_size, facts.end_of_document)
+    for original, copy in copies:
+        with atomic_write(copy) as temporary:
+            shutil.copyfile(original, temporary)
+    record = TokenizerRecord(copies[0][1].name, facts.sha256, facts.vocab_size, facts.end, facts.begin)
     found = Manifest(record, token_dtype(record.vocab_size).name, [report.shard for report in reports], {})
     for report in reports:
         _merge(found, report)

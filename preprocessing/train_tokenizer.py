@@ -1,4 +1,4 @@
-"""Stage: train a SentencePiece tokenizer on a random sample of the train set, lossless but for U+2581."""
+"""Stage: train a tokenizer on a random sample of the train set: a SentencePiece model, or byte-level BPE."""
 
 import heapq
 import re
@@ -6,13 +6,16 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import msgspec
 import sentencepiece
 
+from gristmill.apart import call_apart
 from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import Counts
@@ -26,20 +29,22 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import paths_of
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, read_documents
+from gristmill.io.tiktoken_ranks import QWEN2
+from gristmill.io.tokenizer_file import require_tokenizers
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
 from preprocessing.mixing.sampling import check_seed, random_number
 from preprocessing.mixing.shuffle_buckets import LineBuffer
 
-ModelType = Literal["bpe", "unigram"]
+ModelType = Literal["bpe", "unigram", "byte-bpe"]
 MAX_VOCAB_SIZE = 1 << 20
 
 STAGE = Stage("train_tokenizer", version=1, libraries=("sentencepiece",))
-MODEL = "tokenizer.model"
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
+END_OF_TEXT = "<|endoftext|>"  # of byte-level BPE: its only special token
 # SentencePiece's errors, with the least and the greatest possible number of pieces
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -62,18 +67,21 @@ def train_tokenizer(
     options: RunOptions = RunOptions(),
     text_column: str = "text",
 ) -> Counts:
-    """Train tokenizer.model on a random sample of the documents of a train set.
+    """Train a tokenizer on a random sample of the documents of a train set.
 
-    The train set is already weighted by source, and so is a sample of it. The model is lossless: no
-    normalisation, white space is kept, characters outside the vocabulary become UTF-8 bytes, and digits are
-    single pieces. Only U+2581, SentencePiece's own sign for a space, is decoded as a space. Ids: 0 unknown,
-    1 begin of sentence, 2 end of sentence (end of document).
+    The train set is already weighted by source, and so is a sample of it. The tokenizer is lossless: no normalisation,
+    white space is kept, and digits are single pieces. bpe and unigram write tokenizer.model for SentencePiece:
+    characters outside the vocabulary become UTF-8 bytes; only U+2581, its own sign for a space, is decoded as a space;
+    ids: 0 unknown, 1 begin of sentence, 2 end of sentence (end of document). byte-bpe writes tokenizer.json for
+    transformers, as GPT-2, Llama 3 and Qwen have: merges of bytes within words, cut as Qwen does; id 0 is
+    <|endoftext|>.
 
     Args:
         input_dir: OUT/train_deduped, the train set.
-        out_dir: OUT/tokenizer, the folder to write tokenizer.model to.
-        vocab_size: Number of pieces, including the 256 bytes and 3 control pieces.
-        model_type: bpe (byte-pair encoding: Sennrich et al. 2016) or unigram (Kudo 2018).
+        out_dir: OUT/tokenizer, the folder to write tokenizer.model or tokenizer.json to.
+        vocab_size: Number of pieces, including the 256 bytes and the control pieces: 3, or 1 of byte-bpe.
+        model_type: bpe (byte-pair encoding of characters: Sennrich et al. 2016), unigram (Kudo 2018), or byte-bpe (of
+            bytes: Radford et al. 2019; needs gristmill[tokenizers]).
         sample: Size of the text to train on, such as 64MiB.
         exact: Make exactly vocab_size pieces, or raise an error if the sample is too small; else make fewer pieces.
         seed: Seed of the sample.
@@ -86,19 +94,35 @@ def train_tokenizer(
     check_options(vocab_size, model_type, sample, exact, seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    with open_stage(STAGE, out_dir, options, reads={input_dir: paths_of(files)}, files=[out_dir / MODEL]) as run:
+    model, whole = out_dir / model_name(model_type), model_type == "byte-bpe"
+    stage = STAGE
+    if whole:
+        require_tokenizers("--model_type byte-bpe")
+        stage = replace(STAGE, libraries=("tokenizers",))
+    with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, files=[model]) as run:
         slices, budget = cut_raw_corpus(run, files), parse_size(sample)
-        sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed))
-        tasks = _sample_tasks(run, group_slices(slices), budget, seed)
+        sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
+        tasks = _sample_tasks(run, group_slices(slices), budget, seed, whole)
         sampled.counts.check_malformed(STAGE.name, options.max_malformed)
         arguments = {
-            "samples": FileSet(tuple(task.outputs[0] for task in tasks)), "model": out_dir / MODEL,
+            "samples": FileSet(tuple(task.outputs[0] for task in tasks)), "model": model,
             "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
         }  # fmt: skip
         megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
         notice = f"training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds"
-        run.step("train", [Task("train", train_model, arguments, (out_dir / MODEL,), notice=notice)])
+        train = train_byte_bpe if whole else train_model
+        run.step("train", [Task("train", train, arguments, (model,), notice=notice)])
         return run.finish(sampled.counts)
+
+
+def model_name(model_type: str) -> str:
+    """The name of the file of a tokenizer of this type."""
+    return "tokenizer.json" if model_type == "byte-bpe" else "tokenizer.model"
+
+
+def special_tokens(model_type: str) -> dict[str, str]:
+    """The tokens of a tokenizer of this type that begin and end a document, by "bos" and "eos"."""
+    return {"eos": END_OF_TEXT} if model_type == "byte-bpe" else {"bos": "<s>", "eos": "</s>"}
 
 
 def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, seed: int) -> None:
@@ -119,34 +143,34 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
     check_seed(seed)
 
 
-def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int) -> Iterator[Task]:
+def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int, whole: bool) -> Iterator[Task]:
     """A task for each group of slices; each slice has its share of the budget."""
     total = sum(part.size for group in groups for part in group) or 1
     for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
         budgets = tuple(max(1, budget * part.size // total) for part in group)
-        arguments = {"group": group, "budgets": budgets, "seed": seed, "output": output}
+        arguments = {"group": group, "budgets": budgets, "seed": seed, "whole": whole, "output": output}
         yield Task(group[0].label, sample_group, arguments, (output,), sum(part.size for part in group))
 
 
 @leaves_out_damaged
-def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output: Path) -> Counts:
-    """Task: write the sentences of a random sample of each slice."""
+def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output: Path, whole: bool = False) -> Counts:
+    """Task: write the sentences of a random sample of each slice; or, if `whole`, its texts as JSON, a line each."""
     counts, rejects = Counts({}, []), Rejects(output)
     with atomic_write(output) as temporary, temporary.open("wb") as file:
         for part, budget in zip(group, budgets, strict=True):
-            for block in _sample_slice(part, budget, seed, counts, rejects, output.parent):
+            for block in _sample_slice(part, budget, seed, counts, rejects, output.parent, whole):
                 file.write(block)
     return counts
 
 
 def _sample_slice(
-    part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects, folder: Path
+    part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects, folder: Path, whole: bool
 ) -> Iterator[bytes]:
-    """The sentences of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
+    """The lines of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
     share = worker_share()
     with closing(LineBuffer(folder, None if share is None else share // 4)) as buffer:
-        sample = SentenceSample(budget, buffer)
+        sample = SentenceSample(budget, buffer, whole)
         for document in read_documents(part, counts, rejects, by_original_source=True):
             key = document.original_key
             number = random_number(seed, f"tokenizer {document.key.row}", key.file, key.row)
@@ -168,11 +192,12 @@ class Sampled(NamedTuple):
 class SentenceSample:
     """Keeps the documents with the smallest random numbers: `budget` bytes of text, but at least one document.
 
-    One that is removed leaves its sentences in `buffer`: few do, as most are refused before they are added.
+    One that is removed leaves its lines in `buffer`: few do, as most are refused before they are added. The lines of a
+    document are its sentences, or, if `whole`, one: its text as JSON.
     """
 
-    def __init__(self, budget: int, buffer: LineBuffer) -> None:
-        self._budget, self._buffer = budget, buffer
+    def __init__(self, budget: int, buffer: LineBuffer, whole: bool = False) -> None:
+        self._budget, self._buffer, self._whole = budget, buffer, whole
         self._heap: list[int] = []  # of number and index in one, negative: the largest on top
         self._documents = array("Q")  # _FIELDS for each
         self._sources: list[str] = []
@@ -186,8 +211,8 @@ class SentenceSample:
         if self._heap and self._size + found.size > self._budget and place < self._heap[0]:
             return [found]
         start = self._buffer.size
-        for sentence in sentences(text):
-            self._buffer.append(sentence.encode() + b"\n")
+        for line in (msgspec.json.encode(text),) if self._whole else map(str.encode, sentences(text)):
+            self._buffer.append(line + b"\n")
         if source not in self._sources:
             self._sources.append(source)
         self._documents.extend((self._sources.index(source), found.size, start, self._buffer.size))
@@ -200,7 +225,7 @@ class SentenceSample:
         return map(self._document, self._heap)
 
     def blocks(self) -> Iterator[bytes]:
-        """The lines of the sample's sentences, document by document in the order in which they were added."""
+        """The lines of the sample, document by document in the order in which they were added."""
         view = self._buffer.view()
         for index in sorted(map(_index, self._heap)):
             start, end = self._documents[index * _FIELDS + 2 : (index + 1) * _FIELDS]
@@ -241,30 +266,69 @@ def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str,
     Raises UsageError if there is no text, if its characters alone are more than `vocab_size` pieces, or if it
     is too little for that many pieces and `exact` is set.
     """
-    if not any(path.stat().st_size for path in samples.paths):
-        raise UsageError(
-            "there is no text to train a tokenizer on: no document, or only empty ones. Give a corpus with text"
-        )
-    with atomic_write(model) as temporary, temporary.open("wb") as file:
-        try:
+    _require_text(samples)
+    with atomic_write(model) as temporary:
+        call_apart(
+            _train_sentencepiece, paths=samples.paths, model=temporary, vocab_size=vocab_size, model_type=model_type,
+            exact=exact,
+        )  # fmt: skip
+
+
+def _train_sentencepiece(paths: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
+    try:
+        with model.open("wb") as file:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_read_sentences(samples), model_writer=file,
+                sentence_iterator=(line.decode() for line in _read_lines(paths)), model_writer=file,
                 vocab_size=vocab_size, model_type=model_type,
                 hard_vocab_limit=exact, byte_fallback=True, split_digits=True, normalization_rule_name="identity",
                 remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True,
                 unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
                 max_sentence_length=MAX_SENTENCE_BYTES, num_threads=_THREADS, minloglevel=2,
             )  # fmt: skip
-        except (RuntimeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise  # the disk's, not SentencePiece's
-            raise UsageError(_advice(vocab_size, str(error))) from error
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's, not SentencePiece's
+        raise UsageError(_advice(vocab_size, str(error))) from error
 
 
-def _read_sentences(samples: FileSet) -> Iterator[str]:
-    for path in samples.paths:
+def train_byte_bpe(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:  # noqa: ARG001
+    """Task: train byte-level BPE on the texts of all samples; raises UsageError as train_model does."""
+    _require_text(samples)
+    with atomic_write(model) as temporary:
+        call_apart(_train_byte_bpe, paths=samples.paths, model=temporary, vocab_size=vocab_size, exact=exact)
+
+
+def _train_byte_bpe(paths: tuple[Path, ...], model: Path, vocab_size: int, exact: bool) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(QWEN2), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator((msgspec.json.decode(line, type=str) for line in _read_lines(paths)), trainer)
+    found = tokenizer.get_vocab_size()
+    if exact and found < vocab_size:
+        raise UsageError(_too_large(vocab_size, found))
+    model.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def _require_text(samples: FileSet) -> None:
+    if not any(path.stat().st_size for path in samples.paths):
+        raise UsageError(
+            "there is no text to train a tokenizer on: no document, or only empty ones. Give a corpus with text"
+        )
+
+
+def _read_lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
+    for path in paths:
         with path.open("rb") as file:
-            yield from (line.decode() for line in split_lines(iter(lambda: file.read(1 << 20), b"")) if line)
+            yield from filter(None, split_lines(iter(lambda: file.read(1 << 20), b"")))
 
 
 def _advice(vocab_size: int, message: str) -> str:
@@ -275,11 +339,15 @@ def _advice(vocab_size: int, message: str) -> str:
             f"are {found[1]} pieces: give --vocab_size {found[1]} or more"
         )
     if found := _TOO_LARGE.search(message):
-        return (
-            f"--vocab_size {vocab_size} is too large: this sample has {found[1]} different pieces: give --vocab_size "
-            f"{found[1]} or less, --exact false for as many as there are, or more text"
-        )
+        return _too_large(vocab_size, int(found[1]))
     return f"SentencePiece cannot make {vocab_size} pieces of this sample: {message.strip().rsplit('] ', 1)[-1]}"
+
+
+def _too_large(vocab_size: int, pieces: int) -> str:
+    return (
+        f"--vocab_size {vocab_size} is too large: this sample has {pieces} different pieces: give --vocab_size "
+        f"{pieces} or less, --exact false for as many as there are, or more text"
+    )
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ class Drops:
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
-    """Read what `write_drops` wrote for a group of `files`."""
+    """Read what `split_drops` wrote for a group of `files`."""
     with np.load(path) as stored:
         columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in (SHORT, DUPLICATE))
         return dict(zip(files, map(Drops, *columns), strict=True))
 
 
-def write_drops(
+def split_drops(
     duplicates: Path | None,
     provenance: Path | None,
     short_docs: Path | None,
@@ -62,8 +62,9 @@ def write_drops(
 
     Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
     replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one file are in memory. The
-    result's value is the number of documents to leave out, and whether `provenance` is of no use, as it lists other
-    duplicates. Raises InputError if a set names a file that the corpus does not have.
+    result's value is the number of documents to leave out, how many of them are short and duplicates, too, and whether
+    `provenance` is of no use, as it lists other duplicates. Raises InputError if a set names a file that the corpus
+    does not have.
     """
     table = provenance if duplicates and (short_docs or absent) else None
     is_of_others = bool(table and duplicates and not _is_of(table, duplicates))
@@ -80,15 +81,17 @@ def write_drops(
                 left_out = _LeftOut.of(short_keys, absent)
                 for found in _replacements(table, left_out, links, memory // 4):
                     sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
-        return Result(Counts({}, []), (_save_all(groups, outputs, by_file(sorter)), is_of_others))
+        return Result(Counts({}, []), (*_save_all(groups, outputs, by_file(sorter)), is_of_others))
 
 
-def _save_all(groups: list[tuple[str, ...]], outputs: list[Path], found: Iterator[tuple[int, NDArray]]) -> int:
-    """Write the drops of all groups, given the _DROPs of files by place, in order; return how many documents they are.
+def _save_all(
+    groups: list[tuple[str, ...]], outputs: list[Path], found: Iterator[tuple[int, NDArray]]
+) -> tuple[int, int]:
+    """Write the drops of all groups, given the _DROPs of files by place, in order; the groups one by one.
 
-    The groups are written one by one.
+    Returns how many documents they are, and how many of these are both short and duplicates.
     """
-    named, place, following = 0, 0, next(found, None)
+    named, both, place, following = 0, 0, 0, next(found, None)
     for files, output in zip(groups, outputs, strict=True):
         drops = []
         for _ in files:
@@ -98,8 +101,10 @@ def _save_all(groups: list[tuple[str, ...]], outputs: list[Path], found: Iterato
             drops.append(_drops_of(records))
             place += 1
         _save(output, drops)
-        named += sum(len(np.union1d(of_file.short, of_file.duplicate)) for of_file in drops)
-    return named
+        for of_file in drops:
+            twice = len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
+            named, both = named + len(of_file.short) + len(of_file.duplicate) - twice, both + twice
+    return named, both
 
 
 def _drops_of(records: NDArray) -> Drops:

@@ -35,6 +35,7 @@ class Encoder:
 
     Attributes:
         fallback: Reason that SentencePiece itself encodes every text; empty if it does not.
+        has_bytes: Whether characters outside the vocabulary become their UTF-8 bytes.
 
     Args:
         model: A SentencePiece model.
@@ -45,7 +46,7 @@ class Encoder:
         vocabulary = read_vocabulary(model.serialized_model_proto())
         self._model = model
         self._normalize = _normalizer(vocabulary, model)
-        self._has_bytes = bool(vocabulary.of_type(PieceType.BYTE))
+        self.has_bytes = bool(vocabulary.of_type(PieceType.BYTE))
         symbols = vocabulary.of_type(PieceType.USER_DEFINED)
         self._symbols = re.compile("|".join(re.escape(_unescape(symbol)) for symbol in symbols)) if symbols else None
         has_space = ESCAPED_SPACE in vocabulary.of_type(PieceType.NORMAL)
@@ -117,7 +118,7 @@ class Encoder:
         for cut in range(at, len(text)):
             before, after = text[cut - 1], text[cut]
             if before + after not in self._bigrams and (
-                self._has_bytes or before in self._pieces or after in self._pieces
+                self.has_bytes or before in self._pieces or after in self._pieces
             ):
                 return cut
         return len(text)

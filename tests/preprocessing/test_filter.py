@@ -53,6 +53,14 @@ def test_length_is_in_characters_of_the_matching_form(
         assert short_of(tmp_path / "short.pickle") == wanted
 
 
+@pytest.mark.parametrize(("text", "length"), [("a  B, c!", 5), ("日本語。", 12), ("😀" * 4, 16), ("Ä-ß", 4), ("", 0)])
+def test_length_may_be_in_bytes(tmp_path, quiet: RunOptions, write, text: str, length: int) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": text}])
+    for threshold, wanted in ((length, {}), (length + 1, {"book/a.jsonl": {0}})):
+        find_short(tmp_path / "norm", tmp_path / "short.pickle", 1, "all", threshold, quiet, unit="byte")
+        assert short_of(tmp_path / "short.pickle") == wanted
+
+
 def test_source_folder_and_corpus_root_give_the_same(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     norm = corpus(book=6, c4=4)
     find_short(norm, tmp_path / "all.pickle", 10, "all", 30, quiet)

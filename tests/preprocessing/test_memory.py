@@ -22,9 +22,10 @@ from gristmill.io.documents import list_corpus
 from gristmill.io.readers import Slice, plan_slices
 from preprocessing.apply import apply_to_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
-from preprocessing.tokenize_corpus import encode_slices
+from preprocessing.tokenize_corpus import encode_slices, new_encoder
 from preprocessing.train_tokenizer import sample_group
 from preprocessing.user_function import version_of
+from tests.tokenizers_of_models import content_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -94,12 +95,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @needs_sizes
-@pytest.mark.parametrize("stage", ["pass1", "tokenize_corpus"])
+@pytest.mark.parametrize("stage", ["pass1", "bpe", "tokenizer.json"])
 def test_later_stages_stay_within_the_budget(tmp_path: Path, models: Callable[[str], Path], stage: str) -> None:
-    name = (
-        ("tokenize_corpus", "--tokenizer", models("bpe")) if stage == "tokenize_corpus" else ("shuffle_holdout", stage)
+    (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"))
+    tokenizer = models("bpe") if stage == "bpe" else tmp_path / "tokenizer.json"
+    name = ("shuffle_holdout", stage) if stage == "pass1" else ("tokenize_corpus", "--tokenizer", tokenizer)
+    small, large = (
+        make_lines(tmp_path / "small", 1000),
+        make_lines(tmp_path / "large", MB if stage == "tokenizer.json" else 16 * MB),
     )
-    small, large = make_lines(tmp_path / "small", 1000), make_lines(tmp_path / "large", 16 * MB)
     own = run_stage(*name, "--input_dir", small, "--out_dir", tmp_path / "small_out")
     found = run_stage(*name, "--input_dir", large, "--out_dir", tmp_path / "large_out")
     assert found.processes == own.processes >= 4
@@ -120,10 +124,10 @@ def test_a_long_text_after_short_ones_is_encoded_in_parts(
     size = 6 * MB
     part = slice_of(tmp_path / "in/a.jsonl", *["the mill"] * 1000, word * (size // len(word.encode())), "the mill")
     tokenizer = models("bpe")
-    encode_slices((part,), tokenizer, tmp_path / "first.bin")  # loads the model
+    encode_slices((part,), tokenizer, -1, 2, tmp_path / "first.bin")  # loads the model
     tracemalloc.start()
     try:
-        encode_slices((part,), tokenizer, tmp_path / "second.bin")
+        encode_slices((part,), tokenizer, -1, 2, tmp_path / "second.bin")
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -157,7 +161,7 @@ def test_a_text_that_cannot_be_divided_says_how_much_it_needs(
         memory_budget(Budget.of(100 * MB, 1, tmp_path / "lock")),
         pytest.raises(UsageError, match=rf"^the text a.jsonl@1, {why}, takes about 192 MiB .* give --memory 205MiB"),
     ):
-        encode_slices((part,), models(kind), tmp_path / "tokens.bin")
+        encode_slices((part,), models(kind), -1, 2, tmp_path / "tokens.bin")
 
 
 @pytest.mark.parametrize(("kind", "word"), [("bpe", "a"), ("unigram", "the mill ")])
@@ -169,7 +173,7 @@ def test_a_text_that_cannot_be_divided_is_held_though_a_batch_has_room_for_it(
         memory_budget(Budget.of(50 * MB, 1, tmp_path / "lock")),
         pytest.raises(UsageError, match=r"^the text a.jsonl@1, .* takes about 55 MiB"),
     ):
-        encode_slices((part,), models(kind), tmp_path / "tokens.bin")
+        encode_slices((part,), models(kind), -1, 2, tmp_path / "tokens.bin")
 
 
 def test_documents_that_a_function_drops_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +201,15 @@ def test_the_frame_of_a_long_line_leaves_no_memory_with_arrow(tmp_path: Path) ->
         with open_scatter(lambda rows: np.zeros(rows.num_rows, np.int64), writer.write, tmp_path / "out") as scatter:
             scatter.add(numbers, np.array([len(line)], np.int64), [line])
         assert resident_memory(os.getpid())[0] - before < 16 * MB
+
+
+@pytest.mark.parametrize(("fallback", "wanted"), [("", "132"), ("other ids", "810")])
+def test_a_long_text_of_a_tokenizer_json_is_refused_before_it_takes_the_memory(
+    tmp_path: Path, fallback: str, wanted: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"))
+    encoder = new_encoder(tmp_path / "tokenizer.json")[1]
+    encoder.fallback = fallback
+    refused = f"the text t, which is encoded as a whole, takes about {wanted} MiB of memory"
+    with memory_budget(Budget.of(64 * MB, 1, tmp_path / "lock")), pytest.raises(UsageError, match=refused):
+        list(encoder.encode_parts("the mill grinds " * (3 * MB // 16), what="the text t"))

@@ -18,7 +18,7 @@ from gristmill.counts import MALFORMED, READ, WRITTEN, Tally
 from gristmill.engine.options import RunOptions
 from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
-from preprocessing.normalize_text import normalize_text
+from preprocessing.normalize_text import normalize_text, sort_marks
 
 DECOMPOSED = "cafe\u0301, A\u030a, \u1112\u1161\u11ab, \u212b, \u0344"
 KEPT = "“quotes”，中文标点：（）；！ ﬁ ½ … \r\n\t&amp; \ufeff ﾊﾟ"  # what ftfy or NFKC would change
@@ -196,3 +196,20 @@ class TestPieces:
         assert msgspec.json.decode(rejects)["line"] == 10
         with pytest.raises(TooManyMalformed, match=r"a\.jsonl line 10: text is null"):
             normalize_text(large, tmp_path / "out", options=replace(quiet, max_malformed=0.05))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ae\u00e9\u0f40\u1100"), st.integers(0, 300), st.randoms()), max_size=4))
+def test_sorted_marks_have_the_same_nfc(parts: list) -> None:
+    marks = "\u0301\u0323\u0344\u0327\u0f71\u0f73\u0f72"
+    text = "".join(start + "".join(random.choices(marks, k=count)) for start, count, random in parts)
+    assert unicodedata.normalize("NFC", sort_marks(text)) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344\u0323"])
+def test_nfc_has_nothing_left_to_sort_in_a_million_marks(marks: str) -> None:
+    """unicodedata moves a mark before each one of a higher class: the pairs in wrong order are its work."""
+    text = sort_marks("a" + marks * 500_000 + "b")
+    classes = [unicodedata.combining(c) for c in unicodedata.normalize("NFC", text)[1:-1]]
+    assert len(classes) >= 499_999 and classes == sorted(classes)
+    decomposed = [unicodedata.combining(c) for c in text[1:-1]]
+    assert all(decomposed) and decomposed == sorted(decomposed)

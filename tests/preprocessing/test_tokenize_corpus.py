@@ -1,12 +1,15 @@
 """train_tokenizer and tokenize_corpus: a lossless model, and token shards equal to SentencePiece's ids."""
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +19,13 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.token_shards import open_shards, read_sources
+from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import FileInfo
-from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.tokenize_corpus import load_encoder, tokenize_corpus
+from preprocessing.tokenizer.json_encoder import JsonEncoder
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
+from tests.tokenizers_of_models import BEGIN, END, content_of
 from tests.verify_shards import verify_shards
 
 VOCABULARY = 400
@@ -279,10 +285,10 @@ def test_documents_larger_than_a_batch(tmp_path: Path, quiet: RunOptions, write,
 
 
 def test_invalid_tokenizers_are_rejected(tmp_path: Path, quiet: RunOptions, texts) -> None:
-    with pytest.raises(UsageError, match="Run train_tokenizer"):
+    with pytest.raises(UsageError, match="train one with train_tokenizer"):
         tokenize_corpus(tmp_path / "in", tmp_path / "none.model", tmp_path / "out", quiet)
     (tmp_path / "bad.model").write_bytes(b"no model")
-    with pytest.raises(UsageError, match="is not a SentencePiece model"):
+    with pytest.raises(UsageError, match="is no tokenizer"):
         tokenize_corpus(tmp_path / "in", tmp_path / "bad.model", tmp_path / "out", quiet)
 
 
@@ -394,3 +400,83 @@ def test_the_text_may_be_in_another_column(tmp_path: Path, quiet: RunOptions, wr
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, text_column="body")
     (shard,) = open_shards(tmp_path / "out")[1]
     assert shard[0].tolist() == [*model.encode("the mill"), model.eos_id()]
+
+
+@pytest.fixture
+def tokenizer_json(tmp_path: Path) -> Path:
+    path = tmp_path / "model" / "tokenizer.json"
+    path.parent.mkdir()
+    path.write_text(content_of("Llama 3"), encoding="utf-8")
+    (path.parent / "tokenizer_config.json").write_text(json.dumps({"bos_token": BEGIN, "eos_token": END}))
+    return path
+
+
+@pytest.mark.parametrize(("bos", "eos"), [("none", "model"), ("model", "model"), ("model", "none"), ("none", "none")])
+def test_shards_of_a_tokenizer_json_hold_the_ids_of_tokenizers(
+    tmp_path: Path, quiet: RunOptions, texts, tokenizer_json: Path, bos: str, eos: str
+) -> None:
+    tokenize_corpus(tmp_path / "in", tokenizer_json.parent, tmp_path / "out", quiet, bos=bos, eos=eos)
+    reference = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    begin = [reference.token_to_id(BEGIN)] if bos == "model" else []
+    end = [reference.token_to_id(END)] if eos == "model" else []
+    manifest, shards = open_shards(tmp_path / "out")
+    wanted = [[*begin, *reference.encode(text, add_special_tokens=False).ids, *end]
+              for found in texts.values() for text in found]  # fmt: skip
+    assert [ids.tolist() for shard in shards for ids in shard] == wanted
+    record = manifest.tokenizer
+    assert (record.vocab_size, record.begin_of_document, record.end_of_document) == (
+        500,
+        *(begin or [-1]),
+        *(end or [-1]),
+    )
+    assert manifest.lossy_documents == 0
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tokenizer_json.parent / name).read_bytes()
+
+
+def test_a_long_text_has_its_tokens_around_it(tmp_path: Path, quiet: RunOptions, write, prose, tokenizer_json) -> None:
+    long = " ".join(prose) * 20
+    write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in (long, "short", long)])
+    tokenize_corpus(tmp_path / "in", tokenizer_json, tmp_path / "out", quiet, bos=BEGIN)
+    reference = tokenizers.Tokenizer.from_file(str(tokenizer_json))
+    first, _, last = open_shards(tmp_path / "out")[1][0]
+    assert first.tolist() == last.tolist() == [1, *reference.encode(long).ids, 0]
+
+
+def test_slices_on_which_gigatoken_differs_are_encoded_by_tokenizers_and_named(
+    tmp_path: Path, quiet: RunOptions, texts, tokenizer_json: Path, monkeypatch, capsys
+) -> None:
+    tokenize_corpus(tmp_path / "in", tokenizer_json, tmp_path / "right", quiet)
+    encoder = load_encoder(tokenizer_json)[1]
+    assert isinstance(encoder, JsonEncoder) and not encoder.fallback
+    right = encoder._encode_fast
+    monkeypatch.setattr(encoder, "_encode_fast", lambda texts: (right(texts)[0] ^ 1, right(texts)[1]))
+    tokenize_corpus(tmp_path / "in", tokenizer_json, tmp_path / "out", replace(quiet, quiet=False))
+    assert (
+        "note: tokenizers encoded 1 shards in part, as gigatoken gave other ids from token 0" in capsys.readouterr().err
+    )
+    assert (tmp_path / "out/tokens_00000.bin").read_bytes() == (tmp_path / "right/tokens_00000.bin").read_bytes()
+    assert not encoder.fallback
+
+
+def test_byte_level_bpe_is_trained_the_same_every_time_and_restores_any_text(
+    tmp_path: Path, quiet: RunOptions, write, prose
+) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in [*prose, *ADVERSARIAL]])
+    for name, workers in (("a", 1), ("b", 2)):
+        train_tokenizer(
+            tmp_path / "in", tmp_path / name, VOCABULARY, "byte-bpe", options=replace(quiet, workers=workers)
+        )
+    path = tmp_path / "a" / "tokenizer.json"
+    assert path.read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+    found = open_tokenizer(path)
+    assert found.vocab_size == VOCABULARY and found.id_of(END) == 0
+    assert all(found.decode(found.encode(text)) == text for text in [*ADVERSARIAL, LOSSY])
+    assert len(found.encode("the mill grinds")) < 8 and len(found.encode("12345")) == 5
+    assert len(found.encode(".\n\tNext line")) < 8  # it has seen lines together
+    assert not load_encoder(path)[1].fallback  # gigatoken knows it
+    with pytest.raises(UsageError, match=r"60000 is too large: this sample has \d+ different pieces"):
+        train_tokenizer(tmp_path / "in", tmp_path / "c", 60_000, "byte-bpe", options=quiet)
+    with pytest.raises(UsageError, match="there is no text to train a tokenizer on"):
+        write(tmp_path / "empty" / "a.jsonl", [])
+        train_tokenizer(tmp_path / "empty", tmp_path / "c", VOCABULARY, "byte-bpe", options=quiet)

@@ -12,7 +12,7 @@ from gristmill.errors import InputError
 from gristmill.io.keys import KeySet, write_keys
 from gristmill.io.parquet_tables import write_table
 from gristmill.storage.local import flush_later
-from preprocessing.mixing.drops import load_drops, write_drops
+from preprocessing.mixing.drops import load_drops, split_drops
 
 
 def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
         (tmp_path / "short.pickle").write_bytes(
             pickle.dumps({file: set(rows.tolist()) for file, rows in short.items()})
         )
-        write_drops(table, table, tmp_path / "short.pickle", (), [files], [tmp_path / "a.npz"], memory=1)
+        split_drops(table, table, tmp_path / "short.pickle", (), [files], [tmp_path / "a.npz"], memory=1)
         dropped = load_drops(tmp_path / "a.npz", files)
         left = {file: {row for name, row in kept if name == file} - {*dropped[file].duplicate} for file in files}
         assert {file: rows.tolist() for file in files if len(rows := dropped[file].short)} == {
@@ -53,10 +53,10 @@ def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp
         columns = {"file": pa.array(["a", "a"]), "row": pa.array([1, 2]), "kept_file": files, "kept_row": rows}
         write_table(tmp_path / "dup.parquet", columns)
         table, outputs = tmp_path / "dup.parquet", [tmp_path / "a.npz"]
-        return write_drops(table, table, tmp_path / "short.pickle", (), [("a",)], outputs, memory=1).value
+        return split_drops(table, table, tmp_path / "short.pickle", (), [("a",)], outputs, memory=1).value
 
-    assert drop(pa.array([None, "a"]), pa.array([None, 0])) == (2, False)  # row 2 is kept in place of row 0
-    assert drop(pa.array(["a", "a"]).dictionary_encode(), pa.array([0, 0], pa.int8())) == (2, False)
+    assert drop(pa.array([None, "a"]), pa.array([None, 0])) == (2, 0, False)  # row 2 is kept in place of row 0
+    assert drop(pa.array(["a", "a"]).dictionary_encode(), pa.array([0, 0], pa.int8())) == (2, 0, False)
     with pytest.raises(InputError, match=r"dup\.parquet: column kept_file is int64: expected strings"):
         drop(pa.array([1, 2]), pa.array([0, 0]))
     with pytest.raises(InputError, match=r"dup\.parquet: column kept_row is double"):
@@ -70,9 +70,9 @@ def test_memory_is_a_file_of_a_key_set_at_a_time(tmp_path: Path) -> None:
     paths = tmp_path / "dup.parquet", None, tmp_path / "short.parquet", ()
     groups, outputs = [(file,) for file in files], [tmp_path / f"{number}.npz" for number in range(50)]
     with flush_later():
-        write_drops(*paths, [tuple(files)], outputs[:1], memory=1)  # imports and compiles
+        split_drops(*paths, [tuple(files)], outputs[:1], memory=1)  # imports and compiles
         tracemalloc.start()
-        assert write_drops(*paths, groups, outputs, memory=4 << 20).value == (600_000, False)
+        assert split_drops(*paths, groups, outputs, memory=4 << 20).value == (600_000, 0, False)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16e6, peak

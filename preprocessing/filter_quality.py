@@ -1,0 +1,111 @@
+"""Stage: keep the documents that a recipe of quality rules allows, as Gopher's, C4's and FineWeb's."""
+
+import sys
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import pyarrow as pa
+from tyro.conf import Positional
+
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.run import open_stage
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
+from gristmill.io.files import STATE_DIR
+from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.text import utf8_size
+from preprocessing.quality.recipe import parse_recipe, read_recipe
+from preprocessing.quality.words import WordSplitter
+from preprocessing.rewriting import plan_targets, rewrite_corpus
+
+STAGE = Stage("filter_quality", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+_SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "rule": pa.string(), "value": pa.float64()})
+
+
+def filter_quality(
+    data_dir: Positional[Path],
+    target_dir: Positional[Path],
+    recipe: Positional[str],
+    options: RunOptions = RunOptions(),
+    *,
+    text_column: str = "text",
+) -> Counts:
+    """Write the documents of a corpus that the rules of a recipe allow, each counted once by the first rule it fails.
+
+    The table TARGET_DIR.removed.parquet has each document that was removed (its file and row in data_dir), the rule and
+    the value of its measure. Rules for lines and for personal data rewrite the text for the rules that follow.
+
+    Args:
+        data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
+            in any subfolders.
+        target_dir: Output folder; files keep their relative paths.
+        recipe: gopher, c4, fineweb, or a TOML file of rules.
+        options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text.
+
+    Returns:
+        Documents read, written, and removed by each rule, per source.
+    """
+    content = read_recipe(recipe)
+    parse_recipe(content, recipe)
+    files = list_corpus(data_dir, text_column=text_column)
+    reject_overlapping_folders(data_dir, target_dir)
+    targets, table = plan_targets(files, target_dir), removed_path(target_dir)
+    with open_stage(
+        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
+    ) as run:
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        done = rewrite_corpus(
+            run, "judge", files, targets, judge_slices, {"rules": content},
+            beside=run.ledger.root / STATE_DIR / run.output,
+        )  # fmt: skip
+        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
+        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
+        run.step("merge", [Task("merge", merge_removed, {"tables": tables, "output": table}, (table,))])
+        return run.finish(done.counts)
+
+
+def removed_path(target_dir: Path) -> Path:
+    """The table of the documents that are not in `target_dir`, next to it."""
+    return target_dir.with_name(f"{target_dir.name}.removed.parquet")
+
+
+@leaves_out_damaged
+def judge_slices(group: SliceGroup, outputs: tuple[Path, ...], rules: str, beside: Path) -> Counts:
+    """Task: write the documents of each slice that the rules allow, and a table of the others."""
+    counts, recipe, splitter = Counts({}, []), parse_recipe(rules, "of the run"), WordSplitter()
+    removed = list[tuple[str, int, str, float]]()
+    for part, output in zip(group, outputs, strict=True):
+        with open_jsonl_writer(output) as sink:
+            for document in read_documents(part, counts, Rejects(output)):
+                size, verdict = utf8_size(document.text), recipe.judge(document.text, splitter)
+                if verdict.rule:
+                    removed.append((document.key.file, document.key.row, verdict.rule, verdict.value))
+                    counts.add(part.source, verdict.rule, size)
+                    continue
+                document.replace_text(verdict.text)
+                sink.write(document.to_json())
+                counts.add_written(part.source, utf8_size(document.text), size)
+    columns = zip(_SCHEMA, zip(*removed, strict=True) if removed else [()] * 4, strict=True)
+    write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
+    return counts
+
+
+def merge_removed(tables: FileSet, output: Path) -> None:
+    """Task: join the tables of all tasks, in the order of the corpus."""
+    with open_table_writer(output, _SCHEMA) as write:
+        for path in tables.paths:
+            for table in stream_table(path, _SCHEMA.names):
+                write({name: table.column(name) for name in _SCHEMA.names})
+
+
+if __name__ == "__main__":
+    command(filter_quality)

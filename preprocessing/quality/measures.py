@@ -1,0 +1,153 @@
+"""Measures of a text that rules compare with their numbers; each counts once what several of them need."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+import numpy as np
+
+from preprocessing.quality.characters import SENTENCE_ENDS
+from preprocessing.quality.repetition import repeated_ngrams, top_ngram
+from preprocessing.quality.words import (
+    ALPHABETIC,
+    STOP_WORDS,
+    SYMBOL,
+    Words,
+    WordSplitter,
+)
+
+_PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")
+_ENDS = tuple(sorted(SENTENCE_ENDS))
+_SHORT = 30  # characters of a short line, as FineWeb's
+
+
+class TextMeasures:
+    """What is counted of one text, when a rule first asks for it."""
+
+    def __init__(self, text: str, splitter: WordSplitter) -> None:
+        self.text, self._splitter = text, splitter
+
+    @cached_property
+    def words(self) -> Words:
+        return self._splitter.split(self.text)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines that are not blank."""
+        return [line for line in self.text.split("\n") if line and not line.isspace()]
+
+    @cached_property
+    def all_lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @cached_property
+    def real_words(self) -> tuple[int, int]:
+        """How many words are not signs alone, and their characters."""
+        chosen = self.words.flags & SYMBOL == 0
+        return int(np.count_nonzero(chosen)), int(self.words.length[chosen].sum())
+
+    @cached_property
+    def repeated_paragraphs(self) -> tuple[float, float]:
+        parts = _PARAGRAPHS.split(self.text.strip())
+        repeats, characters = _repeated(parts)
+        return repeats / len(parts), _share(characters, len(self.text))
+
+    @cached_property
+    def repeated_lines(self) -> tuple[float, float]:
+        parts = _LINES.split(self.text)
+        repeats, characters = _repeated(parts)
+        return repeats / len(parts), _share(characters, len(self.text))
+
+    def per_word(self, count: int) -> float:
+        return _share(count, len(self.words.length))
+
+    def share_of_lines(self, matching: Iterable[bool]) -> float:
+        return _share(sum(matching), len(self.all_lines))
+
+    def share_of_words(self, flag: int) -> float:
+        return self.per_word(int(np.count_nonzero(self.words.flags & flag)))
+
+    def stop_words(self) -> int:
+        found = int(np.bitwise_or.reduce(self.words.flags, initial=0)) >> 8
+        return (found & ((1 << len(STOP_WORDS)) - 1)).bit_count()
+
+    def sentences(self) -> int:
+        """Sentences of the lines: one begins after a mark that ends one, and each line ends one."""
+        return self._splitter.count_sentences(self.lines)
+
+    def short_lines(self) -> float:
+        return _share(sum(len(line) <= _SHORT for line in self.lines), len(self.lines))
+
+    def ended_lines(self) -> float:
+        return _share(sum(line.endswith(_ENDS) for line in self.lines), len(self.lines))
+
+    def repeated_line_characters(self) -> float:
+        """Of the lines that are not blank, without the newlines."""
+        return _share(_repeated(self.lines)[1], len(self.text) - self.text.count("\n"))
+
+
+def _repeated(parts: list[str]) -> tuple[int, int]:
+    """How many parts came before, and their characters."""
+    if len(set(parts)) == len(parts):
+        return 0, 0
+    seen, repeats, characters = set[str](), 0, 0
+    for part in parts:
+        if part in seen:
+            repeats, characters = repeats + 1, characters + len(part)
+        else:
+            seen.add(part)
+    return repeats, characters
+
+
+def _share(part: float, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _starts(line: str) -> bool:
+    return line.lstrip().startswith(("•", "-"))
+
+
+def _trails(line: str) -> bool:
+    return line.rstrip().endswith(("...", "…"))
+
+
+def _mean_length(it: TextMeasures) -> float:
+    count, characters = it.real_words
+    return _share(characters, count)
+
+
+def _ngram(n: int, measure: Callable[[Words, int], int]) -> Callable[[TextMeasures], float]:
+    return lambda it: _share(measure(it.words, n), len(it.text))
+
+
+MEASURES: dict[str, Callable[[TextMeasures], float]] = {
+    "repeated_paragraphs": lambda it: it.repeated_paragraphs[0],
+    "repeated_paragraph_characters": lambda it: it.repeated_paragraphs[1],
+    "repeated_lines": lambda it: it.repeated_lines[0],
+    "repeated_line_characters": lambda it: it.repeated_lines[1],
+    **{f"top_{n}_gram": _ngram(n, top_ngram) for n in (2, 3, 4)},
+    **{f"repeated_{n}_grams": _ngram(n, repeated_ngrams) for n in (5, 6, 7, 8, 9, 10)},
+    "words": lambda it: it.real_words[0],
+    "mean_word_length": _mean_length,
+    "hashes_per_word": lambda it: it.per_word(it.text.count("#")),
+    "ellipses_per_word": lambda it: it.per_word(it.text.count("...") + it.text.count("…")),
+    "bullet_lines": lambda it: it.share_of_lines(map(_starts, it.all_lines)),
+    "ellipsis_lines": lambda it: it.share_of_lines(map(_trails, it.all_lines)),
+    "alphabetic_words": lambda it: it.share_of_words(ALPHABETIC),
+    "stop_words": lambda it: it.stop_words(),
+    "lorem_ipsum": lambda it: it.text.lower().count("lorem ipsum"),
+    "curly_brackets": lambda it: it.text.count("{"),
+    "sentences": lambda it: it.sentences(),
+    "ended_lines": lambda it: it.ended_lines(),
+    "short_lines": lambda it: it.short_lines(),
+    "repeated_nonblank_characters": lambda it: it.repeated_line_characters(),
+    "newlines_per_word": lambda it: it.per_word(it.text.count("\n")),
+}
+"""A measure of a text by the name of the rule that compares it."""
+UNBOUNDED = frozenset(
+    [
+        "words", "mean_word_length", "hashes_per_word", "ellipses_per_word", "stop_words", "lorem_ipsum",
+        "curly_brackets", "sentences", "newlines_per_word",
+    ]
+)  # fmt: skip
+"""Measures that may be above 1; all others are shares, from 0 to 1."""

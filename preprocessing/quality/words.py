@@ -1,0 +1,285 @@
+"""Words of a text, with what rules count of each: a text is split at spaces, and each distinct piece once into words.
+
+A piece between spaces loses signs at its ends (brackets, quotes, commas, currencies, 's), each a word of its own; a
+full stop at the end stays with an abbreviation and with an initial; English contractions are two words, and hyphens
+between letters are words. The rules are those of the tokenizer of spaCy for English, but for URLs, emoticons and
+rare forms.
+"""
+
+import hashlib
+import re
+import unicodedata
+from array import array
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocessing.quality.characters import SENTENCE_ENDS, is_symbol
+
+ALPHABETIC, SYMBOL, ENDS_SENTENCE, PUNCTUATION = 1, 2, 4, 8
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+_STOP_BIT = {word: 1 << (8 + number) for number, word in enumerate(STOP_WORDS)}
+_MOST_PIECES, _LONGEST_KEPT = 1 << 19, 64  # of the memory of distinct pieces, and characters of one that is remembered
+
+_QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉"
+_MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
+_CURRENCY = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
+_PREFIX = frozenset(_QUOTES + _MARKS + _CURRENCY + "§%=—–")
+_SUFFIX = frozenset(_QUOTES + _MARKS + "—–")
+_POSSESSIVE = ("'s", "'S", "’s", "’S")
+_BEFORE_STOP = frozenset(_QUOTES + _MARKS + "%²-+0123456789")
+_UNCASED = re.compile(
+    "[\u0590-\u06ff\u0900-\u09ff\u0b80-\u0cff\uac00-\ud7af]"
+)  # letters after which a stop ends a sentence
+_UNIT = re.compile(
+    r"(?:[kdcmµn]?m[²³]?|ha|yd|in|ft|[kmµ]?g|t|lb|oz|m/s|km/h|kmh|mph|hPa|Pa|mbar|mb|MB|kb|KB|gb|GB|tb|TB|T|G|M|K|%)\Z"
+)
+_INFIX = re.compile(
+    r"\.\.+|…"
+    r"|(?<=[0-9])[+\-*^](?=[0-9-])"
+    r"|(?<=[^\W_])(?:-{1,3}|[–—~]|——)(?=[^\W\d_])"
+    r"|[°©®¦¶]"
+    r"|(?<=[^\W\d_]),(?=[^\W\d_])"
+    r"|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
+    r"|\.(?=[^\W\d_\"”“`‘´’'])"
+)
+_URL = re.compile(
+    r"(?:[A-Za-z][A-Za-z0-9+.-]*://|www\.)\S+\Z|[\w.+-]+@[\w-]+(?:\.[\w-]+)+\Z"
+    r"|(?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|mil|int|info|biz|io|co|uk|de|fr|eu|us|ca|au|in|it|nl|ru|jp|tv|me)(?:[/:?#]\S*)?\Z"
+)
+_WHOLE = frozenset(
+    [
+        "'s", "'S", "’s", "'d", "'re", "'ll", "'em", ":)", ":-)", ":(", ":-(", ";)", ";-)", ":D", ":P",
+        ":*", "):", "(:", "(;", "8)", "8-)", ":/", ":o", ":O", ":x", ":|", ":]", "<3", "^_^", "-_-",
+    ]
+)  # fmt: skip
+_ABBREVIATIONS = frozenset(
+    [
+        "Adm.", "Bros.", "Co.", "Corp.", "D.C.", "Dr.", "Gen.", "Gov.", "Inc.", "Jr.", "Ltd.", "Messrs.",
+        "Mr.", "Mrs.", "Ms.", "Mt.", "Ph.D.", "Prof.", "Rep.", "Rev.", "Sen.", "St.", "vs.", "v.s.", "e.g.",
+        "i.e.", "a.m.", "p.m.", "E.g.", "I.e.", "Jan.", "Feb.", "Mar.", "Apr.", "Jun.", "Jul.", "Aug.",
+        "Sep.", "Sept.", "Oct.", "Nov.", "Dec.", "Ala.", "Ariz.", "Ark.", "Calif.", "Colo.", "Conn.",
+        "Del.", "Fla.", "Ga.", "Ia.", "Id.", "Ill.", "Ind.", "Kan.", "Kans.", "Ky.", "La.", "Mass.", "Md.",
+        "Mich.", "Minn.", "Miss.", "Mo.", "Mont.", "N.C.", "N.D.", "N.H.", "N.J.", "N.M.", "N.Y.", "Neb.",
+        "Nebr.", "Nev.", "Okla.", "Ore.", "Pa.", "S.C.", "Tenn.", "Va.", "Wash.", "Wis.", "o.k.", "O'clock",
+        "o'clock", "ma'am", "Ma'am", "y'all", "'em", "'cause", "'bout",
+    ]
+)  # fmt: skip
+_TWO_WORDS = {
+    "cannot": 3, "gonna": 3, "gotta": 3, "im": 1, "wont": 2, "dont": 2, "hes": 2, "doesnt": 4, "didnt": 3, "cant": 2,
+    "thats": 4, "whos": 3, "hed": 2, "isnt": 2, "arent": 3, "yall": 1, "theres": 5, "whats": 4, "wed": 2, "id": 1,
+}  # fmt: skip
+_NEGATED = ("n't", "n’t")
+_ENDINGS = ("'ll", "'ve", "'re", "'m", "'d", "’ll", "’ve", "’re", "’m", "’d")
+_HAVE_ENDINGS = frozenset(
+    [
+        "i", "you", "he", "she", "it", "we", "they", "there", "that", "this", "who", "what", "when",
+        "where", "why", "how", "would", "could", "should", "might", "must", "may", "will", "ca", "does",
+        "did", "had", "has",
+    ]
+)  # fmt: skip
+
+
+def split_piece(piece: str) -> list[str]:
+    """The words of a text without spaces, in linear time.
+
+    >>> split_piece("(well-known,"), split_piece("don't"), split_piece("Mr."), split_piece("end."), split_piece("$5.20")
+    (['(', 'well', '-', 'known', ','], ['do', "n't"], ['Mr.'], ['end', '.'], ['$', '5.20'])
+    """
+    if piece.isalpha():
+        return _split_middle(piece)
+    start, end = 0, len(piece)
+    after: list[str] = []
+    before: list[str] = []
+    while start < end:
+        if end - start <= _LONGEST_KEPT and _is_one_word(piece[start:end]):
+            break
+        if cut := _prefix(piece, start, end):
+            before.append(piece[start : start + cut])
+            start += cut
+        elif cut := _suffix(piece, start, end):
+            after.append(piece[end - cut : end])
+            end -= cut
+        else:
+            break
+    middle = _split_middle(piece[start:end]) if start < end else []
+    return _join_pairs(before + middle + after[::-1])
+
+
+def _join_pairs(words: list[str]) -> list[str]:
+    """Two signs that are one word, such as an emoticon, joined."""
+    joined: list[str] = []
+    for word in words:
+        if joined and len(joined[-1]) + len(word) <= 4 and joined[-1] + word in _WHOLE:
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return joined
+
+
+def _is_one_word(word: str) -> bool:
+    return (
+        word in _ABBREVIATIONS
+        or word in _WHOLE
+        or (len(word) == 2 and word[1] == "." and word[0].isascii() and word[0].isalpha())
+    )
+
+
+def _prefix(piece: str, start: int, end: int) -> int:
+    """Characters of the sign that begins a piece: 0 if none does."""
+    first = piece[start]
+    if first == "." and piece.startswith("..", start, end):
+        stop = start
+        while stop < end and piece[stop] == ".":
+            stop += 1
+        return stop - start
+    if piece.startswith("''", start, end):
+        return 2
+    if first in _PREFIX or (first == "+" and not piece[start + 1 : start + 2].isdigit()):
+        return 1
+    return int(not first.isascii() and unicodedata.category(first) == "So")
+
+
+def _suffix(piece: str, start: int, end: int) -> int:
+    """Characters of the sign that ends a piece: 0 if none does."""
+    last = piece[end - 1]
+    if piece.endswith((*_POSSESSIVE, "''"), start, end):
+        return 2
+    if last in _SUFFIX:
+        return 1
+    previous = piece[end - 2] if end - start > 1 else ""
+    if last == ".":
+        if previous == ".":
+            stop = end
+            while stop > start and piece[stop - 1] == ".":
+                stop -= 1
+            return end - stop
+        if previous and (previous in _BEFORE_STOP or previous.islower() or _UNCASED.match(previous)):
+            return 1
+        return int(previous.isupper() and end - start > 2 and piece[end - 3].isupper())
+    if previous.isdigit() and (last in _CURRENCY or last == "+"):
+        return 1
+    if not last.isascii():
+        return int(unicodedata.category(last) == "So")
+    for size in (1, 2, 3, 4):
+        if end - size > start and piece[end - size - 1].isdigit() and _UNIT.match(piece, end - size, end):
+            return size
+    return 0
+
+
+def _split_middle(word: str) -> list[str]:
+    """Words of a piece without the signs at its ends: contractions, and words around hyphens and the like."""
+    if word == "and/or":
+        return [word]
+    if word.isalpha():
+        cut = _TWO_WORDS.get(word.lower(), 0) if len(word) < 8 else 0
+        return [word[:cut], word[cut:]] if cut else [word]
+    lower = word.lower()
+    if lower.endswith(_NEGATED) and len(word) > 3 and word[:-3].isalpha():
+        return [word[:-3], word[-3:]]
+    for ending in _ENDINGS:
+        if lower.endswith(ending) and lower[: -len(ending)] in _HAVE_ENDINGS:
+            return [word[: -len(ending)], word[-len(ending) :]]
+    if ("." in word or "/" in word) and len(word) <= 2048 and _URL.match(word):
+        return [word]
+    words, done = list[str](), 0
+    for found in _INFIX.finditer(word):
+        at, end = found.span()
+        if at == 0 or (
+            found[0] == "."
+            and not (
+                (word[at - 1].islower() or word[at - 1] in _QUOTES) and (word[end].isupper() or word[end] in _QUOTES)
+            )
+        ):
+            continue
+        words += [word[done:at], found[0]]
+        done = end
+    words.append(word[done:])
+    return [found for found in words if found]
+
+
+class Words(NamedTuple):
+    """The words of a text: their lengths in characters (n), flags (n), and 64-bit hashes (n)."""
+
+    length: NDArray[np.int64]
+    flags: NDArray[np.int64]
+    hash: NDArray[np.uint64]
+
+
+class WordSplitter:
+    """Splits texts, and remembers what pieces it has split: most of a text are a few thousand of them."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pieces: dict[str, int] = {}
+        self._words: dict[str, int] = {}
+        self._first, self._count, self._word_of = array("q"), array("q"), array("q")
+        self._length, self._flags, self._hash = array("q"), array("q"), array("Q")
+
+    def split(self, text: str) -> Words:
+        """The words of a text, in linear time."""
+        return self._look_up(text.split())[0]
+
+    def count_sentences(self, lines: Iterable[str]) -> int:
+        """Sentences of lines: a word that is no punctuation, after a mark that ends one, begins another, as a line."""
+        pieces = [line.split() for line in lines]
+        words, counts = self._look_up(list(chain.from_iterable(pieces)))
+        ends = np.concatenate(([0], np.cumsum(counts)))[np.cumsum([len(line) for line in pieces])] if pieces else []
+        line_of = np.repeat(np.arange(len(pieces)), np.diff(ends, prepend=0)) if pieces else np.empty(0, np.int64)
+        matters = words.flags & (ENDS_SENTENCE | PUNCTUATION) != PUNCTUATION  # others change nothing
+        stops, line_of = words.flags[matters] & ENDS_SENTENCE > 0, line_of[matters]
+        return len(pieces) + int(np.count_nonzero(stops[:-1] & ~stops[1:] & (line_of[:-1] == line_of[1:])))
+
+    def _look_up(self, pieces: list[str]) -> tuple[Words, NDArray[np.int64]]:
+        """The words of pieces (n), and how many each has (n)."""
+        if len(self._pieces) > _MOST_PIECES:
+            self._forget()
+        known = self._pieces
+        try:
+            numbers = [known[piece] for piece in pieces]
+        except KeyError:
+            numbers = [known[piece] if piece in known else self._learn(piece) for piece in pieces]
+        chosen = np.array(numbers, np.int64)
+        counts = np.frombuffer(self._count, np.int64)[chosen] if numbers else np.empty(0, np.int64)
+        ends = np.cumsum(counts)
+        if not numbers:
+            return Words(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)), counts
+        first = np.frombuffer(self._first, np.int64)[chosen]
+        places = np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
+        words = np.frombuffer(self._word_of, np.int64)[places]
+        found = Words(
+            np.frombuffer(self._length, np.int64)[words],
+            np.frombuffer(self._flags, np.int64)[words],
+            np.frombuffer(self._hash, np.uint64)[words],
+        )
+        return found, counts
+
+    def _learn(self, piece: str) -> int:
+        words, number = split_piece(piece), len(self._first)
+        self._first.append(len(self._word_of))
+        self._count.append(len(words))
+        for word in words:
+            known = self._words.get(word, -1)
+            if known < 0:
+                known = self._words[word] = len(self._length)
+                self._length.append(len(word))
+                self._flags.append(_flags_of(word))
+                digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+                self._hash.append(int.from_bytes(digest, "little"))
+            self._word_of.append(known)
+        self._pieces[piece] = number
+        return number
+
+
+def _flags_of(word: str) -> int:
+    if word.isalpha():
+        return ALPHABETIC | _STOP_BIT.get(word, 0)
+    ends = word in SENTENCE_ENDS
+    is_punctuation = all(unicodedata.category(c).startswith("P") for c in word)
+    flags = ALPHABETIC * any(map(str.isalpha, word)) | SYMBOL * is_symbol(word) | ENDS_SENTENCE * ends
+    return flags | PUNCTUATION * is_punctuation | _STOP_BIT.get(word, 0)

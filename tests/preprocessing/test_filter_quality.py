@@ -1,0 +1,194 @@
+"""filter_quality: each rule just inside and just outside its number, recipes of files, every document counted."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.engine.options import RunOptions
+from gristmill.errors import UsageError
+from gristmill.io.readers import read_corpus
+from preprocessing.filter_quality import filter_quality
+from preprocessing.quality.measures import MEASURES, TextMeasures
+from preprocessing.quality.recipe import Bounds, load_recipe, parse_recipe, shipped_recipes
+from preprocessing.quality.words import WordSplitter
+from tests.gristmill.engine.sandbox import sandboxed
+
+PLAIN = " ".join(f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100))  # 100 words, none twice
+LINES = [f"line number {chr(97 + n)} ends." for n in range(10)]
+
+
+def measured(rule: str, text: str) -> float:
+    return MEASURES[rule](TextMeasures(text, WordSplitter()))
+
+
+def removed(recipe: str, text: str) -> str:
+    return parse_recipe(recipe, "test").judge(text, WordSplitter()).rule
+
+
+def repeat(n: int, times: int, others: int) -> str:
+    """An n-gram of 4-letter words some times, between words that are there once."""
+    gram = " ".join(f"abc{chr(97 + k)}" for k in range(n))
+    once = [f"x{chr(97 + k // 26)}{chr(97 + k % 26)}y" for k in range(others)]
+    return " ".join(f"{gram} {once[k]}" for k in range(times)) + " " + " ".join(once[times:])
+
+
+# rule, bound, a text that is just inside, and one just outside
+CASES = [
+    ("repeated_paragraphs", "max = 0.3", "\n\n".join("abcdefgggg"), "\n\n".join("abcdefffff")),
+    ("repeated_lines", "max = 0.3", "\n".join("abcdefgggg"), "\n".join("abcdefffff")),
+    ("repeated_paragraph_characters", "max = 0.2", "a" * 2 + "\n\n" + "a" * 2 + "\n\n" + "b" * 2, "aaaa\n\naaaa\n\nbb"),
+    ("repeated_line_characters", "max = 0.2", "aa\naa\nbbbb", "aaa\naaa\nbbb"),
+    *((f"top_{n}_gram", "max = 0.2", repeat(n, 2, 60), repeat(n, 8, 9)) for n in (2, 3, 4)),
+    *((f"repeated_{n}_grams", "max = 0.1", repeat(n, 2, 120), repeat(n, 6, 9)) for n in range(5, 11)),
+    ("words", "min = 5", "a b c d e -- !", "a b c d -- !"),
+    ("words", "max = 5", "a b c d e -- !", "a b c d e f"),
+    ("mean_word_length", "min = 3", "abc abc . .", "abc ab . ."),
+    ("mean_word_length", "max = 4", "abcd abcd", "abcd abcde"),
+    ("hashes_per_word", "max = 0.1", PLAIN + " c#", PLAIN + " #" * 12),
+    ("ellipses_per_word", "max = 0.02", PLAIN + " ... …", PLAIN + " ... … …"),
+    ("bullet_lines", "max = 0.5", "- a\n • b\nc\nd", "- a\n • b\n-c\nd"),
+    ("ellipsis_lines", "max = 0.5", "a...\nb… \nc\nd", "a...\nb… \nc...\nd"),
+    ("alphabetic_words", "min = 0.8", "a b c d 5", "a b c 4 5"),
+    ("stop_words", "min = 2", "The the cat that the", "The the cat the"),
+    ("lorem_ipsum", "max = 0", "lorem, ipsum", "A Lorem Ipsum text"),
+    ("curly_brackets", "max = 0", "f(x) }", "f(x) {"),
+    ("sentences", "min = 3", "One two. Three!\nFour Mr. Five", "One two... three Mr. X.\nFour"),
+    ("ended_lines", "min = 0.5", "a.\nb\n\nc!\nd", "a.\nb\nc,\nd"),
+    ("short_lines", "max = 0.5", "a" * 31 + "\n" + "a" * 30, "a" * 30 + "\n" + "b" * 30),
+    ("repeated_nonblank_characters", "max = 0.2", "aa\n\naa\nbbbbbb", "aaa\naaa\nbbbbbb"),
+    ("newlines_per_word", "max = 0.5", "a\nb c d\n", "a\nb\nc\nd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "bound", "inside", "outside"), CASES, ids=[f"{rule} {bound}" for rule, bound, *_ in CASES]
+)
+def test_each_rule_keeps_just_inside_and_removes_just_outside(rule: str, bound: str, inside: str, outside: str) -> None:
+    assert removed(f"{rule}.{bound}", inside) == "", measured(rule, inside)
+    assert removed(f"{rule}.{bound}", outside) == rule, measured(rule, outside)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, *_ in CASES} == set(MEASURES)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "kept"),
+    [
+        ("end_punctuation = true", "One.\n two \nThree...\n'Four'", "One.\n'Four'"),
+        ("min_words = 3", "one two\none two three", "one two three"),
+        ("max_word_length = 4", "abcd ab\nabcde ab", "abcd ab"),
+        ("javascript = false", "Enable JavaScript now.\nText.", "Text."),
+        ("policy = false", "Read our Privacy Policy.\nText.", "Text."),
+        ("citations = false", "True[12].[citation needed]\nb[edit] [x]", "True.\nb [x]"),
+    ],
+)
+def test_lines_are_left_out(rules: str, text: str, kept: str) -> None:
+    assert parse_recipe(f"lines = {{ {rules} }}", "test").judge(text, WordSplitter()).text == kept
+    assert parse_recipe("lines = {}", "test").judge(text, WordSplitter()).text != kept
+
+
+def test_personal_data_is_replaced() -> None:
+    text = "Write to jo.do+x@mail.example.org, or 8.8.8.8, not 10.0.0.1 nor 1.2.3.4.5 nor 999.1.1.1."
+    judged = parse_recipe("personal = { mail = true, ip = true }", "test").judge(text, WordSplitter())
+    assert judged.text == "Write to email@example.com, or 192.0.2.1, not 10.0.0.1 nor 1.2.3.4.5 nor 999.1.1.1."
+    assert parse_recipe("personal = {}", "test").judge(text, WordSplitter()).text == text
+
+
+def test_rules_after_lines_see_the_lines_that_are_left() -> None:
+    recipe = "curly_brackets.max = 0\nlines = { min_words = 2 }\nwords.min = 3"
+    assert removed(recipe, "one two\nthree") == "words"
+    assert (
+        removed(recipe.replace("curly_brackets.max = 0\n", "") + "\ncurly_brackets.max = 0", "{\none two three") == ""
+    )
+
+
+def test_shipped_recipes_have_the_published_numbers() -> None:
+    assert shipped_recipes() == ["c4", "fineweb", "gopher"]
+    names = {
+        name: [getattr(step, "name", type(step).__name__) for step in load_recipe(name).steps]
+        for name in shipped_recipes()
+    }
+    assert len(names["gopher"]) == 21 and names["fineweb"][:21] == names["gopher"]
+    assert names["c4"] == ["LineRules", "lorem_ipsum", "curly_brackets", "sentences"]
+    assert names["fineweb"][21:] == [*names["c4"], "ended_lines", "short_lines", "repeated_nonblank_characters",
+                                     "newlines_per_word", "PersonalRules"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected rules such as words.min = 50, got none"),
+        ("words.min = ", "expected TOML"),
+        ("wordz.min = 3", "unknown rule 'wordz'; did you mean words?"),
+        ("words = 3", "words: expected numbers such as"),
+        ("words.most = 3", "words.most: expected words.min or words.max"),
+        ("words.min = -1", "words.min: expected a number of 0 or more, got -1"),
+        ("words.min = nan", "words.min: expected a number of 0 or more, got nan"),
+        ("bullet_lines.max = 1.1", "bullet_lines.max: expected a share from 0 to 1, got 1.1"),
+        ("words = { min = 3, max = 2 }", "min up to max"),
+        ("lines.min_word = 3", "lines: unknown rule 'min_word'; did you mean min_words?"),
+        ("lines.min_words = true", "lines.min_words: expected a whole number of 0 or more, got True"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_a_sentence(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(content)
+    with pytest.raises(UsageError) as error:
+        load_recipe(str(path))
+    assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"recipe 'gofer': expected .* did you mean gopher\?"):
+        load_recipe("gofer")
+    with pytest.raises(UsageError, match=r"none\.toml"):
+        load_recipe(str(tmp_path / "none.toml"))
+
+
+def _corpus(folder: Path, write: Callable[..., Path]) -> Path:
+    texts = [PLAIN, "too short", "\n".join(LINES * 3), "mail me@example.net " + PLAIN, ""]
+    for name in ("a", "b"):
+        write(folder / "web" / f"{name}.jsonl", [{"text": text, "n": n} for n, text in enumerate(texts)])
+    return folder
+
+
+def test_every_document_is_written_or_in_the_table_with_its_rule_and_value(
+    tmp_path: Path, quiet: RunOptions, write: Callable[..., Path]
+) -> None:
+    corpus, own = _corpus(tmp_path / "corpus", write), tmp_path / "own.toml"
+    own.write_text("words.min = 50\nrepeated_lines.max = 0.3\npersonal = { mail = true }")
+    with sandboxed():
+        counts = filter_quality(corpus, tmp_path / "out", str(own), quiet)
+    assert {reason: counts.total(reason).documents for reason in counts.reasons} == {
+        "read": 10, "written": 4, "words": 4, "repeated_lines": 2,
+    }  # fmt: skip
+    table = pq.read_table(tmp_path / "out.removed.parquet").to_pylist()
+    assert [(row["row"], row["rule"], round(row["value"], 3)) for row in table if row["file"] == "web/a.jsonl"] == [
+        (1, "words", 2), (2, "repeated_lines", 0.667), (4, "words", 0),
+    ]  # fmt: skip
+    kept = [document.text for document in read_corpus(tmp_path / "out")]
+    assert kept == [PLAIN, "mail email@example.com " + PLAIN] * 2
+    again = filter_quality(corpus, tmp_path / "out", str(own), quiet)
+    assert json.dumps(str(again)) == json.dumps(str(counts))
+
+
+def test_time_is_linear_in_hostile_texts() -> None:
+    recipe, seconds = load_recipe("fineweb"), dict[int, float]()
+    made = [lambda n: "(" * n, lambda n: "a." * (n // 2), lambda n: "a " * (n // 2), lambda n: "." * n,
+            lambda n: "a@" * (n // 2), lambda n: "'s" * (n // 2), lambda n: "a-" * (n // 2),
+            lambda n: "1.2." * (n // 4)]  # fmt: skip
+    for size in (50_000, 400_000):
+        start = time.process_time()
+        for make in made:
+            for step in recipe.steps:
+                if isinstance(step, Bounds):
+                    MEASURES[step.name](TextMeasures(make(size), WordSplitter()))
+                else:
+                    step.rewrite(make(size))
+        seconds[size] = time.process_time() - start
+    assert seconds[400_000] < 25 * seconds[50_000] + 1

@@ -1,0 +1,89 @@
+"""Encoder of tokenizer.json: the ids of tokenizers, by gigatoken or without it, for tokenizers of many kinds."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.io.tokenizer_file import open_tokenizer
+from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
+from tests.tokenizers_of_models import BEGIN, END, FAST, PROSE, SLOW, content_of
+
+FRAGMENTS = [
+    *" ".join(PROSE[:6]).split(" "),
+    " ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", "\0", "1", "234567", "½", "٣", "e\u0301",
+    "é", "ﬁ", "\u212b", "\uac00", "\u1100\u1161", "\u0958", "'s", "'LL", "’ll", "'ſ", "İ", "▁", "▁▁", "<0x41>", "<s>",
+    "</s>", "<unk>", END, BEGIN, "<|", "|>", "[SEP]", "水", "☃", "😀", "👩‍👧", "\u3000", "\u00a0", "\u2028", "\u200b",
+    "\ufeff", "_", "...", "/", "x" * 70,
+]  # fmt: skip
+TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS)).map("".join))
+
+
+@pytest.fixture(scope="module", params=[*FAST, *SLOW])
+def both(request, tmp_path_factory) -> tuple[JsonEncoder, tokenizers.Tokenizer]:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(content_of(request.param), encoding="utf-8")
+    encoder = JsonEncoder(open_tokenizer(path), path.read_text(encoding="utf-8"))
+    assert bool(encoder.fallback) == (request.param in SLOW)
+    return encoder, tokenizers.Tokenizer.from_file(str(path))
+
+
+def parts(found: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
+    ids, offsets = found
+    assert ids.dtype == np.int32 and offsets.dtype == np.int64
+    return [ids[start:end].tolist() for start, end in pairwise(offsets)]
+
+
+@given(st.lists(TEXTS, max_size=8))
+def test_ids_are_those_of_tokenizers(both, texts: list[str]) -> None:
+    encoder, reference = both
+    assert parts(encoder.encode(texts)) == [reference.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_an_end_follows_each_text_and_a_long_text_is_encoded_as_it_is(both) -> None:
+    encoder, reference = both
+    wanted = [[*reference.encode(text, add_special_tokens=False).ids, 1] for text in ("", "mill", "", "wheel")]
+    assert parts(encoder.encode(["", "mill", "", "wheel"], 1)) == wanted
+    long = " ".join(PROSE) * 50
+    (found,) = encoder.encode_parts(long, 1)
+    assert found.tolist() == [*reference.encode(long, add_special_tokens=False).ids, 1]
+
+
+@pytest.mark.parametrize("text", ["a", "ab", "1", " ", "\n", ".", "水", "😀\u200d", "e\u0301\u0323", "\0", " \n", "'"])
+def test_a_repeated_text_is_encoded_like_any_other(both, text: str) -> None:
+    """Words of any length: none takes the square of its length, at which 100 kB would take minutes."""
+    encoder, reference = both
+    for repeated in (text * 999, text * 100_000):
+        if not encoder.fallback or len(repeated) < 3000:
+            wanted = reference.encode(repeated, add_special_tokens=False).ids
+            assert parts(encoder.encode([repeated])) == [wanted]
+
+
+def test_truncation_padding_and_dropout_of_the_file_change_no_id(tmp_path: Path) -> None:
+    changed = tokenizers.Tokenizer.from_str(content_of("GPT-2"))
+    changed.enable_truncation(3)
+    changed.enable_padding(length=9)
+    changed.model.dropout = 0.5
+    changed.save(str(tmp_path / "tokenizer.json"))
+    found = open_tokenizer(tmp_path / "tokenizer.json")
+    wanted = tokenizers.Tokenizer.from_str(content_of("GPT-2")).encode(PROSE[0]).ids
+    assert [found.encode(PROSE[0]) for _ in range(5)] == [wanted] * 5
+    encoder = JsonEncoder(found, (tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    assert parts(encoder.encode([PROSE[0]])) == [wanted]
+
+
+def test_other_ids_of_gigatoken_are_found(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "tokenizer.json").write_text(content_of("GPT-2"), encoding="utf-8")
+    encoder = JsonEncoder(open_tokenizer(tmp_path / "tokenizer.json"), content_of("GPT-2"))
+    right = encoder._encode_fast
+    monkeypatch.setattr(encoder, "_encode_fast", lambda texts: (right(texts)[0] ^ 1, right(texts)[1]))
+    with pytest.raises(EnginesDifferError, match=r"other ids from token 0 on of a text that begins 'the mill"):
+        encoder.encode(PROSE[:1])
+    monkeypatch.setattr(JsonEncoder, "_encode_fast", lambda self, texts: (right(texts)[0] ^ 1, right(texts)[1]))
+    made = JsonEncoder(open_tokenizer(tmp_path / "tokenizer.json"), content_of("GPT-2"))
+    assert made.fallback.startswith("gigatoken does not encode as this tokenizer (other ids from token 0")
+    assert parts(made.encode(PROSE)) == parts(right(PROSE))
