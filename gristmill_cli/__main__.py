@@ -38,6 +38,8 @@ GROUPS: dict[str, dict[str, Command]] = {
             "preprocessing.normalize_text:normalize_text", "normalise text to Unicode NFC", ("normalize_text",)
         ),
         "apply": Command("preprocessing.apply:apply", "run a function of yours over every document"),
+        "filter-quality": Command("preprocessing.filter_quality:filter_quality", "keep what a recipe's rules allow"),
+        "preview": Command("gristmill_cli.preview:preview", "show what each rule of a recipe would remove"),
         "filter": Command("preprocessing.filter:filter", "list documents that are too short"),
         "mix": Command("preprocessing.shuffle_holdout:pass1", "drop listed documents, weigh the sources", ("pass1",)),
         "shuffle": Command("preprocessing.shuffle_holdout:pass2", "shuffle, and split off a holdout", ("pass2",)),
@@ -45,7 +47,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "dedup.dedup_train:dedup_train", "remove holdout documents from the train set", ("dedup_train",)
         ),
         "train-tokenizer": Command(
-            "preprocessing.train_tokenizer:train_tokenizer", "train a SentencePiece tokenizer"
+            "preprocessing.train_tokenizer:train_tokenizer", "train a tokenizer: SentencePiece, or byte-level BPE"
         ),
         "tokenize": Command(
             "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
@@ -83,6 +85,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "estimate": Command("gristmill_cli.estimate:main", "estimate core hours, disk and requests of a run"),
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
         "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
+        "duplicates": Command("gristmill_cli.duplicates:show_duplicates", "show what a run removed, and what it kept"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),

@@ -18,6 +18,8 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+from preprocessing.quality.recipe import load_recipe
+from preprocessing.quality.words import WordSplitter
 
 _TEXT = "the mill grinds grain and bread is baked from flour in an oven by those who rise early ё é ß "
 
@@ -41,11 +43,19 @@ def _run_pipeline() -> None:
         out, documents = folder / "out", [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
         corpus = _write_corpus(folder / "corpus", documents)
         config = RunConfig(
-            corpus, out, workers=1, dedup=Dedup(verify="jaccard", exact=True), mix=Mix(weights={"made_up": 1.0}),
+            corpus, out, workers=1, mix=Mix(weights={"made_up": 1.0}),
             tokenizer=Tokenizer(vocab_size=400, exact=False),
         )  # fmt: skip
         run(config)
-        run(replace(config, out=folder / "inexact", dedup=Dedup(), until="generate_duplicates_dict"))
+        run(
+            replace(
+                config,
+                out=folder / "inexact",
+                dedup=Dedup(verify="none", exact=False),
+                until="generate_duplicates_dict",
+            )
+        )
+        load_recipe("gopher").judge(_TEXT * 4, WordSplitter())
         options = RunOptions(workers=1, quiet=True)
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)
 

@@ -1,18 +1,18 @@
 """Command: what `gristmill run` will cost on a corpus, from the real pipeline on a sample of it, scaled linearly."""
 
-import dataclasses
 import json
+import resource
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from math import ceil, log10
+from dataclasses import asdict, dataclass, fields, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
 
 import psutil
+from rich.filesize import decimal
 from rich.table import Table
 
 from gristmill.command import run_with_exit_code
@@ -21,15 +21,16 @@ from gristmill.console import wide_console
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.errors import DamagedFile, InputError, UsageError, require
-from gristmill.io.documents import CorpusFile, list_corpus
-from gristmill.io.readers import SLICE_BYTES, read_corpus
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
+from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
+from gristmill.io.readers import SLICE_BYTES, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 from gristmill_cli.harvest import harvest_corpus
-from gristmill_cli.run_check import check_config
+from gristmill_cli.run_check import check_config, scan_inputs
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_stages import PipelineStage, plan_stages
+from gristmill_cli.run_records import stage_positions
+from gristmill_cli.run_stages import plan_stages
 
 MAX_CORES = 1_000_000
 SMALL_SHARE = 4  # the small sample is this part of the large one
@@ -38,8 +39,8 @@ TRAINING = "train_tokenizer"
 SERIAL = ("generate_connected_components", "generate_duplicates_dict", TRAINING)  # one process does the work
 AFTER_MIX = ("pass2", "dedup_train", TRAINING, "tokenize_corpus", "tokenize_holdout")  # read no duplicates
 REQUESTS = {  # a slice, by benchmarks/bench_scaling.py, at 100,000 slices
-    "normalize_text": 3.0, "apply": 3.0, "filter": 4.0, "generate_exact_pairs": 6.0, "to_hash": 5.0,
-    "generate_connected_components": 4.0, "generate_duplicates_dict": 7.3, "pass1": 11.0, "pass2": 4.5,
+    "normalize_text": 3.0, "apply": 3.0, "filter_quality": 5.0, "filter": 4.0, "generate_exact_pairs": 6.0,
+    "to_hash": 5.0, "generate_connected_components": 4.0, "generate_duplicates_dict": 7.3, "pass1": 11.0, "pass2": 4.5,
     "dedup_train": 5.0, TRAINING: 4.0, "tokenize_corpus": 9.2,
 }  # fmt: skip
 DOLLARS_A_REQUEST = (0.6 * 0.0004 + 0.4 * 0.005) / 1000  # S3 Standard, us-east-1: of five about two write
@@ -113,11 +114,20 @@ class Estimate:
 
     def to_json(self) -> str:
         """JSON: the corpus, the sample, the stages, and their total."""
-        found = dataclasses.asdict(self)
-        names = [field.name for field in fields(StageCost)][1:]
-        total = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
-        total["disk_bytes"] = self.stages[-1].disk_bytes
-        return json.dumps({**found, "total": total | {"dollars": total["requests"] * DOLLARS_A_REQUEST}}, indent=2)
+        total = {key: value for key, value in asdict(self.total).items() if key != "name"}
+        return json.dumps({**asdict(self), "total": {**total, "dollars": self.dollars}}, indent=2)
+
+    @property
+    def total(self) -> StageCost:
+        """Of all stages; on disk is what the last one leaves."""
+        names = [field.name for field in fields(StageCost) if field.name != "name"]
+        costs = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
+        return StageCost("total", **costs | {"disk_bytes": self.stages[-1].disk_bytes})
+
+    @property
+    def dollars(self) -> float:
+        """Of the requests, if all is in a bucket."""
+        return self.total.requests * DOLLARS_A_REQUEST
 
 
 def estimate(config: EstimateConfig) -> Estimate:
@@ -126,7 +136,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     Raises UsageError for an option out of range, and any GristmillError of a stage.
     """
     size = parse_bytes(config.sample, "--sample")
-    first, last = _check(config)
+    first, end = _check(config)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
         folder, corpus = Path(name), config.corpus
         if corpus is None:
@@ -146,19 +156,23 @@ def estimate(config: EstimateConfig) -> Estimate:
         documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
         extent = Extent(documents, given, ceil(given / SLICE_BYTES), ceil(given / SLICE_BYTES))
     costs = _scale(small, large, extent, config, duplicates)
-    return Estimate(extent, config.cores, sampled, duplicates, costs[first : last + 1])
+    return Estimate(extent, config.cores, sampled, duplicates, costs[first:end])
 
 
 def _check(config: EstimateConfig) -> tuple[int, int]:
-    """The positions of the first and the last stage. Raises UsageError for an option out of range."""
+    """The positions of the first stage and after the last one. Raises UsageError for an option out of range."""
     replace(super(EstimateConfig, config).run_options, shard="").check()
+    for option in ("dry_run", "explain", "explain_tasks"):
+        require(
+            not getattr(config, option), f"--{option} has no effect on an estimate, which resumes no run: leave it out"
+        )
     if config.corpus is None:
         require(
             bool(config.documents and config.bytes),
             "expected the folder of a corpus, or --documents and --bytes; try gristmill estimate CORPUS, or "
             "gristmill estimate --documents 931_000_000 --bytes 4.5TB",
         )
-        named = config.mix.weights or config.dedup.keep.startswith("source:")
+        named = config.weights or config.dedup.keep.startswith("source:")
         require(not named, "--mix.weights and --dedup.keep source: name sources of a corpus; try with its folder")
         size = parse_bytes(config.bytes or "", "--bytes")
         require(
@@ -173,19 +187,15 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
     require(1 <= config.cores <= MAX_CORES, f"--cores: expected 1 to {MAX_CORES:,}, got {config.cores}; try 64")
     if config.duplicates is not None and not 0 <= config.duplicates < 1:
         raise UsageError(f"--duplicates: expected a fraction below 1, got {config.duplicates}; try 0.4")
-    names = [stage.name for stage in plan_stages(config)]
-    for option, name in (("--from", config.from_), ("--until", config.until)):
-        if name is not None and name not in names:
-            raise UsageError(f"{option}: expected one of {', '.join(names)}, got {name}")
-    first = names.index(config.from_) if config.from_ else 0
-    last = names.index(config.until) if config.until else len(names) - 1
-    require(first <= last, f"--from {config.from_} --until {config.until}: expected stages in the order of the run")
-    return first, last
+    return stage_positions(config, [stage.name for stage in plan_stages(config)])
 
 
 def _sample_config(config: EstimateConfig, corpus: Path, out: Path) -> EstimateConfig:
     tokenizer = replace(config.tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
-    return replace(config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=1.0, text_column="text")
+    return replace(
+        config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=1.0, text_column="text",
+        sources={}, mix=replace(config.mix, weights=config.weights), normalize=replace(config.normalize, read_also=()),
+    )  # fmt: skip
 
 
 def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path) -> Extent:
@@ -194,7 +204,7 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
     Of each source and format some files, spread evenly, are read to their end: what a byte on disk has of text and
     documents there, it has in the others.
     """
-    files = list_corpus(corpus, text_column=config.text_column, read_also=config.normalize.read_also)
+    files, refused = scan_inputs(config, corpus).files, Counts({}, [])
     kinds = defaultdict[tuple[str, str], list[CorpusFile]](list)
     for file in files:
         kinds[file.source, file.path.suffix].append(file)
@@ -206,7 +216,7 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
         chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
         for file in chosen:
             left = quota / len(chosen)
-            for line, length in documents_of(file, config):
+            for line, length in documents_of(file, refused):
                 count, count_bytes = count + 1, count_bytes + length
                 if left > 0:
                     lines.append(line)
@@ -218,19 +228,32 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
         for name, share in (("small", SMALL_SHARE), ("large", 1)):
             with open_jsonl_writer(folder / name / kind[0] / f"{number:04}.jsonl") as sink:
                 sink.write(b"".join(lines[::share]))
+    _note_refused(refused, config.max_malformed)
     if not sampled:
         raise InputError(f"{corpus}: expected a corpus with documents, got none in {len(files):,} files")
     return Extent(round(documents), round(text), len(files), sum(max(1, ceil(it.size / SLICE_BYTES)) for it in files))
 
 
-def documents_of(file: CorpusFile, config: EstimateConfig) -> Iterator[tuple[bytes, int]]:
-    """The documents of a file as JSON with the field `text`, and the bytes of their texts; a remote file is fetched."""
+def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int]]:
+    """The documents of a file as JSON with the field `text`, and the bytes of their texts; a remote file is fetched.
+
+    All that is read, and what is malformed, is counted in `refused`.
+    """
     try:
-        with local_copies([file.path]) as (path,):
-            for document in read_corpus(path, config.text_column, config.normalize.read_also, on_malformed="skip"):
+        with local_copies([file.path]) as (path,), tempfile.TemporaryDirectory() as folder:
+            (part,) = slices_at(replace(file, path=path), ONE_SLICE)
+            for document in read_documents(part, refused, Rejects(Path(folder) / "malformed")):
                 yield json.dumps({"text": document.text}).encode() + b"\n", utf8_size(document.text)
     except DamagedFile as error:
         print(f"note: left out, as `gristmill run` does: {error}", file=sys.stderr)
+
+
+def _note_refused(found: Counts, most: float) -> None:
+    """Say that a run would refuse the corpus, if it would."""
+    try:
+        found.check_malformed("normalize_text", most)
+    except TooManyMalformed as error:
+        print(f"note: `gristmill run` would refuse this corpus. {error}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -246,16 +269,21 @@ class _StageRun:
 
 
 def _run(config: EstimateConfig) -> list[_StageRun]:
-    return [_run_stage(stage, config.out) for stage in plan_stages(config)]
+    runs = list[_StageRun]()
+    for stage in plan_stages(config):
+        disk, before, cpu = _disk_bytes(config.out), psutil.Process().io_counters(), _cpu_seconds()
+        counts = stage.call()
+        cpu, after = _cpu_seconds() - cpu, psutil.Process().io_counters()
+        stage.reject_empty(counts)
+        read, written = after.read_chars - before.read_chars, after.write_chars - before.write_chars
+        runs.append(_StageRun(stage.name, counts, cpu, read, written, _disk_bytes(config.out) - disk))
+    return runs
 
 
-def _run_stage(stage: PipelineStage, out: Path) -> _StageRun:
-    disk, before, cpu = _disk_bytes(out), psutil.Process().io_counters(), time.process_time()
-    counts = stage.call()
-    cpu, after = time.process_time() - cpu, psutil.Process().io_counters()
-    stage.reject_empty(counts)
-    read, written = after.read_chars - before.read_chars, after.write_chars - before.write_chars
-    return _StageRun(stage.name, counts, cpu, read, written, _disk_bytes(out) - disk)
+def _cpu_seconds() -> float:
+    """The processor time of this process and of those that it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -297,45 +325,39 @@ def _scale(
 def cost_table(found: Estimate) -> Table:
     """A row for each stage, and their total."""
     extent = found.extent
-    title = f"{extent.documents:,} documents, {size_text(extent.text_bytes)} of text in {extent.files:,} files"
+    title = f"{extent.documents:,} documents, {decimal(extent.text_bytes)} of text in {extent.files:,} files"
     names = ("core time", "share", f"on {found.cores:,}", "read", "written", "on disk", "requests")
     table = Table("stage", title=title, box=None, title_justify="left", pad_edge=False)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    total = sum(stage.core_seconds for stage in found.stages)
-    whole = _total(found.stages)
-    for stage in [*found.stages, whole]:
-        cells: list[Any] = [
-            duration(stage.core_seconds), f"{stage.core_seconds / total:.0%}" if total else "",
-            duration(stage.wall_seconds), *map(size_text, (stage.read_bytes, stage.written_bytes, stage.disk_bytes)),
-            f"{stage.requests:,}",
-        ]  # fmt: skip
-        table.add_row(_SHORT.get(stage.name, stage.name), *cells, style="bold" if stage is whole else "")
+    total = found.total
+    for stage in [*found.stages, total]:
+        share = f"{stage.core_seconds / total.core_seconds:.0%}" if total.core_seconds else ""
+        sizes = [decimal(int(size)) for size in (stage.read_bytes, stage.written_bytes, stage.disk_bytes)]
+        table.add_row(
+            _SHORT.get(stage.name, stage.name), duration(stage.core_seconds), share, duration(stage.wall_seconds),
+            *sizes, f"{stage.requests:,}", style="bold" if stage is total else "",
+        )  # fmt: skip
     return table
 
 
 _SHORT = {"generate_connected_components": "cluster", "generate_duplicates_dict": "remove"}  # as the commands
 
 
-def _total(stages: Sequence[StageCost]) -> StageCost:
-    sums = {name: sum(getattr(stage, name) for stage in stages) for name in [it.name for it in fields(StageCost)][1:]}
-    return StageCost(name="total", **sums | {"disk_bytes": stages[-1].disk_bytes})
-
-
 def explanation(found: Estimate, given: float | None) -> str:
     """Sentences: the sum, what isn't linear, and what the sample was."""
-    whole = _total(found.stages)
+    total = found.total
     of_sample = f"{found.duplicates:.1%} of the sample's documents"
     duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
         f"{of_sample}. A whole corpus has more, and then costs less after pass1; try --duplicates 0.4"
     )  # fmt: skip
     return (
-        f"\n{whole.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
-        f"{whole.requests:,} requests if all is in a bucket, about ${whole.requests * DOLLARS_A_REQUEST:,.2f}.\n"
+        f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
+        f"{total.requests:,} requests if all is in a bucket, about ${found.dollars:,.2f}.\n"
         "Linear in the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
         "cluster, remove and train_tokenizer end in one process, whatever the cores.\n"
         f"Duplicates: {duplicates}.\n"
-        f"Measured on this machine with {size_text(found.sample.text_bytes)} of text, "
+        f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
         f"{found.sample.documents:,} documents."
     )
 
@@ -350,16 +372,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     number, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
     return f"{number:,.1f} {unit}" if number < 100 else f"{number:,.0f} {unit}"
-
-
-def size_text(count: float) -> str:
-    """A number of bytes with a unit, a power of 1000.
-
-    >>> size_text(999), size_text(4.5e12), size_text(12_345_678)
-    ('999 B', '4.5 TB', '12.3 MB')
-    """
-    power = max(0, min(5, int(log10(max(count, 1)) // 3)))
-    return f"{count / 1000**power:,.1f} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}" if power else f"{count:.0f} B"
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -4,20 +4,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns, list_faults
+from gristmill.counts import (
+    INCOMING,
+    NOT_READ,
+    READ,
+    TOTAL,
+    WRITTEN,
+    Counts,
+    Tally,
+    file_columns,
+    list_faults,
+    warn_of_losses,
+)
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
+from preprocessing.quality.measures import MEASURES
 
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
 HELD_OUT = "holdout"
+_DUPLICATE = "duplicate"
+_RULES = "rules"  # column of all rules of a recipe
 
 
 class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
@@ -25,12 +39,14 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
 
     `tallies[source][reason]` (`went` in the file) counts documents, bytes and files; for each source `read + repeated`
     equals the sum of all other reasons but `not read`, which is of files. `tokens["train" | "holdout"][source]`
-    counts tokens. `damaged` has the files that were left out, by name, and why.
+    counts tokens. `damaged` has the files that were left out, by name, and why. `warnings` say which clusters
+    and sources look wrong.
     """
 
     tallies: dict[str, dict[str, Tally]]
     tokens: dict[str, dict[str, int]]
     damaged: dict[str, str] = {}
+    warnings: list[str] = []
 
     def save(self, folder: Path) -> None:
         write_file(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
@@ -39,18 +55,34 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         counts = Counts(self.tallies, [])
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
-        columns = [*gained, *lost, HELD_OUT, TRAIN]
+        rules = [reason for reason in lost if reason in MEASURES]
+        columns = [*gained, *([_RULES] if rules else []), *(it for it in lost if it not in rules), HELD_OUT, TRAIN]
+        summed = {_RULES: rules}
         files = file_columns(counts)
         documents = _table("funnel: documents", [_heading(name) for name in columns])
         sizes = _table("", ["MB in", "MB train", "tokens train", *files])
         for source in [*sorted(self.tallies), None]:
             name, style = Text(source or TOTAL), "" if source else "bold"
-            documents.add_row(name, *(f"{counts.total(it, source).documents:,}" for it in columns), style=style)
+            totals = (
+                sum(counts.total(it, source).documents for it in summed.get(column, [column])) for column in columns
+            )
+            documents.add_row(name, *(f"{total:,}" for total in totals), style=style)
             megabytes = [f"{counts.total(it, source).bytes / 1e6:,.2f}" for it in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
             sizes.add_row(name, *megabytes, f"{tokens:,}", *(write(source) for write in files.values()), style=style)
         left_out = [Text(f"left out: {list_faults(self.damaged)}")] if self.damaged else []
-        return Group(documents, Text(), sizes, *left_out)
+        warnings = [Text(f"warning: {line}", style="bold") for line in self.warnings]
+        by_rule: list[RenderableType] = [Text(), self._by_rule(counts, rules)] if rules else []
+        return Group(documents, *by_rule, Text(), sizes, *left_out, *warnings)
+
+    def _by_rule(self, counts: Counts, rules: Sequence[str]) -> Table:
+        """The documents that each rule of a recipe removed, per source."""
+        sources = sorted(self.tallies)
+        table = _table("documents removed by rules", ["all", *sources])
+        table.columns[0].header = "rule"
+        for rule in sorted(rules, key=lambda rule: -counts.total(rule).documents):
+            table.add_row(rule, *(f"{counts.total(rule, source).documents:,}" for source in (None, *sources)))
+        return table
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -89,17 +121,18 @@ def show_funnel(out: Positional[Path]) -> Funnel:
 
 def build_funnel(
     normalized: Counts,
-    applied: Counts,
+    rewritten: Sequence[Counts],
     mixed: Counts,
     split: Counts,
     cleaned: Counts,
     manifests: dict[str, Manifest],
+    warnings: Sequence[str] = (),
 ) -> Funnel:
     """Join the counts of the stages that remove documents. Raises ConservationError unless documents are conserved."""
     whole = Counts({}, [])
     for stage, skipped in (
         (normalized, (WRITTEN,)),
-        (applied, (READ, WRITTEN)),
+        *((counts, (READ, WRITTEN)) for counts in rewritten),
         (mixed, (READ, WRITTEN)),
         (split, (READ, WRITTEN)),
         (cleaned, (READ,)),
@@ -113,7 +146,7 @@ def build_funnel(
         for name, manifest in manifests.items()
     }
     damaged = {name: damage.fault for name, damage in normalized.damaged.items()}
-    return Funnel(whole.tallies, tokens, damaged)
+    return Funnel(whole.tallies, tokens, damaged, [*warnings, *warn_of_losses(whole, _DUPLICATE)])
 
 
 def check_counts_between(

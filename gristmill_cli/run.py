@@ -14,7 +14,6 @@ import msgspec
 from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
-from gristmill.counts import Counts
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.run_identity import RunIdentity
@@ -101,10 +100,11 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    applied = counts.get("apply", Counts({}, []))
+    rewritten = [counts[name] for name in ("apply", "filter_quality") if name in counts]
     funnel = build_funnel(
-        counts["normalize_text"], applied, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests
-    )
+        counts["normalize_text"], rewritten, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests,
+        counts["generate_connected_components"].warnings,
+    )  # fmt: skip
     funnel.save(out)
     return funnel
 
@@ -145,18 +145,24 @@ def _run_and_print(arguments: list[str]) -> None:
         console.print(f"finished {config.until}; next: {following}. Run the same command with --from {following}")
         return
     console.print(funnel)
-    console.print(_next_steps(config.out), highlight=False, markup=False)
+    held_out = Manifest.load(config.out / "tokens" / HELD_OUT).documents
+    console.print(_next_steps(config.out, held_out, config.mix.holdout), highlight=False, markup=False)
 
 
-def _next_steps(out: Path) -> str:
-    """Where the results are, and how to train on them: from a disk, not from a bucket."""
+def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
+    """Where the results are, and how to train on them: from a disk, not from a bucket, and not without a holdout."""
     tokens, local = out / "tokens", Path() if is_remote(out) else out
     folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
     train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
     copy = f"copy {tokens} to a disk, and there " if is_remote(out) else ""
+    found = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+    if not held_out_documents:
+        return spell_urls(
+            f"{found}The holdout is empty, and training needs one: run again with more documents, or with a larger "
+            f"--mix.holdout than {share:g}, such as 0.1"
+        )
     return spell_urls(
-        f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
-        f"to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} "
+        f"{found}to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} "
         f"--data.holdout {held_out} --out_dir {model}"
     )
 

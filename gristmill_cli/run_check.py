@@ -2,26 +2,30 @@
 
 import errno
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.clustering.keep_policy import check_sources, parse_keep
-from dedup.clustering.lsh import check_bands
 from dedup.clustering.similarity import SimilarityCheck
 from gristmill.engine.options import parse_size
-from gristmill.errors import UsageError, wrap_write_errors
-from gristmill.io.documents import list_corpus
+from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill.io.documents import ASKED_FOR, Corpus, scan_corpus
+from gristmill.io.sources import join_corpora, scan_sources
+from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_config import Dedup, RunConfig, Tokenizer
 from preprocessing.datasets import source_weights
 from preprocessing.filter import check_threshold
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
+from preprocessing.quality.recipe import load_recipe
 from preprocessing.shuffle_holdout import check_holdout
-from preprocessing.train_tokenizer import check_options
+from preprocessing.train_tokenizer import check_options, special_tokens
 from preprocessing.user_function import version_of
 
 
@@ -31,41 +35,107 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
     index; reads no document.
     """
-    _check_folders(config.corpus, config.out)
+    for folder in (source.folder(config.corpus, name) for name, source in config.sources.items()):
+        _check_folders(folder, config.out)
+    if not config.sources:
+        _check_folders(config.corpus, config.out)
     _reject_scratch_in_corpus(config)
     config.run_options.check()
     config.run_options.check_scratch(config)
     check_seed(config.seed)
+    if config.dry_run and (config.explain or config.explain_tasks):
+        option = "--explain" if config.explain else "--explain_tasks"
+        raise UsageError(f"{option} has no effect with --dry_run, which says what would run again: leave one out")
     if sources is None:
         with _section("normalize"):
-            files = list_corpus(config.corpus, text_column=config.text_column, read_also=config.normalize.read_also)
-        sources = {file.source for file in files}
+            found = scan_inputs(config, config.corpus)
+        _note_texts(found)
+        sources = {file.source for file in found.files}
     with _section("normalize"):
         if config.normalize.ftfy:
             check_ftfy()
     with _section("apply"):
         if config.apply.function:
             version_of(config.apply.function)
+    if config.recipe:
+        load_recipe(config.recipe)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):
         _check_dedup(config, sources)
     with _section("mix"):
-        source_weights(config.mix.weights, sources)
+        source_weights(config.weights, sources)
         check_holdout(config.mix.holdout)
         check_seed(config.mix_seed)
     with _section("tokenizer"):
         spec = config.tokenizer
-        check_options(spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed)
+        if spec.file is None:
+            check_options(spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed)
+            _check_own_ends(spec)
+        else:
+            _reject_training_options(spec)
+            find_ends(find_tokenizer_file(spec.file), spec.bos, spec.eos)
         parse_size(spec.shard_size, "--shard_size")
+
+
+def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
+    """The files that a run reads and does not read. Raises UsageError."""
+    spec = config.normalize
+    if config.sources:
+        require(
+            not spec.read_also, "--read_also has no effect with [sources], each of which has a format: leave it out"
+        )
+        return join_corpora(scan_sources(corpus, config.sources, config.text_column, spec.skip_odd_names))
+    return scan_corpus(
+        corpus, text_column=config.text_column, read_also=spec.read_also, skip_odd_names=spec.skip_odd_names
+    )
+
+
+def _note_texts(corpus: Corpus) -> None:
+    """Say which folders hold nothing but files of formats that are read only if asked for."""
+    read = {file.source for file in corpus.files}
+    texts = [file for file in corpus.unread if file.reason in ASKED_FOR.values() and file.source not in read]
+    for (source, reason), count in Counter((file.source, file.reason) for file in texts).items():
+        kind = next(name for name, said in ASKED_FOR.items() if said == reason)
+        print(
+            f"note: {count:,} .{kind} files of {source!r} are not read, and nothing else is there: "
+            f"--normalize.read_also {kind} reads them",
+            file=sys.stderr,
+        )
+
+
+def _check_own_ends(spec: Tokenizer) -> None:
+    """Raise UsageError for a token that the tokenizer which is trained will not have, or does not name."""
+    known = special_tokens(spec.model_type)
+    for name, asked in (("bos", spec.bos), ("eos", spec.eos)):
+        if asked not in ("none", *known.values()) and not (asked == "model" and name in known):
+            raise UsageError(
+                f"--{name} {asked}: a tokenizer of --model_type {spec.model_type} has the special tokens "
+                f"{', '.join(known.values())}: expected one of them, none{', or model' if name in known else ''}"
+            )
+
+
+def _reject_training_options(spec: Tokenizer) -> None:
+    given = [name for name in ("vocab_size", "model_type", "sample", "exact", "seed")
+             if getattr(spec, name) != getattr(Tokenizer(), name)]  # fmt: skip
+    if given:
+        raise UsageError(
+            f"--tokenizer.{given[0]} has no effect with --tokenizer.file {spec.file}, as no tokenizer is trained: "
+            "leave out one of them"
+        )
 
 
 def _check_dedup(config: RunConfig, sources: set[str]) -> None:
     spec, sketch = config.dedup, config.sketch
-    check_bands(spec.range, spec.bands, sketch.permutations)
     check_sources(parse_keep(spec.keep), sources)
-    compared = sketch if spec.verify and spec.index else None
-    SimilarityCheck(spec.verify or "jaccard", spec.threshold, spec.width, spec.unit, compared)
+    compared = sketch if spec.measure and spec.index else None
+    SimilarityCheck(spec.measure or "jaccard", spec.threshold, spec.width, spec.unit, compared)
+    _ = spec.chosen_bands  # raises
+    if not spec.measure and spec.threshold != Dedup().threshold and (spec.range, spec.bands) != (None, None):
+        raise UsageError(
+            f"--dedup.threshold {spec.threshold:g} has no effect with --dedup.verify none and given bands: leave out "
+            "--dedup.range and --dedup.bands, which it then chooses, or verify"
+        )
     reject_own_index(spec.index, config.signatures)
     check_index(spec.index, sketch)
 

@@ -7,17 +7,21 @@ from typing import Annotated, Literal
 import tyro
 
 from dedup.candidates.input_shards import Scope
+from dedup.clustering.lsh import Bands, choose_bands
 from dedup.clustering.similarity import Measure
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
 from gristmill.engine.options import RunOptions
+from gristmill.errors import UsageError
+from gristmill.io.sources import Source
+from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
 StageName = Literal[
-    "normalize_text", "apply", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
-    "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
-    "tokenize_holdout",
+    "normalize_text", "apply", "filter_quality", "filter", "generate_exact_pairs", "to_hash",
+    "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
+    "train_tokenizer", "tokenize_corpus", "tokenize_holdout",
 ]  # fmt: skip
 
 
@@ -29,6 +33,8 @@ class Normalize:
     """Repair mojibake with ftfy before NFC."""
     read_also: tuple[str, ...] = ()
     """More formats to read: txt (a file is one document), csv, tsv (a row is one)."""
+    skip_odd_names: bool = False
+    """Leave out files whose names cannot be part of a document's key; they are counted as not read."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ class Filter:
     """Section [filter]: removal of short documents."""
 
     threshold: int = 200
-    """Minimum characters of a document, counted after lower-casing and removing punctuation."""
+    """Minimum size of a document, counted after lower-casing and removing punctuation."""
+    unit: SizeUnit = "character"
+    """Unit of the threshold: character, or byte of UTF-8, of which a character of Chinese has three."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +69,34 @@ class Dedup:
     """Number of permutations: the length of a signature."""
     seed: int = 1
     """Seed of the permutations; signatures of another seed, such as those of an index, cannot be compared."""
-    range: int = 13
-    """Rows per band."""
-    bands: int = 9
-    """Number of bands."""
+    range: int | None = None
+    """Rows per band; by default, with `bands`, the best for the threshold: 13 for 0.8."""
+    bands: int | None = None
+    """Number of bands: 9 for 0.8. The expected recall is printed."""
     scope: Scope = "global"
     """Compare documents of all sources (global), or only within a source (per-source)."""
     index: tuple[str, ...] = ()
     """Signatures (OUT/minhash, or NAME=FOLDER) of documents of earlier runs: those like them are removed from this one.
     OUT/minhash also has those that were too short; `gristmill sign OUT/train` signs those that were mixed."""
-    exact: bool = False
-    """Find exact copies first, and compute no signature for them."""
+    exact: bool = True
+    """Find exact copies of any length first, and compute no signature for them."""
     keep: str = "first"
     """The document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
-    verify: Measure | None = None
-    """Exact similarity of the texts that confirms each removal: jaccard or containment; None: no check."""
+    verify: Measure | Literal["none"] = "jaccard"
+    """Exact similarity of the texts that confirms each removal: jaccard or containment. With none, as in SlimPajama,
+    all but one of the documents go that a chain of candidate pairs connects."""
     threshold: float = 0.8
-    """Minimum similarity of a removed document to a kept one, for `verify`."""
+    """Minimum similarity of a removed document to a kept one; chooses the bands unless they are given."""
+
+    @property
+    def measure(self) -> Measure | None:
+        """The similarity that confirms each removal."""
+        return None if self.verify == "none" else self.verify
+
+    @property
+    def chosen_bands(self) -> Bands:
+        """The bands: as given, or those for the threshold. Raises UsageError for a value out of range."""
+        return choose_bands(self.range, self.bands, self.threshold, self.permutations)
 
 
 @dataclass(frozen=True)
@@ -94,12 +113,19 @@ class Mix:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Section [tokenizer]: training of the tokenizer, and the size of token shards."""
+    """Section [tokenizer]: a tokenizer that there is, or the training of one; token shards."""
 
+    file: Path | None = None
+    """A tokenizer.json, a SentencePiece model, a rank file of tiktoken, a folder of a model with one, or a repository
+    ORG/NAME of the Hugging Face Hub; None: train one on the train set."""
+    bos: str = "none"
+    """The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary."""
+    eos: str = "model"
+    """The token that ends each document, likewise."""
     vocab_size: int = 32_000
     """Vocabulary size, in pieces."""
     model_type: ModelType = "bpe"
-    """Type of SentencePiece model."""
+    """bpe or unigram (a SentencePiece model), or byte-bpe (a tokenizer.json, as GPT-2, Llama 3 and Qwen have)."""
     sample: str = "64MiB"
     """Size of the text sample to train the tokenizer on."""
     exact: bool = True
@@ -115,6 +141,10 @@ class RunConfig:
     """Run the data pipeline, from a corpus to token shards.
 
     `gristmill run pipeline.toml`, or --config pipeline.toml, reads options from a TOML file; other options override it.
+
+    Sources that differ have a table each in the file, [sources.NAME], and only these are read then: path (a folder or
+    file; by default CORPUS/NAME), column (content, or meta.text) or template ("{title} {body}"), format (jsonl,
+    parquet, arrow, txt, csv or tsv: the only one that is read), weight (epochs).
     """
 
     corpus: Path
@@ -122,7 +152,9 @@ class RunConfig:
     out: Path
     """Folder for everything the run writes."""
     text_column: str = "text"
-    """The column or field of the corpus that holds the text; it keeps its name."""
+    """The column or field of the corpus that holds the text, or one in another: meta.text; it keeps its name."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Tables [sources.NAME] of the file; the texts are written as the field that --text_column names."""
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
     workers: int | None = None
@@ -147,6 +179,8 @@ class RunConfig:
     """Print which option changed since the last run and which stages follow, or which file."""
     explain_tasks: bool = False
     """The same of each task that runs again."""
+    recipe: str = ""
+    """Rules of quality, between apply and the filter: gopher, c4, fineweb, or a TOML file; none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     filter: Filter = field(default_factory=Filter)
@@ -164,12 +198,25 @@ class RunConfig:
     @property
     def clean(self) -> Path:
         """Folder of the documents that are filtered, compared and mixed."""
+        return self.out / "quality" if self.recipe else self.applied
+
+    @property
+    def applied(self) -> Path:
+        """Folder of the documents before a recipe."""
         return self.out / ("applied" if self.apply.function else "normalized")
 
     @property
     def signatures(self) -> Path:
         """Folder of the signatures."""
         return self.out / "minhash"
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Epochs per source, as the mix or the sources' own tables give them. Raises UsageError if both do."""
+        own = {name: source.weight for name, source in self.sources.items() if source.weight is not None}
+        if twice := sorted(own.keys() & self.mix.weights.keys()):
+            raise UsageError(f"the source {twice[0]!r} has a weight in [sources] and in [mix.weights]: give one")
+        return self.mix.weights | own
 
     @property
     def mix_seed(self) -> int:

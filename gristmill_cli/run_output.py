@@ -80,6 +80,9 @@ def _reject_other_run(config: RunConfig) -> None:
             f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, or "
             "remove the folder"
         )
+    if bool(before.get("recipe")) != bool(config.recipe):
+        has = "with" if not config.recipe else "without"
+        raise OutputError(f"{config.out} holds a run {has} a --recipe: give another --out, or remove the folder")
     applied = before.get("apply")
     if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
         has = "with" if config.apply.function is None else "without"

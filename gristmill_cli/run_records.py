@@ -11,7 +11,7 @@ from rich.text import Text
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.lineage import FileTags
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import exists, is_file, read_file, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
@@ -87,20 +87,22 @@ def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
     return ", ".join(f"{name} {record.settings.get(name)} → {now.get(name)}" for name in names)
 
 
-def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[int, int]:
-    """Positions of the first stage to run (--from) and after the last one (--until).
+def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
+    """Positions of the first stage (--from) and after the last one (--until) among a run's stages.
 
-    Raises UsageError if a stage is not one of this run's, if they are in the wrong order, or if a stage before
-    --from has not finished with the present settings.
+    Raises UsageError if one is not among them, or if they are in the wrong order.
     """
-    names = [stage.name for stage in stages]
     for option, name in (("--from", config.from_), ("--until", config.until)):
-        if name is not None and name not in names:
-            raise UsageError(f"{option} {name}: this run has the stages {', '.join(names)}; --dedup.exact adds one")
+        require(name is None or name in names, f"{option}: expected one of {', '.join(names)}, got {name}")
     first = names.index(config.from_) if config.from_ else 0
     end = names.index(config.until) + 1 if config.until else len(names)
-    if first >= end:
-        raise UsageError(f"--from {config.from_} --until {config.until}: wanted stages in the order of the run")
+    require(first < end, f"--from {config.from_} --until {config.until}: expected stages in the order of the run")
+    return first, end
+
+
+def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[int, int]:
+    """The `stage_positions` of a run. Raises UsageError if a stage before --from has not finished as it is set now."""
+    first, end = stage_positions(config, [stage.name for stage in stages])
     needed = _needed_by(stages[first:end])
     for stage in stages[:first]:
         record = load_record(config.out, stage)

@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dedup.candidates.signature_shards import SUFFIX
 from dedup.dedup_train import dedup_train
@@ -21,10 +24,12 @@ from gristmill_cli.run_config import RunConfig
 from preprocessing.apply import apply
 from preprocessing.filter import KEPT
 from preprocessing.filter import filter as find_short
+from preprocessing.filter_quality import filter_quality, removed_path
 from preprocessing.normalize_text import normalize_text
+from preprocessing.quality.recipe import read_recipe
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
-from preprocessing.train_tokenizer import MODEL, train_tokenizer
+from preprocessing.train_tokenizer import model_name, train_tokenizer
 from preprocessing.user_function import version_of
 
 ALL_FILES = sys.maxsize  # an end index beyond any number of files
@@ -80,10 +85,14 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
     def normalize() -> Counts:
         return normalize_text(
-            config.corpus, normalized, ftfy=spec.ftfy, text_column=column, read_also=spec.read_also, options=options
-        )
+            config.corpus, normalized, ftfy=spec.ftfy, text_column=column, read_also=spec.read_also,
+            skip_odd_names=spec.skip_odd_names, sources=config.sources, options=options,
+        )  # fmt: skip
 
-    settings = {"ftfy": spec.ftfy, "read_also": spec.read_also, "text_column": column}
+    settings = {"ftfy": spec.ftfy, "read_also": spec.read_also, "skip_odd_names": spec.skip_odd_names,
+                "text_column": column}  # fmt: skip
+    if config.sources:
+        settings["sources"] = msgspec.to_builtins(config.sources)
     stages = [
         PipelineStage(
             "normalize_text",
@@ -98,19 +107,31 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     if function:
         stages.append(
             PipelineStage(
-                "apply", lambda: apply(normalized, config.clean, function, text_column=column, options=options),
-                config.clean,
+                "apply", lambda: apply(normalized, config.applied, function, text_column=column, options=options),
+                config.applied,
                 {"function": function, "code": _code_of(function)}, "normalize_text", keeps=WRITTEN,
-                hint=f"look at what {function} yields", needs=("normalize_text",), folders=(config.clean,),
+                hint=f"look at what {function} yields", needs=("normalize_text",), folders=(config.applied,),
+            )
+        )  # fmt: skip
+    if recipe := config.recipe:
+        before = "apply" if function else "normalize_text"
+        rules = sha256(read_recipe(recipe).encode()).hexdigest()[:12]
+        stages.append(
+            PipelineStage(
+                "filter_quality",
+                lambda: filter_quality(config.applied, config.clean, recipe, options, text_column=column),
+                config.clean, {"recipe": recipe, "rules": rules}, before,
+                keeps=WRITTEN, hint=f"see what each rule removes: gristmill preview {recipe} {config.applied}",
+                needs=(before,), beside=(removed_path(config.clean),), folders=(config.clean,),
             )
         )  # fmt: skip
     stages.append(
         PipelineStage(
             "filter",
             lambda: find_short(
-                config.clean, short, UNKNOWN_COUNT, "all", threshold, text_column=column, options=options
+                config.clean, short, UNKNOWN_COUNT, "all", threshold, options, column, config.filter.unit
             ),
-            short, {"threshold": threshold}, _cleaned_by(config), keeps=KEPT,
+            short, {"threshold": threshold, "unit": config.filter.unit}, _cleaned_by(config), keeps=KEPT,
             hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
             needs=(_cleaned_by(config),),
         )
@@ -126,7 +147,7 @@ def _code_of(function: str) -> str:
 
 def _cleaned_by(config: RunConfig) -> str:
     """The stage that writes the documents that are filtered, compared and mixed."""
-    return "apply" if config.apply.function else "normalize_text"
+    return "filter_quality" if config.recipe else "apply" if config.apply.function else "normalize_text"
 
 
 def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
@@ -146,20 +167,29 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
         if not spec.exact:
             remove_exact_pairs(pairs)  # left by a run with `exact`: all pair files are read
         return generate_connected_components(
-            dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, options=options
+            dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, spec.threshold, options=options
         )
 
     def remove() -> Counts:
+        is_read = spec.measure or spec.keep != "first"
+        checked: dict[str, Any] = {
+            "threshold": spec.threshold,
+            "width": spec.width,
+            "unit": spec.unit,
+            "index": spec.index,
+        }
         return generate_duplicates_dict(
             clusters, duplicates_path(config), options=options, keep=spec.keep,
-            dropped=(config.out / "filtered.pickle",), verify=spec.verify, threshold=spec.threshold, corpus=clean,
-            width=spec.width, unit=spec.unit, index=spec.index, text_column=config.text_column,
+            dropped=(config.out / "filtered.pickle",), verify=spec.measure,
+            corpus=clean if is_read else None, text_column=config.text_column if is_read else "text",
+            **(checked if spec.measure else {}),
         )  # fmt: skip
 
     signed = {"hash": spec.hash, "unit": spec.unit, "width": spec.width, "permutations": spec.permutations,
               "seed": spec.seed, "exact": spec.exact}  # fmt: skip
-    compared = {"range": spec.range, "bands": spec.bands, "index": spec.index, "scope": spec.scope}
-    chosen = {"keep": spec.keep, "verify": spec.verify, "threshold": spec.threshold}
+    rows, bands = spec.chosen_bands
+    compared = {"range": rows, "bands": bands, "index": spec.index, "scope": spec.scope}
+    chosen = {"keep": spec.keep, "verify": spec.verify, **({"threshold": spec.threshold} if spec.measure else {})}
     exact = PipelineStage(
         "generate_exact_pairs", lambda: generate_exact_pairs(
             clean, pairs, scope=spec.scope, text_column=config.text_column, options=options
@@ -182,7 +212,7 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
         PipelineStage(
             "generate_duplicates_dict", remove, duplicates_path(config), chosen, "generate_connected_components",
             CLUSTERED, sizes=False,
-            needs=("generate_connected_components", "filter", *([_cleaned_by(config)] if spec.verify else [])),
+            needs=("generate_connected_components", "filter", *([_cleaned_by(config)] if spec.measure else [])),
         ),
     ]  # fmt: skip
 
@@ -200,10 +230,10 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     return [
         PipelineStage(
             "pass1", lambda: pass1(
-                *inputs, spec.weights, config.mix_seed, text_column=config.text_column, options=options
+                *inputs, config.weights, config.mix_seed, text_column=config.text_column, options=options
             ),
             out / "pass1",
-            {"weights": spec.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
+            {"weights": config.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
             needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"), folders=(out / "pass1",),
         ),
@@ -222,7 +252,8 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
 def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     out, spec = config.out, config.tokenizer
-    train, holdout, model = out / "train_deduped", out / "holdout", out / "tokenizer" / MODEL
+    train, holdout = out / "train_deduped", out / "holdout"
+    model = spec.file or out / "tokenizer" / model_name(spec.model_type)
     settings = {"vocab_size": spec.vocab_size, "model_type": spec.model_type, "sample": spec.sample,
                 "exact": spec.exact, "seed": config.tokenizer_seed}  # fmt: skip
     tokens = {name: out / "tokens" / name for name in (TRAIN, HELD_OUT)}
@@ -235,17 +266,22 @@ def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
     def encode(documents: Path, name: str) -> Counts:
         return tokenize_corpus(
-            documents, model, tokens[name], options, shard_size=spec.shard_size, text_column=config.text_column
-        )
+            documents, model, tokens[name], options, shard_size=spec.shard_size, bos=spec.bos, eos=spec.eos,
+            text_column=config.text_column,
+        )  # fmt: skip
 
+    trained = [] if spec.file else ["train_tokenizer"]
+    encoded = {"shard_size": spec.shard_size, "bos": spec.bos, "eos": spec.eos}
+    if spec.file:
+        encoded["tokenizer"] = str(spec.file)
     return [
-        PipelineStage("train_tokenizer", learn, model, settings, "dedup_train", needs=("dedup_train",)),
+        *(PipelineStage(name, learn, model, settings, "dedup_train", needs=("dedup_train",)) for name in trained),
         PipelineStage(
-            "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], {"shard_size": spec.shard_size},
-            reads="dedup_train", is_result=True, needs=("dedup_train", "train_tokenizer"),
+            "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], encoded,
+            reads="dedup_train", is_result=True, needs=("dedup_train", *trained),
         ),
         PipelineStage(
-            "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], {"shard_size": spec.shard_size},
-            reads="pass2", reason=HELD_OUT, is_result=True, needs=("pass2", "train_tokenizer"),
+            "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], encoded,
+            reads="pass2", reason=HELD_OUT, is_result=True, needs=("pass2", *trained),
         ),
     ]  # fmt: skip

@@ -230,6 +230,7 @@ def _run_stages(out: Path, state: str) -> dict[str, str]:
     except msgspec.DecodeError:
         return {}
     asked = {
+        "filter_quality": options.get("recipe"),
         "apply": options.get("apply", {}).get("function"),
         "generate_exact_pairs": options.get("dedup", {}).get("exact"),
     }

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub for tests, in a thread of this process: one dataset, as huggingface_hub asks for it."""
+"""A Hugging Face Hub for tests, in a thread of this process: one repository, as a dataset and as a model."""
 
 import hashlib
 import json
@@ -43,6 +43,9 @@ class Hub:
         if self.token and headers.get("authorization") != f"Bearer {self.token}":
             return _error(401, "")
         api, found = f"/api/datasets/{DATASET}/", f"/datasets/{DATASET}/resolve/"
+        if url.path.startswith(f"/{DATASET}/"):  # a model
+            code, own, data = self.answer(verb, f"/datasets{target}", headers, body)
+            return code, own | {"X-Repo-Commit": self.branches["main"]}, data
         if not url.path.startswith((api, found)):
             return _error(404, "RepoNotFound")
         kind, revision, path = (*url.path.removeprefix(api).split("/", 2), "")[:3]
@@ -132,7 +135,7 @@ def running_hub() -> Iterator[Hub]:
             for name, value in ({"Content-Length": str(len(data))} | own).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(b"" if self.command == "HEAD" else data)
             hub.sent += len(data)
             self.close_connection = len(data) < int(own.get("Content-Length", 0))  # a body that is cut off
 

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from gristmill.io.token_manifest import Manifest
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
+from tests.tokenizers_of_models import content_of
 
 TRAINING = {"README.md", "training.md", "parallelism.md", "checkpoints.md"}  # run by test_readme.py
-DATA = {"slimpajama.md", "dedup.md"}
+NODES = {"cluster.md"}  # run by tests/training/test_cluster.py
+DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md"}
 
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
-    assert {page for page in PAGES if commands(page)} == TRAINING | DATA
+    assert {page for page in PAGES if commands(page)} == TRAINING | NODES | DATA
 
 
 def test_stages_by_hand(tmp_path: Path) -> None:
@@ -27,8 +30,9 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 1000", "vocab_size 420")
     by_hand = by_hand.replace('--holdout_dir "$OUT/holdout"', '--holdout_dir "$OUT/holdout" --holdout 0.05')
     by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
-    curve, near = commands("dedup.md")
-    done = shell(by_hand + curve + near + whole, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path))
+    curve, near, shown = commands("dedup.md")
+    shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
+    done = shell(by_hand + curve + near + whole + shown, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     for folder in ("train", "holdout", "train_deduped", "tokens"):
@@ -38,3 +42,22 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     similar = pq.read_table(tmp_path / "NEAR" / "duplicates.parquet").column("similarity").to_pylist()
     assert similar and min(similar) >= 0.8
     assert done.stdout.count("funnel: documents") == 2
+
+
+def test_tokenizers_of_models_and_byte_level_ones(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    for source in ("code", "tiny", "web"):
+        shutil.rmtree(corpus / source)
+    (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"))
+    (block,) = commands("tokenizers.md")
+    block = block.replace("vocab_size 1000", "vocab_size 420 --mix.holdout 0.05")
+    done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path / "out"), MODEL=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert Manifest.load(tmp_path / "out/tokens").tokenizer.vocab_size == 500
+    for folder in ("train", "holdout"):
+        found = Manifest.load(tmp_path / "out/own/tokens" / folder)
+        assert (found.tokenizer.path, found.tokenizer.vocab_size, found.tokenizer.end_of_document) == (
+            "tokenizer.json",
+            420,
+            0,
+        )

@@ -71,6 +71,33 @@ def test_the_version_and_the_help_need_no_library(capsys, monkeypatch) -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == "[]\n"
 
 
+def test_commands_that_train_nothing_are_imported_without_torch() -> None:
+    """It takes a second: whoever asks for their help waits for it."""
+    late = {"export-hf", "import-hf"}
+    modules = {command.module for group in GROUPS.values() for name, command in group.items() if name not in late}
+    code = (
+        f"import sys, {', '.join(sorted(modules))}; print([name for name in ('torch', 'sympy') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("plan --model llama-2-7b", "--model; try gristmill plan llama-2-7b"),
+        ("plan --config=llama-2-7b", "--config; try gristmill plan llama-2-7b"),
+        ("plan --gpuss 8 llama-2-7b", "--gpuss; did you mean --gpus?"),
+        ("plan llama-2-7b --model x", "--model; did you mean --help?"),
+        (
+            "filter --input_dir x",
+            "--input_dir; try gristmill filter INPUT_DIR OUTPUT_FILE N_DOCS DATASET_NAME THRESHOLD",
+        ),
+    ],
+)
+def test_an_argument_that_was_given_as_an_option_is_told(capsys, monkeypatch, words: str, advice: str) -> None:
+    assert call(capsys, monkeypatch, *words.split()) == (2, "", f"error: unknown option {advice}\n")
+
+
 @pytest.mark.parametrize("columns", ["60", "80", "100"])
 def test_the_overview_is_wrapped_once_and_names_every_command(monkeypatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -21,6 +21,7 @@ from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import check_ftfy
 from tests.gristmill_cli.corpus import ROOT, run_arguments
+from tests.tokenizers_of_models import content_of
 
 MISTAKES = [  # section, key, value, and what the message must say
     ("", "seed", "-1", "expected a whole number from 0"),
@@ -45,15 +46,11 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "out", "{folder}/file/out", "is a file, not a folder"),
     ("", "out", "{folder}/link", "/link is a link to nowhere, which is not there: make it a folder, or remove it"),
     ("", "out", "{folder}/link/out", "/link is a link to nowhere, which is not there"),
+    ("", "sources", "a column", "--sources: expected a table of tables"),
     ("", "from", "tokenise", "expected"),
     ("", "from", "to_hash", "--from to_hash: normalize_text has not finished: give --from normalize_text"),
-    (
-        "",
-        "until",
-        "generate_exact_pairs",
-        "this run has the stages normalize_text, filter, to_hash",
-    ),
-    ("", "until", "filter --from pass1", "wanted stages in the order of the run"),
+    ("", "until", "generate_exact_pairs --dedup.exact false", "expected one of normalize_text, filter, to_hash"),
+    ("", "until", "filter --from pass1", "expected stages in the order of the run"),
     ("", "scratch", "{folder}/file", "/file: expected a folder, and it is a file"),
     ("", "scratch", "/dev/null", "--scratch /dev/null: expected a folder, and it is a file"),
     ("", "scratch", "{folder}/corpus/a", "lies in --corpus"),
@@ -65,7 +62,10 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "dry_run", "maybe", "expected"),
     ("", "explain", "maybe", "expected"),
     ("", "explain_tasks", "maybe", "expected"),
+    ("", "dry_run", "true --explain true", "--explain has no effect with --dry_run"),
+    ("", "dry_run", "true --explain_tasks true", "--explain_tasks has no effect with --dry_run"),
     ("normalize", "ftfy", "perhaps", "expected"),
+    ("", "recipe", "gofer", "did you mean gopher?"),
     ("apply", "function", "no_such_module_here:f", "[apply] there is no module 'no_such_module_here'"),
     ("apply", "function", "keep_english", "expected module:function"),
     ("apply", "function", "json:keep_english", "has no function 'keep_english'"),
@@ -74,6 +74,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("normalize", "read_also", "pdf", "--read_also pdf: expected one of txt, csv, tsv"),
     ("filter", "threshold", "-1", "expected 0 or more characters"),
     ("filter", "threshold", "2.5", "expected"),
+    ("normalize", "skip_odd_names", "maybe", "expected"),
+    ("filter", "unit", "token", "expected"),
     ("dedup", "hash", "md5", "expected"),
     ("dedup", "unit", "letter", "expected"),
     ("dedup", "width", "0", "expected shingles of 1"),
@@ -102,6 +104,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("dedup", "threshold", "nan", "expected a similarity above 0"),
     ("dedup", "threshold", "2", "expected a similarity above 0"),
     ("dedup", "threshold", "0", "expected a similarity above 0"),
+    ("dedup", "threshold", "0.5 --dedup.verify none --dedup.bands 8", "--dedup.threshold 0.5 has no effect"),
     ("mix", "weights", "nonexist 2", "names 'nonexist': the corpus has the sources 'a', 'b, c'"),
     ("mix", "weights", "a -1", "expected a number of epochs"),
     ("mix", "weights", "a nan", "expected a number of epochs"),
@@ -112,6 +115,13 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("mix", "holdout", "nan", "expected a fraction"),
     ("mix", "holdout", "-1", "expected a fraction"),
     ("mix", "seed", "-1", "expected a whole number from 0"),
+    ("tokenizer", "file", "{folder}/nowhere", "expected a tokenizer, and there is no such file: give"),
+    ("tokenizer", "file", "{folder}/file", "/file is no tokenizer"),
+    ("tokenizer", "file", "{folder}/t.json --tokenizer.eos <s>", "'<s>' is not in its vocabulary; give --eos TOKEN"),
+    ("tokenizer", "file", "{folder}/t.json --tokenizer.vocab_size 999", "--tokenizer.vocab_size has no effect with"),
+    ("tokenizer", "bos", "<|x|>", "--bos <|x|>: a tokenizer of --model_type bpe has the special tokens <s>, </s>"),
+    ("tokenizer", "eos", "nope", "expected one of them, none, or model"),
+    ("tokenizer", "bos", "model --tokenizer.model_type byte-bpe", "expected one of them, none"),
     ("tokenizer", "vocab_size", "259", "expected more than the 259 pieces"),
     ("tokenizer", "vocab_size", "2000000", "and at most 1,048,576"),
     ("tokenizer", "model_type", "wordpiece", "expected"),
@@ -131,6 +141,10 @@ IN_FILE = {  # text of the configuration file: what the message must say
     "[mix.weights]\n'b, d' = 2": "names 'b, d'",
     "[mix.weights]\na = 0\n'b, c' = 0": "[mix] --weights leaves out every source: expected",
     "mix = 2": "expected a table [mix]",
+    "[sources.a]\ncolum = 'x'": "expected a table of tables, got {'a': {'colum': 'x'}} (Object contains unknown",
+    "[sources.c]\ncolumn = 'x'": "corpus/c: expected a folder, and there is none",
+    "[sources.a]\nweight = 1\n[mix.weights]\na = 2": "'a' has a weight in [sources] and in [mix.weights]: give one",
+    "[sources.a]\n[normalize]\nread_also = ['txt']": "--read_also has no effect with [sources]",
     "[dedup]\nindex = 'minhash'": "dedup.index: expected a list of texts",
     "[dedup]\nhash = 'md5'": "dedup.hash: expected one of xxh32, sha1",
     "[dedup]\nbands = true": "dedup.bands: expected a whole number, got True",
@@ -148,6 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / source / "a.jsonl").write_text('{"text": "a document"}\n')
     (folder / "empty").mkdir()
     (folder / "file").write_text("")
+    (folder / "t.json").write_text(content_of("GPT-2"))
     (folder / "link").symlink_to("nowhere")
     for part in (".gristmill/run", "minhash"):
         (folder / "past" / part).mkdir(parents=True)

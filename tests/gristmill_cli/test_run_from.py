@@ -205,4 +205,4 @@ def test_an_output_that_nothing_reads_any_more_may_be_removed_as_a_whole(
 ) -> None:
     config = replace(ended, from_="train_tokenizer", until="tokenize_corpus")
     with moved_away(removed, config.out, tmp_path):
-        assert choose_stages(config, plan_stages(config)) == (8, 10)
+        assert choose_stages(config, plan_stages(config)) == (9, 11)

@@ -1,0 +1,239 @@
+"""Command: show what a run removed as duplicates, each text beside the one that was kept, with differences marked."""
+
+import heapq
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import groupby, islice, takewhile
+from math import isnan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from dedup.cluster_graph import pairwise_jaccard, read_texts
+from dedup.minhash.matching_form import Unit
+from gristmill.engine.executors.staging import local_copies
+from gristmill.errors import UsageError, require
+from gristmill.io.corpus_names import normal_name, parse_name
+from gristmill.io.documents import DocKey
+from gristmill.io.files import RUN_FILE
+from gristmill.io.readers import read_corpus
+from gristmill.storage.files import is_file, is_folder, resolved
+from gristmill_cli.run_config import Dedup
+from gristmill_cli.run_records import load_json
+
+_TABLE, _CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
+_CORPORA = ("quality", "applied", "normalized")  # of a run, the first that is there
+_BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of each text that are shown
+_LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
+_WORD = re.compile(r"\S+")
+
+
+class Pair(NamedTuple):
+    """A removed document, the one that was kept in its place, and their similarity; None if it was not measured."""
+
+    removed: DocKey
+    kept: DocKey
+    similarity: float | None
+
+
+class LargeCluster(NamedTuple):
+    """A cluster: its size, and its first members."""
+
+    size: int
+    members: list[DocKey]
+
+
+def show_duplicates(
+    out: Positional[Path],
+    of: str = "",
+    source: str = "",
+    largest: int = 0,
+    show: int = 5,
+    text_column: str = "text",
+) -> Group:
+    """Show duplicates that a run removed, beside what it kept; the least similar pairs first.
+
+    Args:
+        out: Folder of a run, also in a bucket.
+        of: A document's key, such as book/a.jsonl@12, or your own file and its row (book/a.parquet@12, or with a path:
+            /data/book/a.jsonl@12): the pairs that it is in. Rows count from 0.
+        source: Only pairs with a document of this source.
+        largest: So many of the largest clusters instead of pairs.
+        show: Pairs, or clusters by their first two documents, to show with their texts.
+        text_column: The column or field that holds the text.
+
+    Returns:
+        The pairs or clusters, for a terminal.
+    """
+    require(
+        (bool(of) + bool(source) + bool(largest)) < 2,
+        "--of, --source and --largest choose different things: give one of them",
+    )
+    require(largest >= 0 and show >= 1, f"--largest {largest} --show {show}: expected positive numbers")
+    if not is_file(out / _TABLE):
+        raise UsageError(f"{out}: expected the folder of a run, with {_TABLE} in it; gristmill run writes one")
+    corpus = next((out / name for name in _CORPORA if is_folder(out / name)), None)
+    if corpus is None:
+        raise UsageError(f"{out} has no {' or '.join(_CORPORA)} folder: the texts are no longer there to be shown")
+    if largest:
+        return _show_clusters(out, corpus, largest, show, text_column)
+    keys = _keys_meant(out, of, text_column) if of else set()
+    total, pairs = _find_pairs(out / _TABLE, keys, source, show)
+    if keys and not pairs:
+        raise UsageError(
+            f"--of {of}: {_TABLE} has no pair with it: it was not removed as a duplicate, nor kept for one"
+        )
+    if source and not pairs:
+        raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")
+    what = f"with {of}" if of else f"of {source}" if source else "removed as duplicates"
+    title = Text(f"{total:,} documents {what}; the {len(pairs):,} least similar:", "bold")
+    return Group(title, *_compared(corpus, pairs, text_column))
+
+
+def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
+    """The keys that may be meant: as given; or, of a file of the user's corpus, that of the document in its row.
+
+    Such a file has another format than ours, or is given by its path. Its blank and malformed lines have rows, but no
+    documents, so that rows after them are others here.
+    """
+    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
+    corpus, (file, _, row) = Path(recorded.get("corpus", ".")), given.rpartition("@")
+    path = resolved(Path(file))
+    name = path.relative_to(corpus).as_posix() if path.is_relative_to(corpus) else file
+    key = DocKey.parse(f"{name}@{row}")
+    names = {normal_name(name), normal_name(name, zst=True)} if parse_name(name) else {name}
+    if name in names and name == file:
+        return {key}
+    require(
+        not recorded.get("apply", {}).get("function") and not recorded.get("recipe"),
+        f"--of {given}: the run removed documents by a function of yours or a recipe, after which rows are not those "
+        f"of your files; expected a key as gristmill duplicates {out} prints it",
+    )
+    if is_file(own := corpus / name):
+        formats = recorded.get("normalize", {}).get("read_also", [])
+        rows = (document.key.row for document in read_corpus(own, text_column, formats, on_malformed="skip"))
+        before, found = 0, -1
+        for found in rows:
+            if found >= key.row:
+                break
+            before += 1
+        require(
+            found == key.row,
+            f"--of {given}: {own} has no document in that row, counted from 0: it is blank, malformed or after the end",
+        )
+        key = DocKey(name, before)
+    return {DocKey(found, key.row) for found in names}
+
+
+def _find_pairs(table: Path, keys: set[DocKey], source: str, most: int) -> tuple[int, list[Pair]]:
+    """(number of all, the least similar) pairs of the removal table; it is read in parts."""
+    total, found = 0, list[tuple[float, int, Pair]]()
+    for row in _rows(table, ["file", "row", "kept_file", "kept_row", "similarity"]):
+        pair = Pair(DocKey(row["file"], row["row"]), DocKey(row["kept_file"], row["kept_row"]), row["similarity"])
+        if (keys and not keys & {pair.removed, pair.kept}) or (
+            source and source not in (pair.removed.source, pair.kept.source)
+        ):
+            continue
+        total += 1
+        place = -(2.0 if pair.similarity is None else pair.similarity), -total, pair
+        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, place)
+    return total, [pair for *_, pair in sorted(found, reverse=True)]
+
+
+def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    with local_copies([path]) as (copy,), pq.ParquetFile(copy) as file:
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()
+
+
+def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
+    """The largest clusters: sizes, first members, and the first two of some of them beside one another."""
+    found = list[tuple[int, int, LargeCluster]]()
+    rows = _rows(out / _CLUSTERS, ["cluster", "file", "row"])
+    for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
+        size, first = 0, list[DocKey]()
+        for row in members:
+            size += 1
+            if len(first) < 4:
+                first.append(DocKey(row["file"], row["row"]))
+        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, LargeCluster(size, first)))
+    clusters = [cluster for *_, cluster in sorted(found, reverse=True)]
+    if not clusters:
+        return Group(Text("no clusters: no two documents were found to be alike"))
+    table = Table("documents", "the first of them", box=None, pad_edge=False)
+    for cluster in clusters:
+        more = f" and {cluster.size - len(cluster.members):,} more" if cluster.size > len(cluster.members) else ""
+        table.add_row(f"{cluster.size:,}", Text(", ".join(map(str, cluster.members)) + more))
+    pairs = [Pair(cluster.members[1], cluster.members[0], None) for cluster in clusters[:show]]
+    return Group(Text(f"the {len(clusters):,} largest clusters", "bold"), table, *_compared(corpus, pairs, text_column))
+
+
+def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Text | Table]:
+    """Each pair: a line of what it is, and the texts from shortly before their first difference on.
+
+    A similarity that the run did not measure is computed here, of the run's shingles.
+    """
+    texts = dict(read_texts(corpus, sorted({key for pair in pairs for key in (pair.removed, pair.kept)}), text_column))
+    for pair in pairs:
+        removed, kept = texts[pair.removed], texts[pair.kept]
+        found = pair.similarity
+        if found is None:
+            found = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
+        said = "shorter than a shingle" if isnan(found) else f"similarity {found:.2f}"
+        yield Text(f"\n{pair.removed} beside {pair.kept}, {said}", "bold")
+        if removed == kept:
+            yield Text("the texts are equal")
+            continue
+        table = Table(
+            f"{pair.removed}, {len(removed):,} characters", f"{pair.kept}, {len(kept):,} characters", expand=True
+        )
+        table.add_row(*mark_differences(removed, kept))
+        yield table
+
+
+def _shingles_of(out: Path) -> tuple[int, Unit]:
+    """Width and unit of a run's shingles."""
+    recorded = (load_json(out / RUN_FILE, dict[str, Any]) or {}).get("dedup", {})
+    return recorded.get("width", Dedup.width), recorded.get("unit", Dedup.unit)
+
+
+def mark_differences(one: str, other: str) -> tuple[Text, Text]:
+    """Both texts by words, from shortly before their first difference on; words that the other has not are marked.
+
+    >>> [str(text) for text in mark_differences("the old mill grinds", "the new mill grinds")]
+    ['the [old] mill grinds', 'the [new] mill grinds']
+    """
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_words(one), _words(other), strict=False)))
+    start = max(0, same - _BEFORE)
+    words = [list(islice(_words(text), start, start + _SHOWN + 1)) for text in (one, other)]
+    shown = [some[:_SHOWN] for some in words]
+    sides = Text("… " if start else ""), Text("… " if start else "")
+    for kind, *bounds in SequenceMatcher(None, shown[0], shown[1], autojunk=False).get_opcodes():
+        for side, some, (first, last) in zip(sides, shown, (bounds[:2], bounds[2:]), strict=True):
+            part = "".join(some[first:last])
+            if kind == "equal" or not part:
+                side.append(part)
+            else:
+                side.append(f"[{part.rstrip()}]", "bold reverse")
+                side.append(" " * part.endswith(" "))
+    for side, some in zip(sides, words, strict=True):
+        side.rstrip()
+        side.append(" …" * (len(some) > _SHOWN))
+    return sides
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words, each with a space; the characters of one that is too long to be a word.
+
+    >>> list(_words("a mill")), "".join(_words("水" * 41)) == "水" * 41 + " "
+    (['a ', 'mill '], True)
+    """
+    for found in _WORD.finditer(text):
+        word = found[0]
+        yield from (f"{word} ",) if len(word) <= _LONGEST_WORD else (*word, " ")

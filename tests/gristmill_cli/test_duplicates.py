@@ -1,0 +1,183 @@
+"""`gristmill duplicates`: removed documents beside those that were kept, with their differences."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from gristmill.errors import UsageError
+from gristmill_cli.duplicates import mark_differences, show_duplicates
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+from tests.object_store import BUCKET, object_store
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = [f"word{number}" for number in range(60)]
+NEAR = {"a": " ".join(WORDS), "b": " ".join([*WORDS[:30], "another", *WORDS[31:]])}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run: web has two near-duplicates, book three copies, of which one is in web, and each has other documents."""
+    root = tmp_path_factory.mktemp("duplicates")
+    copy = " ".join(reversed(WORDS))
+    others = [" ".join(f"{word}{number}" for word in WORDS) for number in range(30)]
+    texts = {"web/a.jsonl": [*others[:15], NEAR["a"], NEAR["b"], copy], "book/b.jsonl": [*others[15:], copy, copy]}
+    for name, found in texts.items():
+        (root / "corpus" / name).parent.mkdir(parents=True)
+        (root / "corpus" / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
+    run(
+        RunConfig(
+            root / "corpus", root / "out", workers=1, dedup=Dedup(threshold=0.7), mix=Mix(holdout=0.1),
+            tokenizer=Tokenizer(vocab_size=300, exact=False), until="generate_duplicates_dict",
+        )
+    )  # fmt: skip
+    return root / "out"
+
+
+@pytest.fixture
+def printed(out: Path) -> Callable[..., str]:
+    def printed(**options: object) -> str:
+        written = io.StringIO()
+        Console(width=160, file=written).print(show_duplicates(out, **options))  # type: ignore[arg-type]
+        return written.getvalue()
+
+    return printed
+
+
+def test_the_least_similar_come_first_with_their_differences(printed: Callable[..., str]) -> None:
+    text = printed()
+    assert text.startswith("3 documents removed as duplicates; the 3 least similar:")
+    first, second = text.index("web/a.jsonl@16 beside web/a.jsonl@15, similarity 0."), text.index("the texts are equal")
+    assert first < second and "[another]" in text and "[word30]" in text and "[word29]" not in text
+    assert "web/a.jsonl@16 beside" in printed(show=1) and "equal" not in printed(show=1)
+
+
+@pytest.mark.parametrize("key", ["web/a.jsonl@15", "web/a.jsonl@16"])
+def test_the_pairs_of_a_document_that_was_kept_or_removed(printed: Callable[..., str], key: str) -> None:
+    text = printed(of=key)
+    assert text.startswith(f"1 documents with {key}; the 1 least similar:") and "[another]" in text
+
+
+def test_the_pairs_of_a_source(printed: Callable[..., str]) -> None:
+    assert printed(source="book").startswith("2 documents of book; the 2 least similar:")
+    assert printed(source="web").startswith("2 documents of web; ")  # one is a copy of a document of book
+
+
+def test_the_largest_clusters(printed: Callable[..., str]) -> None:
+    lines = [line.split() for line in printed(largest=2).splitlines()]
+    assert lines[2][0] == "3" and lines[3][0] == "2"
+    assert lines[2][1:] == ["book/b.jsonl@15,", "book/b.jsonl@16,", "web/a.jsonl@17"]
+
+
+def test_clusters_with_texts_are_as_many_as_shown_and_have_similarities(printed: Callable[..., str]) -> None:
+    assert " beside " in printed(largest=2, show=1) and printed(largest=2, show=1).count(" beside ") == 1
+    assert "book/b.jsonl@16 beside book/b.jsonl@15, similarity 1.00" in printed(largest=2)
+
+
+def test_a_similarity_that_was_not_measured_is_that_of_the_shingles_of_the_run(
+    out: Path, printed: Callable[..., str]
+) -> None:
+    """Of a cluster's first two documents, and of each pair of a run that did not verify."""
+    known = plain_jaccard(NEAR["b"], NEAR["a"], 13)
+    assert f"web/a.jsonl@16 beside web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+    config = json.loads((out / "run.json").read_text())
+    config["dedup"]["width"] = 5
+    kept = (out / "run.json").read_bytes()
+    (out / "run.json").write_text(json.dumps(config))
+    try:
+        known = plain_jaccard(NEAR["b"], NEAR["a"], 5)
+        assert f"web/a.jsonl@16 beside web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+    finally:
+        (out / "run.json").write_bytes(kept)
+
+
+def plain_jaccard(one: str, other: str, width: int) -> float:
+    sets = [{text[i : i + width] for i in range(len(text) - width + 1)} for text in (one, other)]
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def test_texts_without_spaces_are_compared_by_characters() -> None:
+    one = "".join(chr(0x4E00 + i) for i in range(300))
+    marked = [str(text) for text in mark_differences(one, one[:100] + "水" + one[101:])]
+    assert marked == [
+        f"… {one[88:100]}[{one[100]}]{one[101:248]} …", f"… {one[88:100]}[水]{one[101:248]} …"
+    ]  # fmt: skip
+
+
+def test_differences_are_marked_without_colours_where_there_is_no_terminal(out: Path) -> None:
+    command = [sys.executable, "-m", "gristmill_cli", "duplicates", str(out), "--show", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "[another]" in done.stdout and "\033" not in done.stdout
+
+
+def test_a_run_in_a_bucket_is_shown_as_one_on_a_disk(out: Path) -> None:
+    def shown(folder: str, environment: Mapping[str, str]) -> str:
+        command = [sys.executable, "-m", "gristmill_cli", "duplicates", folder]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
+
+    with object_store() as store:
+        store.upload_tree(out, "out")
+        assert shown(f"s3://{BUCKET}/out", os.environ | store.environment) == shown(str(out), os.environ)
+
+
+def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None:
+    """Before it are a blank and a malformed line, which have no document; and it may have another format."""
+    (tmp_path / "corpus" / "web").mkdir(parents=True)
+    lines = [json.dumps({"body": " ".join(f"{word}{number}" for word in WORDS)}) for number in range(9)]
+    lines = [*lines[:2], "not JSON", "", *lines[2:], lines[0]]
+    (tmp_path / "corpus/web/a.jsonl").write_text("\n".join(lines))
+    table = pa.table({"body": [" ".join(WORDS), " ".join(reversed(WORDS)), " ".join(WORDS)]})
+    pq.write_table(table, tmp_path / "corpus/web/b.parquet")
+    out = tmp_path / "out"
+    run(
+        RunConfig(
+            tmp_path / "corpus", out, text_column="body", workers=1, max_malformed=0.5, mix=Mix(holdout=0.1),
+            tokenizer=Tokenizer(vocab_size=300, exact=False), until="generate_duplicates_dict",
+        )
+    )  # fmt: skip
+
+    def shown(of: str) -> str:
+        written = io.StringIO()
+        Console(width=160, file=written).print(show_duplicates(out, of, text_column="body"))
+        return written.getvalue()
+
+    assert len(lines) == 12
+    own = f"{tmp_path}/corpus/web/a.jsonl"
+    assert (
+        "\nweb/a.jsonl@9 beside web/a.jsonl@0, similarity 1.00"
+        in shown(f"{own}@11")
+        == shown("web/a.jsonl@9").replace("web/a.jsonl@9;", f"{own}@11;")
+    )
+    assert "web/b.jsonl.zst@2 beside web/b.jsonl.zst@0" in shown("web/b.parquet@2")
+    for row in (2, 3, 12):
+        with pytest.raises(UsageError, match="has no document in that row, counted from 0"):
+            shown(f"{own}@{row}")
+
+
+def test_what_cannot_be_shown_is_refused_in_a_sentence(out: Path, tmp_path: Path) -> None:
+    for options, fault in (
+        ({"of": "web/a.jsonl@0"}, "was not removed as a duplicate, nor kept for one"),
+        ({"of": "web"}, "is not a document's key"),
+        ({"source": "none"}, "no document of it was removed"),
+        ({"of": "web/a.jsonl@0", "source": "web"}, "choose different things"),
+        ({"show": 0}, "expected positive numbers"),
+    ):
+        with pytest.raises(UsageError, match=fault):
+            show_duplicates(out, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="expected the folder of a run, with dup/duplicates"):
+        show_duplicates(tmp_path)
+    (out / "normalized").rename(out / "gone")
+    try:
+        with pytest.raises(UsageError, match="the texts are no longer there"):
+            show_duplicates(out)
+    finally:
+        (out / "gone").rename(out / "normalized")

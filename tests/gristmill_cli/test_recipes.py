@@ -1,0 +1,91 @@
+"""--recipe: the page's commands, a run whose funnel has each rule, and shards that write the same bytes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from gristmill.errors import UsageError
+from gristmill_cli.preview import preview
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
+from tests.gristmill_cli.corpus import ROOT, make_corpus, tree
+from tests.gristmill_cli.documentation import commands, shell
+from tests.patience import patience
+
+RECIPE = "words = { min = 20, max = 150 }\n"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "own.toml").write_text(RECIPE)
+    corpus = make_corpus(folder / "corpus")
+    return RunConfig(
+        corpus, folder / "out", workers=1, recipe=str(folder / "own.toml"), filter=Filter(0), mix=Mix(holdout=0.05),
+        tokenizer=Tokenizer(vocab_size=420),
+    )  # fmt: skip
+
+
+def test_the_funnel_has_each_rule_and_the_table_each_document(config: RunConfig) -> None:
+    funnel = run(config)
+    assert funnel is not None
+    removed = pq.read_table(config.out / "quality.removed.parquet").to_pylist()
+    counted = sum(
+        tally.documents for reasons in funnel.tallies.values() for name, tally in reasons.items() if name == "words"
+    )
+    assert counted == len(removed) > 0
+    assert all(row["rule"] == "words" and not 20 <= row["value"] <= 150 for row in removed)
+    assert json.loads((config.out / "funnel.json").read_text())["went"]
+
+
+def test_three_shards_write_the_bytes_of_one_process(config: RunConfig, tmp_path: Path) -> None:
+    alone = replace(config, out=tmp_path / "one", until="filter_quality")
+    run(alone)
+    words = [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(config.corpus), "--recipe", config.recipe]
+    words += ["--out", str(tmp_path / "shards"), "--until", "filter_quality", "--workers", "1"]
+    started = [subprocess.Popen([*words, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
+    assert [process.wait(patience(120)) for process in started] == [0, 0, 0]
+    assert tree(tmp_path / "shards" / "quality") == tree(alone.out / "quality")
+    table = "quality.removed.parquet"
+    assert (tmp_path / "shards" / table).read_bytes() == (alone.out / table).read_bytes()
+
+
+def test_another_number_runs_the_recipe_again(config: RunConfig, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("words.min = 20\n")
+    changing = replace(config, out=tmp_path / "out", recipe=str(own), until="filter_quality")
+    run(changing)
+    before = tree(tmp_path / "out" / "quality")
+    own.write_text("words.max = 80\n")
+    run(changing)
+    assert tree(tmp_path / "out" / "quality") != before
+
+
+def test_a_run_refuses_a_recipe_that_is_none(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"did you mean fineweb\?"):
+        run(replace(config, out=tmp_path / "out", recipe="finewebb"))
+
+
+def test_preview_fits_80_columns_and_shows_examples(config: RunConfig) -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(preview("fineweb", config.corpus, documents=60, examples=1))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("repeated_nonblank_characters" in line for line in lines) and any(".jsonl" in line for line in lines)
+    with pytest.raises(UsageError, match="--documents 0"):
+        preview("fineweb", config.corpus, documents=0)
+
+
+def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:
+    (block,) = commands("recipes.md")
+    block = block.replace("--recipe gopher", "--recipe gopher --until filter_quality")
+    done = shell(block, on_one_core=True, CORPUS=str(config.corpus), OUT=str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "alone" in done.stdout and (tmp_path / "out/quality.removed.parquet").is_file()

@@ -1,0 +1,91 @@
+"""What `gristmill run` removes as duplicates by default, and what it says of it."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from dedup.candidates import cluster_samples
+from dedup.candidates.cluster_samples import LargestClusters
+from dedup.candidates.document_ids import DocumentIds
+from dedup.clustering.union_find import LABEL, records
+from gristmill.counts import Counts
+from gristmill_cli.funnel import show_funnel
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_stages import duplicates_path
+from tests.dedup.template_pages import template_pages
+from tests.gristmill_cli.corpus import write_records
+
+
+def removed(folder: Path, texts: list[str], dedup: Dedup) -> list[int]:
+    """Rows of the documents that a run of these texts removes."""
+    (folder / "corpus" / "web").mkdir(parents=True, exist_ok=True)
+    write_records(folder / "corpus" / "web" / "a.jsonl", [{"text": text} for text in texts])
+    config = RunConfig(folder / "corpus", folder / "out", workers=1, filter=Filter(0), dedup=dedup)
+    run(RunConfig(**{**vars(config), "until": "generate_duplicates_dict"}))
+    return sorted(pq.read_table(duplicates_path(config)).column("row").to_pylist())
+
+
+def test_pages_of_one_template_stay_and_copies_of_any_length_go(tmp_path: Path) -> None:
+    texts = [*template_pages(600), "So true!", "So true!", "?", "", "so true", "?"]
+    assert removed(tmp_path, texts, Dedup()) == [601, 604, 605]
+    unverified = removed(tmp_path, texts, Dedup(verify="none", exact=False))
+    assert len(unverified) > 10 and max(unverified) < 600
+
+
+def test_a_threshold_chooses_the_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [[f"{number}word{i}" for i in range(100)] for number in range(12)]
+    texts = [" ".join(some) for some in words] + [" ".join(some[:85] + some[:15]) for some in words]
+    assert removed(tmp_path, texts, Dedup(threshold=0.5)) == list(range(12, 24))
+    assert "25 bands of 5 rows find 55 % of the pairs of similarity 0.5, and 93 %" in capsys.readouterr().err
+    few = removed(tmp_path, texts, Dedup(threshold=0.5, range=16, bands=8))
+    assert len(few) < 12
+    assert "8 bands of 16 rows find 0 % of the pairs of similarity 0.5" in capsys.readouterr().err
+
+
+def test_a_cluster_and_a_source_that_look_wrong_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_samples, "LARGE", 300)
+    others = [" ".join(f"{number}page{word}" for word in range(9)) for number in range(90)]
+    for source, texts in (("web", template_pages(1200)), ("book", others)):
+        (tmp_path / "corpus" / source).mkdir(parents=True)
+        write_records(tmp_path / "corpus" / source / "a.jsonl", [{"text": text} for text in texts])
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), mix=Mix(holdout=0.1),
+        dedup=Dedup(verify="none", range=8, bands=14), tokenizer=Tokenizer(vocab_size=300, exact=False),
+    )  # fmt: skip
+    first, again = run(config), run(config)
+    assert first is not None and again is not None and first.warnings == again.warnings
+    large, unlike, source = first.warnings
+    assert large.startswith("clusters of 300 documents or more: 1; the largest has 1,") and "web/a.jsonl@" in large
+    assert "largest clusters most of the sampled pairs of documents are less similar than 0.8" in unlike
+    assert source.startswith("the source web loses") and "the others together 0.0%" in source
+    printed = capsys.readouterr().err
+    assert all(f"warning: {line}\n" in printed for line in first.warnings)
+    console = Console(width=400)
+    with console.capture() as shown:
+        console.print(show_funnel(config.out))
+    assert all(f"warning: {line}" in shown.get() for line in first.warnings)
+    verified = run(RunConfig(**{**vars(config), "dedup": Dedup(range=8, bands=14)}))
+    assert verified is not None and verified.warnings == [large, unlike]
+    assert not Counts(verified.tallies, []).total("duplicate").documents
+
+
+def test_the_largest_clusters_are_noted_across_blocks() -> None:
+    chance = np.random.default_rng(1)
+    sizes = chance.permutation(np.arange(2, 400))
+    labels = records(LABEL, np.arange(sizes.sum(), dtype=np.uint64), np.repeat(np.arange(len(sizes)), sizes))
+    ends = [0, 1, *sorted(chance.integers(1, len(labels), 40).tolist()), len(labels)]
+    largest = LargestClusters()
+    blocks = [labels[start:end] for start, end in pairwise(ends) if start < end]
+    assert sum(map(len, largest.watch(blocks))) == len(labels)
+    samples = largest.samples(DocumentIds.of({"a.jsonl": len(labels)}))
+    assert [sample.size for sample in samples] == list(range(399, 299, -1))
+    for sample in samples:
+        roots = {int(labels["root"][row]) for _, row in sample.members}
+        assert len(sample.members) == 9 and [sizes[root] for root in roots] == [sample.size]
