@@ -2,7 +2,8 @@
 
 Read in this order:
 
-    parity.py         the command `gristmill parity`: all cases in warm processes, a table, and a verdict
+    parity.py         the command `gristmill parity`
+    certificate.py    all cases in warm processes, a table, and a verdict
     cases.py          a case: a small model, a layout, how it trains; every layout, or a set that covers all pairs
     feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas and published models
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic

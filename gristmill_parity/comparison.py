@@ -2,9 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from training.parallel.traffic_inputs import Traffic, Volume
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 
 QUANTITIES = ("loss", "logits", "gradient", "weight")
+_ALWAYS = ("loss", "gradient", "weight")  # of other quantities some cases have none
 # Largest allowed relative difference: rounding, and its growth over three steps
 LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
 _EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
@@ -42,18 +42,12 @@ def limits(case: Case) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """Result of a case, compared with its reference.
-
-    `loss`, `logits`, `gradient`, `weight`: relative differences (see `differences`); nan if not compared.
-    `logits` is None where they are not compared.
-    """
+    """Result of a case, compared with its reference."""
 
     case: Case
     seconds: float
-    loss: float = float("nan")
-    gradient: float = float("nan")
-    weight: float = float("nan")
-    logits: float | None = None
+    differences: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_ALWAYS, float("nan")))
+    """Relative ones by quantity (see `differences`); nan if a rank failed."""
     counted: Traffic = field(default_factory=dict)
     """Traffic of the rank that communicates the most bytes."""
     error: str = ""
@@ -65,13 +59,13 @@ class CaseResult:
     @property
     def largest_difference(self) -> float:
         """The largest of the differences; nan if one is nan."""
-        return _largest(self._compared.values())
+        return _largest(self.differences.values())
 
     @property
     def share_of_limit(self) -> float:
         """The largest of the differences over their limits; nan if one is nan."""
         allowed = limits(self.case)
-        return _largest(value / allowed[name] for name, value in self._compared.items())
+        return _largest(value / allowed[name] for name, value in self.differences.items())
 
     @property
     def passed(self) -> bool:
@@ -79,15 +73,10 @@ class CaseResult:
         return not self.error and not self.mismatch and not self._above
 
     @property
-    def _compared(self) -> dict[str, float]:
-        """The differences by quantity."""
-        return {name: value for name in QUANTITIES if (value := getattr(self, name)) is not None}
-
-    @property
     def _above(self) -> dict[str, float]:
         """The differences above their limits."""
         allowed = limits(self.case)
-        return {name: value for name, value in self._compared.items() if not value <= allowed[name]}
+        return {name: value for name, value in self.differences.items() if not value <= allowed[name]}
 
     @property
     def reason(self) -> str:
@@ -135,7 +124,7 @@ class Certifier:
         seconds = time.monotonic() - started
         held = holder_difference(results, case.layout.local_replicas)
         mismatch = found.mismatch or held or traffic_difference(results)
-        return CaseResult(case, seconds, **measured, counted=busiest, mismatch=mismatch)
+        return CaseResult(case, seconds, measured, busiest, mismatch=mismatch)
 
     def _reference(self, case: Case) -> GlobalResult:
         if case not in self._references:
@@ -171,20 +160,18 @@ def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
     return {name: assemble_shards(found) for name, found in shards.items()}, mismatch
 
 
-def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, Any]:
+def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, float]:
     """The relative differences of losses, gradients and weights, and of logits where they are compared.
 
     The largest absolute difference over the largest absolute value; of gradients beside an independent reference, the
     largest of any tensor's 2-norms.
     """
     of_gradients = _relative_difference if case.reference == "one process" else _tensor_difference
-    measured = {
-        "loss": _relative_difference({"": found.losses}, {"": reference.losses}),
-        "gradient": of_gradients(found.gradients, reference.gradients),
-        "weight": _relative_difference(found.weights, reference.weights),
-    }
+    measured = {"loss": _relative_difference({"": found.losses}, {"": reference.losses})}
     if found.logits is not None and reference.logits is not None:
         measured["logits"] = _relative_difference({"": found.logits}, {"": reference.logits})
+    measured["gradient"] = of_gradients(found.gradients, reference.gradients)
+    measured["weight"] = _relative_difference(found.weights, reference.weights)
     return measured
 
 

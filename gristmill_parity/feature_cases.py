@@ -75,13 +75,14 @@ def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case
 
 
 def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """One process in float64 and float32, with recomputation and micro-batches; and a z-loss, split or not."""
+    """One process in float64 and float32, with recomputation and micro-batches; a z-loss; few heads of keys."""
     for preset in _PRESETS:
         yield preset, _ONE, {"precision": "fp64"}
         yield preset, _ONE, {"precision": "fp32"}
         yield preset, ParallelConfig(micro_batches=2), {"recompute": "full"}
     for layout in (_ONE, ParallelConfig(tp=2), ParallelConfig(pp=2, schedule="zbv")):
         yield "llama", layout, {"z_loss": 0.01}
+    yield "qwen2.5-0.5b", ParallelConfig(tp=4), {"heads": 4}  # of which two are of keys and values
 
 
 def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:

@@ -179,6 +179,8 @@ class CompressedSteps:
         """What all replicas get: vectors exactly, and matrices compressed."""
         sums = {name: torch.stack([own[name] for own in each]).sum(0) for name in each[0]}
         matrices = [name for name in reversed(sums) if sums[name].ndim == 2]  # as a backward pass has them
+        if self.tp > self.case.model.kv_heads:  # of heads of which several ranks have terms
+            matrices = [name for name in matrices if not name.endswith(("k.weight", "v.weight"))]
         if self._int8 is None:
             return sums | {name: self._low_rank(name, [own[name] for own in each]) for name in matrices}
         rows = [torch.cat([own[name].flatten() for name in matrices]) for own in each]

@@ -14,6 +14,7 @@ from gristmill_planner.step_time import layer_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import Schedule
+from training.parallel.tensor.options import divides_heads
 
 _HALVINGS = 12
 _LONGEST = 4.0  # times a rank's forward pass, of a message
@@ -69,9 +70,7 @@ def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, 
     By powers of 2 up to two nodes, as far as they divide heads and MLP; the micro-batch stays the same.
     """
     model, found, ranks = run.model, [], 1
-    while ranks <= 2 * run.cluster.per_node and not any(
-        size % ranks for size in (model.heads, model.kv_heads, model.ffn_width)
-    ):
+    while ranks <= 2 * run.cluster.per_node and divides_heads(model, ranks) and model.ffn_width % ranks == 0:
         layout = replace(
             run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=ranks > 1 and run.layout.sequence_parallel
         )

@@ -141,7 +141,7 @@ def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float)
     """
     rows, left = [], []
     for sequences, seconds in zip(_SEQUENCES, layers, strict=True):
-        work = layer_work(_small_model(1), sequences, _SEQ_LEN, 1, 1, True)
+        work = layer_work(_small_model(1), sequences, _SEQ_LEN)
         products = [each for product in work.products for each in (product, *product.backward())]
         streamed = 4 * sum(each.elements for each in products) / (0.9 * bandwidth) + 3 * 2 * work.traffic / bandwidth
         rows.append((sum(each.flops * (1 + depth / each.k) for each in products) / rate, len(products)))

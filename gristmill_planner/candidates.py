@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isqrt
+from math import gcd, isqrt
 from typing import Literal
 
 from gristmill.errors import UsageError
@@ -12,8 +12,9 @@ from gristmill_planner.planned_run import GRISTMILL, PlannedRun, PlanRequest, So
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.pipeline_stages import stage_layers
 from training.parallel.pipeline.schedules import SCHEDULES, SPLIT_BACKWARD, Schedule
+from training.parallel.pipeline.stage_layers import stage_layers
+from training.parallel.tensor.options import possible_sizes
 
 _MOST_SEQUENCES = 32  # of a micro-batch
 _MOST_VIRTUAL = 4
@@ -42,10 +43,7 @@ class LayoutFamily:
                 self.degrees, zero=zero, zero_group=self.degrees.dp if zero else 1, schedule=schedule,
                 virtual_stages=virtual,
             )  # fmt: skip
-            yield PlannedRun(
-                request.model, layout, request.batch, request.seq_len, request.cluster, self.recompute,
-                request.software, layers, request.states,
-            )  # fmt: skip
+            yield request.run(layout, self.recompute, layers)
 
 
 def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
@@ -59,7 +57,7 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
     """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
     devices, model = request.cluster.devices, request.model
     for divided in _divisions(request):
-        ranks = divided.tp * divided.cp
+        ranks = divided.ranks_of_replica
         recomputations = _recomputations(request.software, divided, request.compiled)
         for pp in divisors(devices // ranks):
             dp = devices // (ranks * pp)
@@ -91,7 +89,7 @@ def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
 
 
 def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
-    devices, ranks = request.cluster.devices, divided.tp * divided.cp
+    devices, ranks = request.cluster.devices, divided.ranks_of_replica
     if devices % ranks:
         return False
     try:
@@ -136,14 +134,8 @@ def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Sche
 
 def tensor_degrees(request: PlanRequest) -> list[int]:
     """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
-    model, cluster = request.model, request.cluster
-    sizes = (model.heads, model.kv_heads, model.ffn_width, cluster.devices)
-    within = min(cluster.per_node, cluster.devices)
-    return [
-        tp
-        for tp in range(1, within + 1)
-        if all(size % tp == 0 for size in sizes) and cluster.per_node % tp == 0 and model.vocab_size >= tp * tp
-    ]
+    common = gcd(request.cluster.per_node, request.cluster.devices)
+    return [tp for tp in possible_sizes(request.model) if common % tp == 0]
 
 
 @lru_cache

@@ -5,14 +5,14 @@ A product's rate depends on its shape.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from gristmill_planner.planned_run import PlannedRun
-from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
+from training.parallel.tensor.options import kv_copies
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,55 @@ class RankWork:
         return sum(product.flops for product in self.products)
 
 
-def layer_work(model: ModelConfig, sequences: float, seq_len: int, tp: int, shards: int, flash: bool) -> RankWork:
-    """RankWork of one decoder layer; its norms and residual sums see 1 / `shards` of the tokens.
+_RING_PASSES = 8
+"""Times that a ring's scores are read or written in float32: training/kernels/block_attention.py, operator by
+operator."""
 
-    `flash`: attention's weights never leave the chip (Dao et al. 2022); else the softmax reads and writes b a s² / t.
+
+@lru_cache(4096)
+def layer_work(
+    model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, shards: int = 1, flash: bool = True,
+    tensor: str = "1d", ring: int = 1,
+) -> RankWork:  # fmt: skip
+    """RankWork of one decoder layer, whose features are divided into t `parts`.
+
+    Its norms and residual sums see 1 / `shards` of the tokens. `flash`: attention's weights never leave the chip (Dao
+    et al. 2022); else the softmax reads and writes b a s² / t. Over a `ring` of n ranks a sequence has 2 n chunks, of
+    which each rank computes 2 n + 1 pairs, tile by tile: their scores pass through memory.
     """
-    tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / tp, model.head_dim
-    attention, ffn = model.q_width / tp, model.ffn_width / tp
-    up = ffn * (2 if model.is_gated else 1)
+    tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / parts, model.head_dim
+    attention, ffn = model.q_width / parts, model.ffn_width / parts
+    up = model.ffn_width * (2 if model.is_gated else 1)
     of_heads = attention_products(seq_len, head_dim, sequences * heads)
+    keys = model.kv_width * (kv_copies(model, parts) if tensor == "1d" else 1)
     products = (
-        Product(tokens, attention + 2 * model.kv_width / tp, width),
+        _matrix(tokens, model.q_width + 2 * keys, width, parts, tensor),
         *of_heads,
-        Product(tokens, width, attention),
-        Product(tokens, up, width),
-        Product(tokens, width, ffn),
+        _matrix(tokens, width, model.q_width, parts, tensor, by_inputs=True),
+        _matrix(tokens, up, width, parts, tensor),
+        _matrix(tokens, width, model.ffn_width, parts, tensor, by_inputs=True),
     )
     whole = (2 * 2 + 2 * 3) * width / shards  # two norms, and two sums with the residual stream
-    divided = 2 * attention + up + ffn  # attention's output rearranged, and the activation function
+    divided = 2 * attention + up / parts + ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
-    return RankWork(products, 2.0 * tokens * (whole + divided + weights), of_heads)
+    scores = (2 * ring + 1) / (4 * ring) * sequences * seq_len**2 * heads if ring > 1 else 0.0
+    traffic = 2.0 * tokens * (whole + divided + weights) + 4.0 * _RING_PASSES * scores
+    return RankWork(products, traffic, of_heads)
+
+
+def _matrix(
+    tokens: float, outputs: float, inputs: float, parts: int, tensor: str, by_inputs: bool = False
+) -> "Product":
+    """X W^T of all `outputs` and `inputs` on one rank.
+
+    1D divides W by outputs or, `by_inputs`, by inputs. SUMMA takes `parts` products of blocks; a cube one of what is
+    gathered: a layer's tokens, a row's inputs.
+    """
+    if tensor == "1d":
+        return Product(tokens, outputs, inputs / parts) if by_inputs else Product(tokens, outputs / parts, inputs)
+    if tensor == "3d":
+        return Product(parts * tokens, outputs / parts, inputs / parts)
+    return Product(tokens, outputs / parts, inputs / parts, parts)
 
 
 def attention_products(seq_len: int, head_dim: int, count: float) -> tuple[Product, Product]:
@@ -81,10 +110,11 @@ def attention_products(seq_len: int, head_dim: int, count: float) -> tuple[Produ
     return Product(seq_len, seq_len, head_dim, count), Product(seq_len, head_dim, seq_len, count)
 
 
-def head_work(model: ModelConfig, sequences: float, seq_len: int, tp: int) -> RankWork:
+def head_work(model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, tensor: str = "1d") -> RankWork:
     """RankWork of the output matrix and the loss, which reads or writes each logit about ten times in float32."""
-    tokens, vocabulary = sequences * seq_len, -(-model.vocab_size // tp)
-    return RankWork((Product(tokens, vocabulary, model.width),), 40.0 * tokens * vocabulary)
+    tokens, vocabulary = sequences * seq_len, -(-model.vocab_size // parts)
+    product = _matrix(tokens, parts * vocabulary, model.width, parts, tensor)
+    return RankWork((product,), 40.0 * tokens * vocabulary)
 
 
 def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str = "none") -> float:
@@ -93,85 +123,30 @@ def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str
     72 B s L h² (1 + s / 6h + V / 12Lh) without recomputation, 96 B s L h² (1 + s / 6h + V / 16Lh) with all layers
     computed again (Narayanan et al. 2021, equation 3), for f = 4h; other shapes by their products.
     """
-    layers = model.layers * layer_work(model, 1, seq_len, 1, 1, True).flops
-    head = head_work(model, 1, seq_len, 1).flops
+    layers = model.layers * layer_work(model, 1, seq_len).flops
+    head = head_work(model, 1, seq_len).flops
     again = {"none": 0.0, "selective": 0.0, "full": layers}[recompute]
     return sequences * (3 * (layers + head) + again)
 
 
-_RING_PASSES = 8
-"""Times that a ring's scores are read or written in float32: training/kernels/block_attention.py, operator by
-operator."""
-
-
 def layer_of_rank(run: PlannedRun) -> RankWork:
     """RankWork of one decoder layer for a micro-batch."""
-    layout = run.layout
-    if layout.tensor != "1d":
-        return _grid_layer(run.model, rank_sequences(run), run.seq_len, *sides(layout))
-    divided = layout.cp > 1 and layout.context == "ring"
-    return _layer(
-        run.model, rank_sequences(run), run.seq_len, layout.tp, layout.sequence_shards, run.software.flash,
-        layout.cp if divided else 1,
-    )  # fmt: skip
+    layout, parts = run.layout, run.parts
+    shards = parts if layout.on_grid else layout.sequence_shards
+    ring = layout.cp if layout.context == "ring" else 1
+    return layer_work(
+        run.model, rank_sequences(run), run.seq_len, parts, shards, run.software.flash, layout.tensor, ring
+    )
 
 
 def head_of_rank(run: PlannedRun) -> RankWork:
     """RankWork of the output matrix and the loss for a micro-batch."""
-    if run.layout.tensor == "1d":
-        return head_work(run.model, rank_sequences(run), run.seq_len, run.layout.tp)
-    side, cube = sides(run.layout)
-    tokens, vocabulary = rank_sequences(run) * run.seq_len, -(-run.model.vocab_size // side)
-    return RankWork((_grid_product(tokens, vocabulary, run.model.width, side, cube),), 40.0 * tokens * vocabulary)
+    return head_work(run.model, rank_sequences(run), run.seq_len, run.parts, run.layout.tensor)
 
 
 def rank_sequences(run: PlannedRun) -> float:
     """Sequences of a micro-batch on a rank; where it has some tokens of each, as many as these make."""
     return run.micro_batch / (run.layout.cp * run.layout.batch_shards)
-
-
-def sides(layout: ParallelConfig) -> tuple[int, bool]:
-    """Side of the grid of ranks, and whether it is a cube."""
-    return layout.grid[1], layout.tensor == "3d"
-
-
-@lru_cache(4096)
-def _layer(
-    model: ModelConfig, sequences: float, seq_len: int, tp: int, shards: int, flash: bool, ring: int
-) -> RankWork:
-    """A layer under 1D tensor parallelism, whose attention `ring` ranks share; 1: no ring.
-
-    Of a sequence's 2 n chunks each rank of n computes 2 n + 1 pairs, tile by tile: their scores pass through memory.
-    """
-    work = layer_work(model, sequences, seq_len, tp, shards, flash)
-    if ring == 1:
-        return work
-    pairs = (2 * ring + 1) / (4 * ring) * sequences * seq_len**2  # of n times as many sequences of 1 / n of the tokens
-    return replace(work, traffic=work.traffic + 4.0 * _RING_PASSES * pairs * model.heads / tp)
-
-
-@lru_cache(4096)
-def _grid_layer(model: ModelConfig, sequences: float, seq_len: int, side: int, cube: bool) -> RankWork:
-    """A layer on a grid of side x side ranks, or on a layer of a cube."""
-    tokens, width, ffn = sequences * seq_len, model.width, model.ffn_width
-    heads, up = model.heads / side, ffn * (2 if model.is_gated else 1)
-    shapes = (
-        (model.q_width + 2 * model.kv_width, width), (width, model.q_width), (up, width), (width, ffn),
-    )  # fmt: skip
-    products = tuple(_grid_product(tokens, outputs / side, inputs, side, cube) for outputs, inputs in shapes)
-    of_heads = attention_products(seq_len, model.head_dim, sequences * heads)
-    features = (2 * 2 + 2 * 3) * width + 2 * model.q_width + up + ffn
-    return RankWork((*products, *of_heads), 2.0 * tokens * features / side, of_heads)
-
-
-def _grid_product(tokens: float, outputs: float, inputs: float, side: int, cube: bool) -> Product:
-    """X W^T: of SUMMA `side` products of blocks; of a cube one of what is gathered: a layer's tokens, a row's inputs.
-
-    `outputs`: those of a rank; `inputs`: all.
-    """
-    if cube:
-        return Product(side * tokens, outputs, inputs / side)
-    return Product(tokens, outputs, inputs / side, side)
 
 
 _TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.9, (128, 64): 0.75, (64, 128): 0.75}

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gristmill.errors import require
 from gristmill_planner.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.planned_run import PlannedRun
-from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
@@ -193,7 +192,7 @@ class DryRun:
         return self.sent == self.expected_sent
 
 
-def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRun:
+def try_rank(run: PlannedRun, rank: int) -> DryRun:
     """Build rank `rank` of `run`, and run one step of it, without memory and without the other ranks.
 
     The step is that of the trainer but for the update, with what Muon gathers for it, and the sum of loss and gradient
@@ -212,7 +211,7 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
     optim = OptimConfig(name=states.name, ema_decay=_ANY_DECAY if states.ema else 0.0)
     with fake_world(layout, rank) as world:
         with FakeCollectives():
-            model = parallelize(meta_decoder(run.model), layout, world, 1, precision, memory, seq_len=run.seq_len)
+            model = parallelize(meta_decoder(run.model), layout, world, 1, run.precision, memory, seq_len=run.seq_len)
             optimizer = build_optimizer(model.params, optim, memory)
         sequences = run.batch // layout.dp
         if model.pipeline is not None:
@@ -224,7 +223,7 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
                     _step(model, sequences, run.seq_len)
         with StepOnMeta(world) as traffic:
             _step(model, sequences, run.seq_len)
-        inputs = traffic_inputs(model, sequences, run.seq_len, precision, run.recompute)
+        inputs = traffic_inputs(model, sequences, run.seq_len, run.precision, run.recompute)
         inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
         moments = [values for states in optimizer.moments().values() for values in states.values()]
         place = {name: (axis.rank, axis.size) for name, axis in world.axes.items()}

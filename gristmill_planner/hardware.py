@@ -3,14 +3,14 @@
 A file has a device and the constants that were measured with it, as TOML: `gristmill plan --calibrate` writes it.
 """
 
-import difflib
-import math
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
 
+from gristmill.arguments import one_of
+from gristmill.config import Range, toml_lines
 from gristmill.errors import UsageError, require, wrap_write_errors
 from gristmill_planner.fitted_constants import Constants
 
@@ -93,9 +93,7 @@ class Cluster:
 def find_device(name: str) -> Device:
     """The device called `name`. Raises UsageError for one that is not in the table, naming the most similar."""
     if name not in DEVICES:
-        nearest = difflib.get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.3)
-        advice = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
-        raise UsageError(f"gpu {name!r} is not in the planner's table; {advice} {', '.join(DEVICES)}")
+        raise UsageError(f"gpu {name!r} is not in the planner's table; {one_of(name, DEVICES)}")
     return DEVICES[name]
 
 
@@ -118,11 +116,12 @@ def check_name(path: Path) -> None:
 
 def write_hardware(path: Path, device: Device, constants: Constants) -> None:
     """Write both to `path`. Raises OutputError if it cannot be written."""
-    lines = ["# Written by gristmill plan --calibrate"]
-    for section, values in (("device", device), ("constants", constants)):
-        lines += [f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in asdict(values).items())]
+    sections = {
+        name: {key: float(f"{v:.5g}") if isinstance(v, float) else v for key, v in asdict(values).items()}
+        for name, values in (("device", device), ("constants", constants))
+    }
     with wrap_write_errors(path):
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        path.write_text("\n".join(["# Written by gristmill plan --calibrate", *toml_lines(sections), ""]), "utf-8")
 
 
 def read_hardware(path: Path) -> tuple[Device, Constants]:
@@ -139,19 +138,7 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
             problem = "is missing" if name in names else "is not known"
             raise UsageError(f"--gpu {path}: {section}.{name} {problem}; {advice}")
         for name, value in values.items():
-            if isinstance(value, str):
-                continue
             positive = (section == "device" and name not in _MAY_BE_NONE) or name.endswith("_share")
-            least = "more than 0" if positive else "0 or more"
-            possible = value > 0 or (value == 0 and least == "0 or more") or value is False
-            require(
-                possible and math.isfinite(value),
-                f"--gpu {path}: {section}.{name} is {value}; expected a finite number, {least}",
-            )
+            fault = "" if isinstance(value, (str, bool)) else Range(0, above=positive).fault(value)
+            require(not fault, f"--gpu {path}: {section}.{name} is {value}; expected {fault}")
     return found.device, found.constants
-
-
-def _toml(value: str | bool | float) -> str:
-    if isinstance(value, str):
-        return msgspec.json.encode(value).decode()  # TOML's basic strings are escaped alike
-    return str(value).lower() if isinstance(value, bool) else f"{value:.5g}"

@@ -139,13 +139,10 @@ def _direction(kind: str) -> str:
     return "B" if kind == "I" else kind
 
 
-def bubble_table(schedule: Schedule, ranks: int, micro_batches: list[int], costs: PassCosts) -> list[tuple[int, float]]:
-    """Bubble ratio by number of micro-batches; `costs` are those of a rank's stages together."""
-    found = []
-    for count in micro_batches:
-        layout = pipeline_layout(schedule, ranks, count)
-        found.append((count, simulate(layout, rank_costs(layout, costs)).bubble_ratio))
-    return found
+def simulate_schedule(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts) -> Timeline:
+    """Of a pipeline alone; `costs` are those of a rank's stages together."""
+    layout = pipeline_layout(schedule, ranks, micro_batches)
+    return simulate(layout, rank_costs(layout, costs))
 
 
 def rank_costs(layout: ParallelConfig, costs: PassCosts) -> list[PassCosts]:

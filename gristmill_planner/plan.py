@@ -1,7 +1,9 @@
 """Plan a training run on a cluster: `gristmill plan CONFIG --gpus 384 --gpu a100-80gb --nodes-of 8`."""
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
+from inspect import signature
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +12,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 from rich.console import Group
+from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.command import command
@@ -18,16 +21,44 @@ from gristmill.storage.files import reject_remote
 from gristmill_planner.fitted_constants import Constants, fitted_constants
 from gristmill_planner.hardware import SUFFIX, Cluster, Device, check_name, find_device, read_hardware, write_hardware
 from gristmill_planner.pipeline_simulator import PassCosts, simulate
-from gristmill_planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
-from gristmill_planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
+from gristmill_planner.plan_config import (
+    as_toml,
+    configured_run,
+    is_file,
+    names_preset,
+    preset_request,
+    published_layout,
+    published_request,
+    read_request,
+)
+from gristmill_planner.plan_report import about, as_record, choices_table, formulas, next_choice, stage_costs, trust
 from gristmill_planner.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun, PlanRequest
-from gristmill_planner.published_runs import PublishedRun, comparison_table, find_published_run, shrunk_config
+from gristmill_planner.published_runs import (
+    PublishedRun,
+    comparison_table,
+    find_published_run,
+    is_published,
+    shrunk_config,
+)
 from gristmill_planner.run_memory import run_memory
 from gristmill_planner.search import Choice, SearchResult, nothing_fits, search
 from gristmill_planner.step_time import step_time
 from gristmill_planner.timeline import draw_measured, draw_schedules, draw_timelines, timeline_text
-from training.config import Precision
 
+_CLUSTER = {"config", "gpus", "gpu", "nodes_of", "network", "software", "headroom", "seq_len", "batch_size"}
+_PLAN = {*_CLUSTER, "tokens"}
+_USED = {  # options that have an effect on what is asked for
+    "--calibrate": {"calibrate"},
+    "--validate": {"validate"},
+    "--measured": {"draw", "measured"},
+    "no CONFIG": {"draw", "ranks", "micro_batches", "costs"},
+    "--shrink": {"config", "gpus", "shrink"},
+    "--dry_run": {*_CLUSTER, "dry_run", "rank", "configured", "json"},
+    "--configured and --json": {*_PLAN, "configured", "json"},
+    "--configured": {*_PLAN, "configured", "explain", "draw"},
+    "--json": {*_PLAN, "top", "json"},
+    "a plan": {*_PLAN, "top", "explain", "draw"},
+}
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
 
 
@@ -37,6 +68,9 @@ def plan(
     gpu: str | None = None,
     nodes_of: int = 8,
     network: float = 0.0,
+    headroom: float = 0.08,
+    seq_len: int = 0,
+    batch_size: int = 0,
     tokens: float = 0.0,
     top: int = 5,
     software: Literal["gristmill", "megatron", "megatron-deepspeed"] = "gristmill",
@@ -57,16 +91,21 @@ def plan(
     """Choose the parallel layout of a training run for a cluster: its speed and memory, before there is one.
 
     Args:
-        config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), or the
-            name of a published run, such as bloom-176b.
+        config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), a preset
+            of model.preset, such as llama-3.1-8b, or the name of a published run, such as bloom-176b.
         gpus: GPUs of the cluster; None: those of the published run, or 8.
         gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; None: that of the
             published run, or a100-80gb.
         nodes_of: GPUs of a node.
         network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
+        headroom: Share of a GPU's memory that layouts leave free, for what the formulas do not know: fragments, other
+            programs, libraries.
+        seq_len: Of a preset: tokens of a sequence; 0: 4,096, or its context if that is shorter.
+        batch_size: Of a preset: sequences a step; 0: about four million tokens.
         tokens: Tokens of the whole run; 0: optim.steps of the file.
         top: Layouts to show.
-        software: The program that trains: this one, or what published runs used.
+        software: The program that trains: this one, or what published runs of 2021 and 2022 used, whose attention was
+            not fused: no measure of Megatron-LM today.
         configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
             of searching for one.
         dry_run: Build one rank's modules without memory, and run a step of them without the other ranks: parameters,
@@ -87,61 +126,94 @@ def plan(
         micro_batches: Micro-batches to draw.
         costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
     """
+    options = dict(locals())
     reject_remote(*filter(None, [calibrate, draw]))
+    _require_effects(options, mode := _mode(options), _USED[mode])
     if calibrate is not None:
         return _calibrate(calibrate)
-    constants = fitted_constants()
     if validate:
-        return Group(comparison_table(constants))
+        return Group(comparison_table(fitted_constants()))
     if not config:
-        if draw is None:
-            raise UsageError("there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
-        if measured is not None:
-            return draw_measured(draw, measured)
-        return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
-    require(measured is None, f"--measured {measured} is drawn without a CONFIG; leave {config} out")
+        assert draw is not None
+        costs_of_rank = PassCosts(*costs)
+        return draw_measured(draw, measured) if measured else draw_schedules(draw, ranks, micro_batches, costs_of_rank)
     require(top > 0, f"--top is {top}; expected 1 or more")
-    ignored = {"draw": draw is not None, "explain": explain} if json or dry_run else {}
-    ignored |= {"rank": rank > 0 and not dry_run}
-    _require_effects(ignored, "--json" if json else "--dry_run" if dry_run else "a plan")
-    published = None if is_file(config) else find_published_run(config, gpus)
+    require(0 <= headroom < 1, f"--headroom is {headroom}; expected a share of memory from 0 to below 1, such as 0.08")
+    require(0 <= tokens < inf, f"--tokens is {tokens}; expected a finite number, 0 or more")
+    is_preset = not is_file(config) and names_preset(config) and not is_published(config)
+    published = None if is_file(config) or is_preset else find_published_run(config, gpus)
     if shrink:
-        print(shrunk_config(_published(published, config)))
+        if published is None:
+            raise UsageError(f"--shrink is for published runs, and {config} is none; try bloom-176b --shrink")
+        print(shrunk_config(published))
         return None
-    device, constants = _device(gpu, constants)
+    if is_preset:
+        _require_effects(options, f"the preset {config}, which has no layout", options.keys() - {"configured"})
+    else:
+        _require_effects(options, config, options.keys() - {"seq_len", "batch_size"})
+    device, constants = _device(gpu)
     cluster = _cluster(gpus, device, nodes_of, network, published)
-    request, total = _request(config, published, cluster, software, tokens)
+    total = tokens or 300e9
+    if published is not None:
+        request = published_request(published, cluster, _SOFTWARE[software])
+    elif is_preset:
+        request = preset_request(config, cluster, seq_len, batch_size)
+    else:
+        request, training = read_request(config, cluster)
+        total = tokens or float(training.optim.steps * request.batch * request.seq_len)
+    request = replace(request, software=_SOFTWARE[software], headroom=headroom)
     given = None
     if published is not None and (configured or dry_run):
-        given = published_layout(published, cluster, request.software)
+        given = published_layout(published, request)
     elif configured:
-        _require_effects(
-            {"software": software != "gristmill"}, "--configured and a file, whose layout is this trainer's"
-        )
-        given = configured_run(config, cluster)
+        beside = "--configured and a file, whose layout is this trainer's"
+        _require_effects(options, beside, options.keys() - {"software"})
+        given = configured_run(config, training, request)
     if dry_run:
-        return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
-    result = _search(request, constants, top) if given is None else _of_layout(given, request.precision, constants)
-    first = result.choices[0]
+        return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, json)
+    if given is None:
+        result = _search(request, constants, top)
+    else:
+        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1, None)
     if json:
         _print_json([as_record(each, total) for each in result.choices])
         return None
-    lines = _report(result, constants, total) if given is None else _report_configured(first, constants, total)
+    first = result.choices[0]
+    lines: list[Any] = [choices_table(result.choices, total), "", *about(first, constants)]
+    if given is None:
+        lines += [next_choice(result.choices), f"{result.considered:,} layouts were considered; {total:.3g} tokens."]
+    else:
+        missing = (first.memory.total - cluster.device.memory) / (1 << 30)
+        lines += [f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."]
     lines += ["", *formulas(first, constants)] if explain else []
+    lines += ["", trust(cluster.device, gpu)]
+    lines += ["", Text(as_toml(first, request))] if given is None and request.software == GRISTMILL else []
     lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
-    return Group(*lines)  # type: ignore[arg-type]
+    return Group(*lines)
 
 
-def _require_effects(given: dict[str, bool], beside: str) -> None:
-    """Raise UsageError for the first of the options that are given and would have no effect."""
-    for name, is_given in given.items():
-        require(not is_given, f"--{name} has no effect with {beside}; leave one of them out")
+def _mode(options: dict[str, Any]) -> str:
+    """What is asked for. Raises UsageError if it is nothing."""
+    for name in ("calibrate", "validate"):
+        if options[name]:
+            return f"--{name}"
+    if not options["config"]:
+        require(options["draw"], "there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
+        return "--measured" if options["measured"] else "no CONFIG"
+    for name in ("shrink", "dry_run"):
+        if options[name]:
+            return f"--{name}"
+    return " and ".join(f"--{name}" for name in ("configured", "json") if options[name]) or "a plan"
 
 
-def _published(published: PublishedRun | None, config: str) -> PublishedRun:
-    if published is None:
-        raise UsageError(f"--shrink is for published runs, and {config} is a file; try bloom-176b --shrink")
-    return published
+def _require_effects(options: dict[str, Any], mode: str, used: Collection[str]) -> None:
+    """Raise UsageError for the first of plan's options that is given and not `used`."""
+    for name, parameter in signature(plan).parameters.items():
+        label = "CONFIG" if name == "config" else f"--{name}"
+        require(
+            name in used or options[name] == parameter.default,
+            f"{label} has no effect with {mode}; leave one of them out",
+        )
 
 
 def _calibrate(path: Path) -> Group:
@@ -158,11 +230,11 @@ def _calibrate(path: Path) -> Group:
     )
 
 
-def _device(gpu: str | None, fitted: Constants) -> tuple[Device | None, Constants]:
+def _device(gpu: str | None) -> tuple[Device | None, Constants]:
     """The device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
     if gpu is not None and gpu.endswith(SUFFIX):
         return read_hardware(Path(gpu))
-    return None if gpu is None else find_device(gpu), fitted
+    return None if gpu is None else find_device(gpu), fitted_constants()
 
 
 def _cluster(
@@ -182,18 +254,6 @@ def _cluster(
     return cluster.with_network(1e9 * network) if network else cluster
 
 
-def _request(
-    config: str, published: PublishedRun | None, cluster: Cluster, software: str, tokens: float
-) -> tuple[PlanRequest, float]:
-    """The request, and the tokens of the whole run."""
-    require(0 <= tokens < inf, f"--tokens is {tokens}; expected a finite number, 0 or more")
-    if published is not None:
-        return published_request(published, cluster, _SOFTWARE[software]), tokens or 300e9
-    request, steps = read_request(config, cluster)
-    request = replace(request, software=_SOFTWARE[software])
-    return request, tokens or float(steps * request.batch * request.seq_len)
-
-
 def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
     """The fastest layouts that fit. Raises UsageError if there is none."""
     result = search(request, constants, top)
@@ -203,16 +263,11 @@ def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResul
     return result
 
 
-def _of_layout(run: PlannedRun, precision: Precision, constants: Constants) -> SearchResult:
-    """The one layout that was given."""
-    return SearchResult([Choice(run, step_time(run, constants), run_memory(run, precision))], 1, None)
-
-
-def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Group | None:
+def _dry_run(run: PlannedRun, rank: int, json: bool) -> Group | None:
     # takes seconds to import, needed for dry runs only
     from gristmill_planner.dry_run import dry_run_record, dry_run_report, try_rank
 
-    found = try_rank(run, rank, precision)
+    found = try_rank(run, rank)
     if json:
         _print_json(dry_run_record(found))
         return None
@@ -221,18 +276,6 @@ def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Gr
 
 def _print_json(record: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(record)).decode())
-
-
-def _report_configured(choice: Choice, constants: Constants, tokens: float) -> list[object]:
-    """The layout of the file, also if it does not fit."""
-    missing = (choice.memory.total - choice.run.cluster.device.memory) / (1 << 30)
-    fits = f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."
-    return [choices_table([choice], tokens), "", *about(choice, constants), fits]
-
-
-def _report(result: SearchResult, constants: Constants, tokens: float) -> list[object]:
-    lines: list[object] = [choices_table(result.choices, tokens), "", *in_words(result.choices, constants)]
-    return [*lines, f"{result.considered:,} layouts were considered; {tokens:.3g} tokens."]
 
 
 def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:

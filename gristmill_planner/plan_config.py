@@ -2,25 +2,29 @@
 
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.config import check_ranges, load_config
+from gristmill.config import check_ranges, load_config, toml_lines
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.token_shards import open_shards
 from gristmill_planner.hardware import Cluster
 from gristmill_planner.planned_run import GRISTMILL, OptimizerStates, PlannedRun, PlanRequest, Software
 from gristmill_planner.published_runs import PublishedRun
+from gristmill_planner.search import Choice
 from training.config import Precision, TrainConfig
-from training.data.batches import BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.pipeline_stages import stage_layers
+from training.parallel.pipeline.stage_layers import stage_layers
+from training.presets.presets import PRESETS
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
 
 
-def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
-    """The request in `config`, a TOML file of training's options, and the steps of the run.
+def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, TrainConfig]:
+    """The request in `config`, a TOML file of training's options, and these.
 
     Raises UsageError if the file cannot be read, or if it does not say how large the vocabulary is.
     """
@@ -32,15 +36,39 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
         print(f"note: {config} trains in {options.precision}, and this plan is for {precision}", file=sys.stderr)
     if options.memory.parameters != "device":
         print(f"note: {config} offloads parameters, which this plan does not count", file=sys.stderr)
-    request = PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision)
-    return replace(request, states=_states(options), compiled=options.compile), options.optim.steps
+    states = OptimizerStates(options.optim.name, options.optim.ema_decay > 0, options.memory.optimizer)
+    sizes = options.data.batch_size, options.data.seq_len
+    return PlanRequest(model, *sizes, cluster, precision, states=states, compiled=options.compile), options
 
 
-def configured_run(config: str, cluster: Cluster) -> PlannedRun:
-    """The run as `config` lays it out. Raises UsageError if the trainer would refuse it."""
-    options = _read_options(config)
+def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: int = 0) -> PlanRequest:
+    """The request of a preset; 0: sequences of 4,096 tokens or the context, and steps of about four million tokens."""
+    published = PRESETS[preset]
+    context = int(published.options["context"])
+    length = seq_len or min(4096, context)
+    require(length <= context, f"--seq_len is {length}, and {preset} has a context of {context:,}; try a lower one")
+    model = ModelConfig(preset=preset).resolve(int(published.options["vocab_size"]), length)
+    precision: Precision = "bf16" if cluster.device.is_gpu else "fp32"
+    return PlanRequest(model, batch_size or max(1, (1 << 22) // length), length, cluster, precision)
+
+
+def as_toml(choice: Choice, request: PlanRequest) -> str:
+    """A layout as the options of a training run, to paste into its configuration file."""
+    run, usual = choice.run, ParallelConfig()
+    layout = {name: value for name, value in run.layout.record().items() if value != getattr(usual, name)}
+    layout = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches} | layout
+    model: dict[str, object] = {"preset": request.model.preset} if PRESETS[request.model.preset].parameters else {}
+    sections: dict[str, dict[str, object]] = {
+        "model": model, "data": {"seq_len": run.seq_len, "batch_size": run.batch}, "parallel": layout,
+        "memory": {"recompute": run.recompute, "optimizer": run.states.moments},
+    }  # fmt: skip
+    first = "# The first choice, for --config of gristmill train", f'precision = "{request.precision}"'
+    return "\n".join([*first, *toml_lines(sections)])
+
+
+def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> PlannedRun:
+    """The run as the options of `config` lay it out. Raises UsageError if the trainer would refuse it."""
     options.check()
-    model, seq_len = _model(options, config), options.data.seq_len
     require(
         options.parallel.compression == "none",
         f"{config} has parallel.compression {options.parallel.compression}, whose time and memory are not known; try "
@@ -51,17 +79,10 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
         f"{config} has replicas of local steps, whose traffic is not planned; try parallel.local_steps 0, without "
         "replicas.folder",
     )
-    layout = options.parallel.resolve(cluster.devices, model, seq_len)
+    layout = options.parallel.resolve(request.cluster.devices, request.model, request.seq_len)
     BatchSplit.of(options.data, layout)
-    layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))
-    recompute, states = options.memory.recompute, _states(options)
-    return PlannedRun(
-        model, layout, options.data.batch_size, seq_len, cluster, recompute, stage_layers=layers, states=states
-    )
-
-
-def _states(options: TrainConfig) -> OptimizerStates:
-    return OptimizerStates(options.optim.name, options.optim.ema_decay > 0, options.memory.optimizer)
+    layers = tuple(len(each) for each in stage_layers(request.model, layout.stages, request.seq_len))
+    return request.run(layout, options.memory.recompute, layers)
 
 
 def _model(options: TrainConfig, config: str) -> ModelConfig:
@@ -72,6 +93,11 @@ def _model(options: TrainConfig, config: str) -> ModelConfig:
     return options.model.resolve(_vocabulary(options, config), options.data.seq_len)
 
 
+def names_preset(config: str) -> bool:
+    """True if it names a published model among the presets."""
+    return config in PRESETS and PRESETS[config].parameters > 0
+
+
 def is_file(config: str) -> bool:
     """True if it names a file of options, which may be missing, and not a published run."""
     return Path(config).suffix == ".toml" or Path(config).is_file()
@@ -79,41 +105,35 @@ def is_file(config: str) -> bool:
 
 def published_request(each: PublishedRun, cluster: Cluster, software: Software) -> PlanRequest:
     """The request of a published run's model and batch, on another cluster or with another program."""
-    precision: Precision = "bf16" if each.bf16 or software == GRISTMILL else "fp16"
+    precision: Precision = "bf16" if each.run.precision == "bf16" or software == GRISTMILL else "fp16"
     return PlanRequest(each.run.model, each.run.batch, each.run.seq_len, cluster, precision, software)
 
 
-def published_layout(each: PublishedRun, cluster: Cluster, software: Software) -> PlannedRun:
+def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
     """A published run with its layout, by another program. Raises UsageError for a cluster of another size."""
-    devices = each.run.cluster.devices
+    cluster, devices = request.cluster, each.run.cluster.devices
     require(
         cluster.devices == devices,
         f"{each.name} was published for {devices} GPUs, and --gpus is {cluster.devices}; try --gpus {devices}",
     )
-    return replace(each.run, cluster=cluster, software=software)
+    return replace(each.run, cluster=cluster, software=request.software, precision=request.precision)
 
 
 def _read_options(config: str) -> TrainConfig:
     """All options of the file; those of paths may be missing."""
     arguments = ["--config", config]
-    for name in _REQUIRED:
-        if not _has(config, name):
-            arguments += [f"--{name}", "not-needed"]
+    with suppress(OSError, ValueError, RecursionError):  # load_config says what is wrong
+        table = tomllib.loads(Path(config).read_text(encoding="utf-8"))
+        for name in _REQUIRED:
+            parent, _, key = name.rpartition(".")
+            inner = table.get(parent, {}) if parent else table
+            if isinstance(inner, dict) and key not in inner:
+                arguments += [f"--{name}", "not-needed"]
     options = load_config(TrainConfig, arguments, prog="plan")
     sections = (options, options.data, options.model, options.optim)
     for section, prefix in zip(sections, ("", "data.", "model.", "optim."), strict=True):
         check_ranges(section, prefix)
     return options
-
-
-def _has(config: str, name: str) -> bool:
-    try:
-        table = tomllib.loads(Path(config).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return True  # load_config says what is wrong
-    section, _, key = name.rpartition(".")
-    inner = table.get(section, {}) if section else table
-    return not isinstance(inner, dict) or key in inner
 
 
 def _vocabulary(options: TrainConfig, config: str) -> int:

@@ -10,11 +10,11 @@ from gristmill_planner.break_even import tensor_break_even
 from gristmill_planner.communication_time import hidden_bytes
 from gristmill_planner.compute_time import Product, head_of_rank, layer_of_rank, model_flops, wave_share
 from gristmill_planner.fitted_constants import Constants
-from gristmill_planner.hardware import Device
+from gristmill_planner.hardware import SUFFIX, Device
 from gristmill_planner.pipeline_simulator import PassCosts
 from gristmill_planner.planned_run import PlannedRun
 from gristmill_planner.search import Choice
-from gristmill_planner.step_time import divided_by_time, head_time, layer_time, rank_parameters, step_time
+from gristmill_planner.step_time import divided_by_time, rank_parameters, rank_times, step_time
 
 _GIB = 1 << 30
 _PARTS = {
@@ -48,6 +48,22 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
     return table
 
 
+def trust(device: Device, gpu: str | None) -> str:
+    """What the plan's constants were measured on, and what no plan has been compared with."""
+    if gpu is not None and gpu.endswith(SUFFIX):
+        return f"The constants are those that --calibrate measured ({gpu}): of two processes there, and of no network."
+    seen = (
+        "one H200 took 4 to 14 % less time than planned for a Llama of 1.1B, 44 % less for GPT-2 of 124M"
+        if device.name in ("h100", "h200")
+        else "this trainer was measured on no GPU of this kind"
+    )
+    return (
+        "How far to trust this: the constants are fitted to published steps of Megatron-LM and DeepSpeed on V100s and "
+        f"A100s; {seen}, and no plan for it has been compared with several GPUs. Compare layouts by it, rather than "
+        "count on its seconds (docs/planner.md)."
+    )
+
+
 def achieved_flops(choice: Choice) -> float:
     """The model's FLOP/s of a GPU: what is computed again is not counted (Chowdhery et al. 2022, section 4.1)."""
     run = choice.run
@@ -58,12 +74,6 @@ def days(choice: Choice, tokens: float) -> float:
     """Days to train on `tokens`."""
     run = choice.run
     return tokens / (run.batch * run.seq_len) * choice.time.total / 86_400
-
-
-def in_words(choices: Sequence[Choice], constants: Constants) -> list[str]:
-    """What limits the first choice, where its memory goes, and what the next one would cost."""
-    first = choices[0]
-    return [*about(first, constants), *_next(choices)]
 
 
 def about(choice: Choice, constants: Constants) -> list[str]:
@@ -114,35 +124,33 @@ def _runs(layers: Sequence[int]) -> str:
     return ", ".join(f"{times} x {count}" if times > 1 else str(count) for times, count in found)
 
 
-def _next(choices: Sequence[Choice]) -> list[str]:
+def next_choice(choices: Sequence[Choice]) -> str:
+    """What the second choice would cost."""
     if len(choices) < 2:
-        return ["No other layout fits."]
+        return "No other layout fits."
     first, second = choices[:2]
     longer = 100 * (second.time.total / first.time.total - 1)
     changes = {name: getattr(second.time, name) - getattr(first.time, name) for name in _PARTS}
     most = max(changes, key=lambda name: abs(changes[name]))
     spared = (first.memory.total - second.memory.total) / _GIB
     memory = f"{abs(spared):.0f} GiB {'less' if spared > 0 else 'more'}"
-    return [
+    return (
         f"The next, {second.run.layout.describe()}, takes {longer:.1f} % longer and {memory}: the largest difference "
         f"is {changes[most]:+.3g} s of {_PARTS[most]}."
-    ]
+    )
 
 
 def formulas(choice: Choice, constants: Constants) -> list[str]:
     """Each formula with its numbers and source, for one layout."""
-    return [*_formulas_of_layer(choice.run, constants), *_formulas_of_step(choice, constants)]
-
-
-def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
-    layout, device = run.layout, run.cluster.device
-    layer, head = layer_time(run, constants), head_time(run, constants)
+    run, layout, time = choice.run, choice.run.layout, choice.time
+    tp, device = run.axes["tp"].ranks, run.cluster.device
+    layer, head = rank_times(run, constants)
     work, output = layer_of_rank(run), head_of_rank(run)
     products = ", ".join(
         f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
     )
     return [
-        f"layer, for {run.micro_batch} x {run.seq_len} tokens on one of {layout.tp} tensor-parallel ranks: "
+        f"layer, for {run.micro_batch} x {run.seq_len} tokens on one of {tp} tensor-parallel ranks: "
         f"{work.flops / 1e12:.3g} TFLOP in products m x n x k of {products}; {work.traffic / 1e9:.3g} GB of traffic",
         f"product: 2 m n k / (w x {constants.product_share:.2f} x {device.flops / 1e12:.0f} TFLOP/s x k / (k + "
         f"{constants.product_depth:.0f})) + bytes / (0.9 x {device.bandwidth / 1e12:.2f} TB/s) + "
@@ -153,6 +161,13 @@ def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
         *_collectives(run, layer.collectives),
         _tensor_degrees(run, constants),
         f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
+        f"pipeline: {layout.micro_batches} micro-batches through {layout.stages} stages by {layout.schedule}; the "
+        f"bubble of {time.bubble:.3g} s is what a micro-batch takes on the other ranks, / {layout.virtual_stages} "
+        "stages a rank (Narayanan et al. 2021, section 2.2; Qi et al. 2023)",
+        f"replicas: {rank_parameters(run) / 1e9:.3g} billion parameters on a rank, ZeRO-{layout.zero} over "
+        f"{layout.zero_group}; {time.data:.3g} s that nothing hides (Rajbhandari et al. 2020, section 7)",
+        f"update: {constants.update_bytes:.0f} bytes a parameter, and {1e3 * constants.step:.0f} ms a step: "
+        f"{time.update:.3g} s",
     ]
 
 
@@ -170,14 +185,14 @@ def _waves(products: Sequence[Product], device: Device) -> list[str]:
 def _collectives(run: PlannedRun, seconds: float) -> list[str]:
     """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
     layout, size = run.layout, hidden_bytes(run)
-    if layout.tensor != "1d":
+    if layout.on_grid:
         return [
             f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
             f"matrices, by training/parallel/traffic.py: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
             "2021, table 1; Wang et al. 2021; Bian et al. 2021)"
         ]
     found = [
-        f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {layout.tp}, twice a layer and pass"
+        f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {run.parts}, twice a layer and pass"
         + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == 1 else "")
         + " (Shoeybi et al. 2019, section 3)"
     ]
@@ -198,22 +213,9 @@ def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:
     return f"tensor-parallel ranks: a layer's passes (share of collectives) would take {', '.join(each)}"
 
 
-def _formulas_of_step(choice: Choice, constants: Constants) -> list[str]:
-    run, layout, time = choice.run, choice.run.layout, choice.time
-    return [
-        f"pipeline: {layout.micro_batches} micro-batches through {layout.stages} stages by {layout.schedule}; the "
-        f"bubble of {time.bubble:.3g} s is what a micro-batch takes on the other ranks, / {layout.virtual_stages} "
-        "stages a rank (Narayanan et al. 2021, section 2.2; Qi et al. 2023)",
-        f"replicas: {rank_parameters(run) / 1e9:.3g} billion parameters on a rank, ZeRO-{layout.zero} over "
-        f"{layout.zero_group}; {time.data:.3g} s that nothing hides (Rajbhandari et al. 2020, section 7)",
-        f"update: {constants.update_bytes:.0f} bytes a parameter, and {1e3 * constants.step:.0f} ms a step: "
-        f"{time.update:.3g} s",
-    ]
-
-
 def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
     """Seconds of the passes of each stage, for the pipeline simulator."""
-    layer, head = layer_time(run, constants), head_time(run, constants)
+    layer, head = rank_times(run, constants)
     found = [PassCosts(n * layer.forward, n * layer.backward / 2, n * layer.backward / 2) for n in run.layers]
     last, half = found[-1], head.backward / 2
     found[-1] = PassCosts(last.forward + head.forward, last.inputs + half, last.weights + half)

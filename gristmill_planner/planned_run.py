@@ -5,7 +5,7 @@ And the request from which a search makes such runs.
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gristmill_planner.hardware import Cluster
 from training.config import Precision
@@ -77,6 +77,13 @@ class OptimizerStates:
 ADAMW = OptimizerStates()
 
 
+class RankAxis(NamedTuple):
+    """Ranks that communicate with each other, and how far apart neighbours are."""
+
+    ranks: int
+    stride: int
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """A resolved model and layout, `batch` sequences of `seq_len` tokens a step, on a cluster."""
@@ -91,6 +98,22 @@ class PlannedRun:
     stage_layers: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as they get, the last stages fewer."""
     states: OptimizerStates = ADAMW
+    precision: Precision = "bf16"
+
+    @cached_property
+    def axes(self) -> dict[str, RankAxis]:
+        """The axes of the mesh and of a grid by name, as training/parallel/mesh.py numbers the ranks."""
+        (depth, side, _), (pp, replicate, shard, tp) = self.layout.grid, self.layout.mesh_shape
+        return {
+            "column": RankAxis(side, 1), "row": RankAxis(side, side), "depth": RankAxis(depth, side * side),
+            "tp": RankAxis(tp, 1), "cp": RankAxis(self.layout.cp, tp), "shard": RankAxis(shard, tp),
+            "replicate": RankAxis(replicate, tp * shard), "pp": RankAxis(pp, tp * shard * replicate),
+        }  # fmt: skip
+
+    @property
+    def parts(self) -> int:
+        """t: parts into which tensor parallelism divides heads, the MLP's features and the vocabulary."""
+        return self.layout.grid[1] if self.layout.on_grid else self.layout.tp
 
     @cached_property
     def micro_batch(self) -> int:
@@ -138,3 +161,17 @@ class PlanRequest:
     states: OptimizerStates = ADAMW
     compiled: bool = False
     """Blocks are compiled, so that no schedule may compute gradients of inputs and weights apart."""
+    headroom: float = 0.0
+    """Share of a device's memory that is left free."""
+
+    def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:
+        """A run of it in a layout."""
+        return PlannedRun(
+            self.model, layout, self.batch, self.seq_len, self.cluster, recompute, self.software, stage_layers,
+            self.states, self.precision,
+        )  # fmt: skip
+
+    @property
+    def available(self) -> float:
+        """Bytes of a device that a layout may take."""
+        return self.cluster.device.memory * (1 - self.headroom)

@@ -1,11 +1,12 @@
 """Published runs: what papers print of large training runs, beside what is predicted, and shrunk to 8 processes."""
 
-import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
+from gristmill.arguments import one_of
+from gristmill.config import toml_lines
 from gristmill.errors import UsageError
 from gristmill_planner.compute_time import model_flops
 from gristmill_planner.fitted_constants import Constants
@@ -21,9 +22,11 @@ from gristmill_planner.planned_run import (
 )
 from gristmill_planner.run_memory import megatron_memory
 from gristmill_planner.step_time import step_time
+from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
+from training.presets.presets import PRESETS
 
 SEQ_LEN = 2048
 """Tokens of a sequence, of all of them."""
@@ -41,7 +44,6 @@ class PublishedRun:
     seconds: float | None = None
     source: str = ""
     note: str = ""
-    bf16: bool = False
 
     @property
     def measured(self) -> float | None:
@@ -57,6 +59,11 @@ def published_runs() -> list[PublishedRun]:
     return [*_narayanan_table_1(), *_others()]
 
 
+def is_published(name: str) -> bool:
+    """True for the name of a published run."""
+    return any(each.preset == name.lower() for each in published_runs())
+
+
 def find_published_run(name: str, devices: int | None = None) -> PublishedRun:
     """The published run of a preset: of several the one on `devices` devices, or the first.
 
@@ -64,149 +71,56 @@ def find_published_run(name: str, devices: int | None = None) -> PublishedRun:
     """
     runs = [each for each in published_runs() if each.preset == name.lower()]
     if not runs:
-        names = dict.fromkeys(each.preset for each in published_runs())
-        nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.3)
-        advice = f"did you mean {nearest[0]}? There are" if nearest else "there are"
-        raise UsageError(f"{name} is neither a file nor a published run; {advice} {', '.join(names)}")
+        names = [name for name, preset in PRESETS.items() if preset.parameters]  # each run is of one of them
+        raise UsageError(f"{name} is neither a file nor a published model; {one_of(name, names)}")
     return next((each for each in runs if each.run.cluster.devices == devices), runs[0])
 
 
 def _narayanan_table_1() -> list[PublishedRun]:
     """Narayanan et al. 2021, table 1: Selene, A100-80GB, eight cards of 200 Gb/s a node; virtual stages as in 5.1."""
-    rows = [  # preset, tp, pp, stages a rank, GPUs, batch, micro-batch, TFLOP/s
-        ("1.7B", (1, 1, 1), 32, 512, 16, 137),
-        ("3.6B", (2, 1, 1), 64, 512, 16, 138),
-        ("7.5B", (4, 1, 1), 128, 512, 16, 142),
-        ("18.4B", (8, 1, 1), 256, 1024, 8, 135),
-        ("39.1B", (8, 2, 1), 512, 1536, 4, 138),
-        ("76.1B", (8, 4, 3), 1024, 1792, 2, 140),
-        ("145.6B", (8, 8, 2), 1536, 2304, 2, 148),
-        ("310.1B", (8, 16, 2), 1920, 2160, 1, 155),
-        ("529.6B", (8, 35, 3), 2520, 2520, 1, 163),
-        ("1008B", (8, 64, 1), 3072, 3072, 1, 163),
+    rows = [  # billions, tp, pp and stages a rank, GPUs, batch, micro-batch, TFLOP/s
+        ("1.7", (1, 1, 1), 32, 512, 16, 137),
+        ("3.6", (2, 1, 1), 64, 512, 16, 138),
+        ("7.5", (4, 1, 1), 128, 512, 16, 142),
+        ("18.4", (8, 1, 1), 256, 1024, 8, 135),
+        ("39.1", (8, 2, 1), 512, 1536, 4, 138),
+        ("76.1", (8, 4, 3), 1024, 1792, 2, 140),
+        ("145.6", (8, 8, 2), 1536, 2304, 2, 148),
+        ("310.1", (8, 16, 2), 1920, 2160, 1, 155),
+        ("529.6", (8, 35, 3), 2520, 2520, 1, 163),
+        ("1008", (8, 64, 1), 3072, 3072, 1, 163),
     ]
-    found = []
-    for size, shape, gpus, batch, micro, tflops in rows:
-        preset, cluster = f"megatron-{size.lower()}", Cluster(find_device("a100-80gb"), gpus)
-        run = recomputed_run(preset, cluster, shape, batch, micro, MEGATRON)
-        found.append(PublishedRun(f"Megatron {size}", preset, run, tflops, source="Narayanan et al. 2021, table 1"))
-    return found
+    source = "Narayanan et al. 2021, table 1"
+    return [
+        _published(f"Megatron {size}B", f"megatron-{size}b", f"{gpus} a100-80gb", shape, batch, micro, MEGATRON, source,
+                   tflops=tflops)
+        for size, shape, gpus, batch, micro, tflops in rows
+    ]  # fmt: skip
 
 
 def _others() -> list[PublishedRun]:
-    large, small = find_device("a100-80gb"), find_device("a100-40gb")
-    bloom, neox = Cluster(large, 384).with_network(50e9), Cluster(small, 96).with_network(100e9)
-    found = [
-        PublishedRun(
-            "BLOOM-176B",
-            "bloom-176b",
-            recomputed_run("bloom-176b", bloom, (4, 12, 1), 2048, 2, MEGATRON_DEEPSPEED, ends=1),
-            seconds=104.7,
-            source="BigScience, log of the run",
-            bf16=True,
-        ),
-        PublishedRun(
-            "GLM-130B",
-            "glm-130b",
-            recomputed_run("glm-130b", Cluster(small, 768), (4, 8, 1), 4224, 1, MEGATRON_DEEPSPEED, ends=1),
-            seconds=88.5,
-            source="Zeng et al. 2022, section 2.3",
-            note="micro-batch not published, taken as 1",
-        ),
-        PublishedRun(
-            "GPT-NeoX-20B",
-            "gpt-neox-20b",
-            recomputed_run("gpt-neox-20b", neox, (2, 4, 1), 1536, 4, MEGATRON_DEEPSPEED),
-            tflops=117,
-            source="Black et al. 2022, section 3",
-        ),
-    ]
-    opt = recomputed_run("opt-175b", Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
-    found.append(PublishedRun("OPT-175B", "opt-175b", opt, 147, source="Zhang et al. 2022, section 2.4", note="up to"))
-    for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
-        nlg = recomputed_run("mt-nlg-530b", Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
-        source = "Smith et al. 2022, section 2.3"
-        found.append(PublishedRun(f"MT-NLG-530B, dp {dp}", "mt-nlg-530b", nlg, seconds=seconds, source=source))
-    geex = recomputed_run("codegeex-13b", Cluster(find_device("ascend-910"), 1536), (8, 1, 1), 3072, 16, MINDSPORE)
-    source, note = "Zheng et al. 2023, section 2.3", "no speed published; recomputation taken from its memory"
-    found.append(PublishedRun("CodeGeeX-13B", "codegeex-13b", geex, source=source, note=note))
-    return found
-
-
-def recomputed_run(
-    preset: str,
-    cluster: Cluster,
-    shape: tuple[int, int, int],
-    batch: int,
-    micro: int,
-    software: Software,
-    ends: int = 0,
-) -> PlannedRun:
-    """The run of a preset with all layers computed again.
-
-    `shape`: tensor- and pipeline-parallel ranks, and stages of each. `ends`: layers that each end counts as.
-    """
-    tp, pp, virtual = shape
-    model = ModelConfig(preset=preset).resolve(1, SEQ_LEN)
-    dp, zero = cluster.devices // (tp * pp), max(software.zero)
-    schedule: Any = "interleaved-1f1b" if virtual > 1 else "1f1b"
-    layout = ParallelConfig(
-        dp=dp, tp=tp, pp=pp, schedule=schedule, virtual_stages=virtual, micro_batches=batch // (dp * micro),
-        zero=zero, zero_group=dp if zero else 1,
-    )  # fmt: skip
-    layers = divided_layers(model.layers, pp * virtual, ends)
-    return PlannedRun(model, layout, batch, SEQ_LEN, cluster, "full", software, layers)
-
-
-def divided_layers(layers: int, stages: int, ends: int = 0) -> tuple[int, ...]:
-    """Layers of each stage, as even as they get; an end of the model counts as `ends` layers."""
-    each, left = divmod(layers + 2 * ends, stages)
-    counts = [each + (stage < left) for stage in range(stages)]
-    counts[0] -= ends
-    counts[-1] -= ends
-    return tuple(counts)
-
-
-_SOURCE = "Narayanan et al. 2021, table 2"
-
-
-def comparison_table(constants: Constants) -> Table:
-    """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
-    table = Table(
-        "run",
-        "layout",
-        "GPUs",
-        "published s",
-        "predicted s",
-        "TFLOP/s",
-        "error",
-        "GiB",
-        "source",
-        box=None,
-        pad_edge=False,
-    )
-    for each in [*published_runs(), *narayanan_table_2()]:
-        run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
-        rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
-        memory = megatron_memory(run, each.bf16).total / (1 << 30)
-        table.add_row(
-            each.name,
-            run.layout.describe(),
-            str(run.cluster.devices),
-            f"{measured:.2f}" if measured else "",
-            f"{predicted:.2f}",
-            f"{rate:.0f}",
-            f"{100 * (predicted / measured - 1):+.1f} %" if measured else "",
-            f"{memory:.0f} of {run.cluster.device.memory / (1 << 30):.0f}",
-            each.source + (f"; {each.note}" if each.note else ""),
-        )
-    return table
+    deepspeed, smith = MEGATRON_DEEPSPEED, "Smith et al. 2022, section 2.3"
+    return [
+        _published("BLOOM-176B", "bloom-176b", "384 a100-80gb", (4, 12, 1), 2048, 2, deepspeed,
+                   "BigScience, log of the run", seconds=104.7, network=50e9, ends=1, precision="bf16"),
+        _published("GLM-130B", "glm-130b", "768 a100-40gb", (4, 8, 1), 4224, 1, deepspeed,
+                   "Zeng et al. 2022, section 2.3", "micro-batch not published, taken as 1", seconds=88.5, ends=1),
+        _published("GPT-NeoX-20B", "gpt-neox-20b", "96 a100-40gb", (2, 4, 1), 1536, 4, deepspeed,
+                   "Black et al. 2022, section 3", tflops=117, network=100e9),
+        _published("OPT-175B", "opt-175b", "992 a100-80gb", (8, 1, 1), 992, 8, FAIRSCALE,
+                   "Zhang et al. 2022, section 2.4", "up to", tflops=147),
+        *(_published(f"MT-NLG-530B, dp {dp}", "mt-nlg-530b", f"{280 * dp} a100-80gb", (8, 35, 1), 1920, 1, deepspeed,
+                     smith, seconds=seconds) for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))),
+        _published("CodeGeeX-13B", "codegeex-13b", "1536 ascend-910", (8, 1, 1), 3072, 16, MINDSPORE,
+                   "Zheng et al. 2023, section 2.3", "no speed published; recomputation taken from its memory"),
+    ]  # fmt: skip
 
 
 def narayanan_table_2() -> list[PublishedRun]:
     """Narayanan et al. 2021, table 2: ZeRO-3 alone beside tensor, pipeline and data parallelism, on Selene.
 
-    Whether its pipelines are interleaved is not printed; they are taken not to be.
+    Whether its pipelines are interleaved is not printed; they are taken not to be. 174.6B is GPT-3: 96 layers of
+    12,288, of 96 heads.
     """
     rows = [  # billions, tensor- and pipeline-parallel ranks, GPUs, batch, micro-batch, TFLOP/s
         (174.6, (1, 1), 384, 1536, 4, 144),
@@ -224,19 +138,69 @@ def narayanan_table_2() -> list[PublishedRun]:
     ]
     found = []
     for size, (tp, pp), gpus, batch, micro, tflops in rows:
-        software = MEGATRON if pp > 1 else DEEPSPEED_ZERO_3
-        preset, cluster = "megatron-529.6b", Cluster(find_device("a100-80gb"), gpus)
-        run = recomputed_run(preset, cluster, (tp, pp, 1), batch, micro, software)
-        run = run if size > 500 else _as_gpt_3(run)
-        name = f"{size}B, {'3D' if pp > 1 else 'ZeRO-3'}, {gpus} GPUs"
-        found.append(PublishedRun(name, preset, run, tflops, source=_SOURCE))
+        name, software = ("3D", MEGATRON) if pp > 1 else ("ZeRO-3", DEEPSPEED_ZERO_3)
+        preset, layers = ("megatron-529.6b", 0) if size > 500 else ("megatron-145.6b", 96)
+        found.append(_published(f"{size}B, {name}, {gpus} GPUs", preset, f"{gpus} a100-80gb", (tp, pp, 1), batch, micro,
+                                software, "Narayanan et al. 2021, table 2", tflops=tflops, layers=layers))  # fmt: skip
     return found
 
 
-def _as_gpt_3(run: PlannedRun) -> PlannedRun:
-    """With GPT-3's 96 layers of 12,288, of 96 heads."""
-    model = ModelConfig(preset="megatron-145.6b", layers=96).resolve(1, SEQ_LEN)
-    return replace(run, model=model, stage_layers=divided_layers(96, run.layout.pp))
+def _published(
+    name: str, preset: str, cluster: str, shape: tuple[int, int, int], batch: int, micro: int, software: Software,
+    source: str, note: str = "", *, tflops: float | None = None, seconds: float | None = None, network: float = 0.0,
+    ends: int = 0, precision: Precision = "fp16", layers: int = 0,
+) -> PublishedRun:  # fmt: skip
+    """A run of a preset; `cluster`: such as "384 a100-80gb".
+
+    `shape`: tensor- and pipeline-parallel ranks, and stages of each. `network`: bytes/s of a node, 0: the usual ones.
+    `ends`: layers that each end counts as. `layers`: of the model, 0: the preset's.
+    """
+    count, device = cluster.split()
+    tp, pp, virtual = shape
+    model = ModelConfig(preset=preset, layers=layers).resolve(1, SEQ_LEN)
+    dp, zero = int(count) // (tp * pp), max(software.zero)
+    layout = ParallelConfig(
+        dp=dp, tp=tp, pp=pp, schedule="interleaved-1f1b" if virtual > 1 else "1f1b", virtual_stages=virtual,
+        micro_batches=batch // (dp * micro), zero=zero, zero_group=dp if zero else 1,
+    )  # fmt: skip
+    gpus = Cluster(find_device(device), int(count))
+    stages = divided_layers(model.layers, pp * virtual, ends)
+    run = PlannedRun(
+        model, layout, batch, SEQ_LEN, gpus.with_network(network) if network else gpus, "full", software, stages,
+        precision=precision,
+    )  # fmt: skip
+    return PublishedRun(name, preset, run, tflops, seconds, source, note)
+
+
+def divided_layers(layers: int, stages: int, ends: int = 0) -> tuple[int, ...]:
+    """Layers of each stage, as even as they get; an end of the model counts as `ends` layers."""
+    each, left = divmod(layers + 2 * ends, stages)
+    counts = [each + (stage < left) for stage in range(stages)]
+    counts[0] -= ends
+    counts[-1] -= ends
+    return tuple(counts)
+
+
+def comparison_table(constants: Constants) -> Table:
+    """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
+    columns = "run", "layout", "GPUs", "published s", "predicted s", "TFLOP/s", "error", "GiB", "source"
+    table = Table(*columns, box=None, pad_edge=False)
+    for each in [*published_runs(), *narayanan_table_2()]:
+        run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
+        rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
+        memory = megatron_memory(run).total / (1 << 30)
+        table.add_row(
+            each.name,
+            run.layout.describe(),
+            str(run.cluster.devices),
+            f"{measured:.2f}" if measured else "",
+            f"{predicted:.2f}",
+            f"{rate:.0f}",
+            f"{100 * (predicted / measured - 1):+.1f} %" if measured else "",
+            f"{memory:.0f} of {run.cluster.device.memory / (1 << 30):.0f}",
+            each.source + (f"; {each.note}" if each.note else ""),
+        )
+    return table
 
 
 PROCESSES = 8
@@ -254,15 +218,13 @@ def shrunk_config(each: PublishedRun) -> str:
         "memory": _changed(MemoryConfig(each.run.recompute), MemoryConfig()),
         "eval": {"sequences": 16, "sample_tokens": 0},
     }
-    lines = [
+    return "\n".join([
         f"# {each.name}, shrunk: {layout.describe()} instead of {each.run.layout.describe()}",
         f"# torchrun --nproc_per_node={PROCESSES} training/train.py --config THIS_FILE --data.train TOKENS/train "
         "--data.holdout TOKENS/holdout --out_dir RUN",
         'device = "cpu"',
-    ]
-    for name, options in sections.items():
-        lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in options.items())]
-    return "\n".join(lines)
+        *toml_lines(sections),
+    ])  # fmt: skip
 
 
 def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
@@ -285,10 +247,10 @@ def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
 
 def _model(each: PublishedRun, layout: ParallelConfig) -> dict[str, Any]:
     """Sizes beside the preset's parts: heads as odd as the published ones, an MLP as wide in proportion."""
-    model = each.run.model
-    heads = _shrunk_heads(model, layout.tp)
+    model, tp = each.run.model, layout.mesh_shape[-1]
+    heads = _shrunk_heads(model, tp)
     width = heads * _HEAD_DIM
-    unit = 8 * layout.tp
+    unit = 8 * tp
     return {
         "preset": each.preset,
         "layers": max(4, layout.stages * (1 if layout.virtual_stages > 1 else 2)),
@@ -317,8 +279,3 @@ def _parallel(layout: ParallelConfig) -> dict[str, Any]:
 def _changed(options: Any, defaults: Any) -> dict[str, Any]:
     """The fields that are not at their defaults."""
     return {key: value for key, value in vars(options).items() if value != getattr(defaults, key)}
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML; strings are names of options."""
-    return str(value).lower() if isinstance(value, (bool, int)) else f'"{value}"'

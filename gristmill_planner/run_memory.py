@@ -6,13 +6,11 @@ weights, the gradients of all parameters and a float32 copy of them; two constan
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import inf
 
-from gristmill_planner.memory import MemoryInputs, estimate_memory, master_bytes, moment_bytes, weight_bytes
+from gristmill_planner.memory import RankMemory
 from gristmill_planner.planned_run import GRISTMILL, PlannedRun
 from gristmill_planner.step_time import layer_parameters
-from training.config import Precision
 
 RESERVE = 3 << 30
 """Bytes of CUDA, its libraries and collectives on a GPU, beside what the formulas of this trainer count."""
@@ -31,81 +29,52 @@ class RunMemory:
     kinds: dict[str, float] = field(repr=False)
 
 
-def run_memory(run: PlannedRun, precision: Precision = "bf16", enough: float = inf) -> RunMemory:
+def run_memory(run: PlannedRun, enough: float = inf) -> RunMemory:
     """Memory of `run` on the rank that needs most, by the formulas of the program that trains.
 
     Where a rank needs more than `enough` bytes: of that one, or of its states alone, if these are more.
     """
     if run.software != GRISTMILL:
-        found = megatron_memory(run, precision == "bf16")
-        kinds = {name: value for name, value in vars(found).items() if name != "rank"}
-        return RunMemory(found.rank, found.total, {**kinds, "other": CONTEXT})
+        return megatron_memory(run)
     on_ranks: list[RunMemory] = []
     for rank in dict.fromkeys((0, run.layout.pp - 1, run.layout.pp // 2)):
-        on_ranks.append(_on_rank(run, rank, precision, enough))
+        on_ranks.append(_on_rank(RankMemory(run, rank), enough))
         if on_ranks[-1].total > enough:
             break
     return max(on_ranks, key=lambda memory: memory.total)
 
 
-def _on_rank(run: PlannedRun, rank: int, precision: Precision, enough: float) -> RunMemory:
-    ends = accumulate(run.layers)
-    inputs = MemoryInputs(
-        run.model, run.layout, run.layout.micro_batches * run.micro_batch, run.seq_len,
-        [range(end - each, end) for end, each in zip(ends, run.layers, strict=True)],
-        precision, run.recompute, rank, run.states.name, run.states.ema, run.states.moments,
-        device="cuda" if run.cluster.device.is_gpu else "cpu",
-    )  # fmt: skip
-    other = RESERVE if run.cluster.device.is_gpu else 0
-    if (states := weight_bytes(inputs) + master_bytes(inputs) + moment_bytes(inputs) + other) > enough:
-        return RunMemory(rank, float(states), {})  # a search passes over many layouts by them
-    found = vars(estimate_memory(inputs))
-    kinds = {name: float(size) for name, size in found.items() if name != "peak"}
-    return RunMemory(rank, float(found["peak"] + other), {**kinds, "other": float(other)})
+def _on_rank(memory: RankMemory, enough: float) -> RunMemory:
+    other = RESERVE if memory.run.cluster.device.is_gpu else 0
+    if memory.states + other > enough:
+        return RunMemory(memory.rank, float(memory.states + other), {})  # a search passes over many layouts by them
+    kinds = {name: float(getattr(memory, name)) for name in memory.KINDS}
+    return RunMemory(memory.rank, float(memory.peak + other), {**kinds, "other": float(other)})
 
 
-@dataclass(frozen=True)
-class MegatronMemory:
-    """Bytes on a GPU of pipeline rank `rank`, which needs most."""
-
-    rank: int
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        states = self.weights + self.gradients + self.optimizer
-        return STATE_SHARE * states + self.activations + self.logits + CONTEXT
-
-
-def megatron_memory(run: PlannedRun, bf16: bool = False) -> MegatronMemory:
-    """Memory of the fullest rank of `run`, under 1F1B or interleaved 1F1B.
+def megatron_memory(run: PlannedRun) -> RunMemory:
+    """Memory of the fullest rank of `run` under Megatron's 1F1B or interleaved 1F1B.
 
     Mixed precision with Adam: 2 bytes a parameter for weights and for gradients, in bf16 4 more to sum those in; 16 for
     the float32 weights, their gradients and two moments, shared by ZeRO-1 (Rajbhandari et al. 2020, section 3.1).
     """
-    ranks = range(run.layout.pp)
-    return max((_rank_memory(run, rank, bf16) for rank in ranks), key=lambda memory: memory.total)
+    return max((_megatron_rank(run, rank) for rank in range(run.layout.pp)), key=lambda memory: memory.total)
 
 
-def _rank_memory(run: PlannedRun, rank: int, bf16: bool) -> MegatronMemory:
+def _megatron_rank(run: PlannedRun, rank: int) -> RunMemory:
     model, layout, held = run.model, run.layout, run.held[rank]
     first, last = 0 in held, layout.stages - 1 in held
     vocabulary = (first + (last and not (model.tied and first))) * model.vocab_size * model.width
-    parameters = (run.rank_layers[rank] * layer_parameters(model) + vocabulary) / layout.tp
+    parameters = (run.rank_layers[rank] * layer_parameters(model) + vocabulary) / run.parts
     shards = layout.zero_group if layout.zero else 1
-    logits = 12.0 * run.micro_batch * run.seq_len * model.vocab_size / layout.tp
-    return MegatronMemory(
-        rank,
-        2 * parameters / (shards if layout.zero == 3 else 1),
-        (6 if bf16 else 2) * parameters / (shards if layout.zero >= 2 else 1),
-        16 * parameters / shards,
-        _activation_bytes(run, rank),
-        logits if last else 0.0,
-    )
+    states = {
+        "weights": 2 * parameters / (shards if layout.zero == 3 else 1),
+        "gradients": (6 if run.precision == "bf16" else 2) * parameters / (shards if layout.zero >= 2 else 1),
+        "optimizer": 16 * parameters / shards,
+    }
+    logits = 12.0 * run.micro_batch * run.seq_len * model.vocab_size / run.parts if last else 0.0
+    others = {"activations": _activation_bytes(run, rank), "logits": logits, "other": CONTEXT}
+    return RunMemory(rank, STATE_SHARE * sum(states.values()) + sum(others.values()), states | others)
 
 
 def _activation_bytes(run: PlannedRun, rank: int) -> float:
@@ -114,9 +83,9 @@ def _activation_bytes(run: PlannedRun, rank: int) -> float:
     A layer keeps its input, 2 s b h bytes, if it is computed again; else s b h (10 + 24 / t + 5 a s / h t)
     (Korthikanti et al. 2022, equation 2).
     """
-    model, layout = run.model, run.layout
+    model = run.model
     features = run.seq_len * run.micro_batch * model.width
-    whole = features * (10 + 24 / layout.tp + 5 * model.heads * run.seq_len / (model.width * layout.tp))
+    whole = features * (10 + 24 / run.parts + 5 * model.heads * run.seq_len / (model.width * run.parts))
     kept = _in_flight(run, rank) * run.rank_layers[rank]
     return kept * whole if run.recompute == "none" else kept * 2.0 * features + whole
 

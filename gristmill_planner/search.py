@@ -49,12 +49,12 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
         raise UsageError(_no_layout(request))
     considered = sum(len(family.schedules) * len(family.stages) for family in every)
     choices: list[Choice] = []
-    shapes: set[tuple[object, ...]] = set()
+    shapes: set[ParallelConfig] = set()
     for time, run in _by_time(request, every, constants):
-        shape = _shape(run.layout)
+        shape = replace(run.layout, zero=0, zero_group=1, virtual_stages=1, micro_batches=1)
         if shape not in shapes:
             shapes.add(shape)
-            choices.append(Choice(run, time, run_memory(run, request.precision)))
+            choices.append(Choice(run, time, run_memory(run)))
         if len(choices) == wanted:
             break
     return SearchResult(choices, considered, None if choices else _closest(request, every, constants))
@@ -70,7 +70,7 @@ def _by_time(
     number = count()  # so that the queue compares nothing else
     for family in every:
         run = next(family.runs(request, "1f1b", 1))
-        key = (_divided(run.layout), run.micro_batch, run.recompute)
+        key = replace(family.degrees, dp=1, pp=1, micro_batches=1), run.micro_batch, run.recompute
         times = known.get(key) or known.setdefault(key, rank_times(run, constants))
         of_family.append(times)
         queue.append((least_time(family, run, times, constants), next(number), None, family))
@@ -88,29 +88,20 @@ def _by_time(
 
 def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]:
     """Those that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
-    available = request.cluster.device.memory
+    available = request.available
     for schedule in family.schedules:
         for run in reversed(list(family.runs(request, *schedule))):
-            if run_memory(run, request.precision, available).total <= available:
+            if run_memory(run, available).total <= available:
                 yield run
-
-
-def _divided(layout: ParallelConfig) -> tuple[object, ...]:
-    """How a layer is divided."""
-    return layout.tp, layout.sequence_parallel, layout.tensor, layout.depth, layout.cp, layout.context
-
-
-def _shape(layout: ParallelConfig) -> tuple[object, ...]:
-    return *_divided(layout), layout.dp, layout.pp, layout.schedule
 
 
 def _closest(request: PlanRequest, every: list[LayoutFamily], constants: Constants) -> Choice:
     """The layout that takes least memory, of those that shard most."""
     run, least = next(every[0].runs(request, *every[0].schedules[0])), inf
     for each in (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules):
-        if (total := run_memory(each, request.precision, least).total) < least:
+        if (total := run_memory(each, least).total) < least:
             run, least = each, total
-    return Choice(run, step_time(run, constants), run_memory(run, request.precision))
+    return Choice(run, step_time(run, constants), run_memory(run))
 
 
 def _no_layout(request: PlanRequest) -> str:
@@ -120,9 +111,9 @@ def _no_layout(request: PlanRequest) -> str:
     near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(families(each)))
     return (
         f"no layout divides {devices} GPUs: data-parallel replicas must divide data.batch_size {batch}, "
-        f"tensor-parallel ranks the heads ({request.model.heads}, {request.model.kv_heads} of keys and values) and the "
-        f"GPUs of a node, and pipeline ranks be at most {request.model.layers}; try --gpus {near}, or a batch_size "
-        f"of {-(-batch // devices) * devices}"
+        f"tensor-parallel ranks the heads ({request.model.heads}; {request.model.kv_heads} of keys and values, or be a "
+        f"multiple of these) and the GPUs of a node, and pipeline ranks be at most {request.model.layers}; try --gpus "
+        f"{near}, or a batch_size of {-(-batch // devices) * devices}"
     )
 
 
@@ -148,7 +139,7 @@ def least_time(family: LayoutFamily, run: PlannedRun, times: tuple[PassTime, Pas
 
 
 _GIB = 1 << 30
-_MOST_TIMES = 64  # as many GPUs
+_TIMES = (2, 4, 8, 16, 32, 64)  # as many GPUs
 
 
 def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) -> str:
@@ -157,24 +148,18 @@ def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) ->
     text = (
         f"no layout fits {cluster.devices} x {cluster.device.name}: the smallest, {closest.run.layout.describe()} with "
         f"recompute {closest.run.recompute}, takes {total / _GIB:.1f} GiB a GPU, "
-        f"{(total - cluster.device.memory) / _GIB:.1f} too many"
+        f"{(total - request.available) / _GIB:.1f} too many"
     )
-    more = next((each for each in _more_devices(cluster) if _fits(request, each, constants)), None)
+    doubled = (replace(cluster, devices=times * cluster.devices) for times in _TIMES)
+    more = next((each for each in doubled if each.fills_nodes and _fits(request, each, constants)), None)
     if more is not None:
         more = next((each for each in _fewer_devices(cluster, more) if _fits(request, each, constants)), more)
-    other = next((each for each in _larger_devices(cluster) if _fits(request, each, constants)), None)
+    larger = sorted(DEVICES.values(), key=lambda device: device.memory)
+    others = (replace(cluster, device=device) for device in larger if device.memory > cluster.device.memory)
+    other = next((each for each in others if _fits(request, each, constants)), None)
     changes = [f"--gpus {more.devices}"] if more is not None else []
     changes += [f"--gpu {other.device.name}"] if other is not None else []
     return f"{text}; try {', or '.join(changes) or 'a smaller model'}"
-
-
-def _more_devices(cluster: Cluster) -> Iterator[Cluster]:
-    times = 2
-    while times <= _MOST_TIMES:
-        more = replace(cluster, devices=times * cluster.devices)
-        if more.fills_nodes:
-            yield more
-        times *= 2
 
 
 def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
@@ -184,13 +169,6 @@ def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
         devices = half + quarters * half // 4
         if devices > cluster.devices and 4 * devices == (4 + quarters) * half and devices % cluster.per_node == 0:
             yield replace(cluster, devices=devices)
-
-
-def _larger_devices(cluster: Cluster) -> Iterator[Cluster]:
-    """As many of other devices, by memory."""
-    larger = [device for device in DEVICES.values() if device.memory > cluster.device.memory]
-    for device in sorted(larger, key=lambda device: device.memory):
-        yield replace(cluster, device=device)
 
 
 def _fits(request: PlanRequest, cluster: Cluster, constants: Constants) -> bool:

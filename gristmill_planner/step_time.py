@@ -4,11 +4,8 @@ And the division of layers over pipeline stages that has the fastest slowest sta
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from gristmill_planner.communication_time import (
     Seconds,
@@ -18,16 +15,15 @@ from gristmill_planner.communication_time import (
     hidden_bytes,
     layer_collectives,
     message,
-)
+)  # fmt: skip
 from gristmill_planner.compute_time import RankWork, head_of_rank, layer_of_rank, product_time
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from gristmill_planner.planned_run import PlannedRun
-from training.experimental.parallel_config import ParallelConfig
-from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
+from training.parallel.pipeline.stage_layers import divide_layers
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
 
@@ -76,12 +72,13 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
     as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in communication_time.py.
     """
-    layout, device = run.layout, run.cluster.device
+    device = run.cluster.device
     work = layer_of_rank(run)
     forward, backward = work_time(work, device, constants)
-    sent = layer_collectives(run, constants, *_by_kind(work, layout, device, constants))
-    launch = constants.launch + constants.launch_wait * (layout.tp - 1)
-    again = _again(run.recompute, work, device, constants, forward + sent.forward)
+    sent = layer_collectives(run, constants, *_by_kind(run, work, constants))
+    launch = constants.launch + constants.launch_wait * (run.axes["tp"].ranks - 1)
+    by_recompute = {"none": 0.0, "selective": _traffic_time(work, device, constants), "full": forward + sent.forward}
+    again = by_recompute[run.recompute]
     whole_forward = _slower(forward + sent.forward, launch)
     whole_backward = _slower(backward + sent.backward + again, 2 * launch + launch * (again > 0))
     slower = constants.deepspeed if run.software.deepspeed else 1.0
@@ -89,21 +86,15 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
 
 
-def _by_kind(work: RankWork, layout: ParallelConfig, device: Device, constants: Constants) -> tuple[Seconds, Seconds]:
+def _by_kind(run: PlannedRun, work: RankWork, constants: Constants) -> tuple[Seconds, Seconds]:
     """Seconds of a layer's products with matrices, and of those in attention, where communication may hide there."""
-    if layout.tensor == "1d" and layout.cp == 1:
+    if not run.layout.on_grid and run.layout.cp == 1:
         return Seconds(0.0, 0.0), Seconds(0.0, 0.0)
     matrices = [product for product in work.products if product not in work.attention]
     return tuple(
-        Seconds(*work_time(RankWork(tuple(each), 0.0), device, constants)) for each in (matrices, work.attention)
+        Seconds(*work_time(RankWork(tuple(each), 0.0), run.cluster.device, constants))
+        for each in (matrices, work.attention)
     )  # type: ignore[return-value]
-
-
-def _again(recompute: Recompute, work: RankWork, device: Device, constants: Constants, forward: float) -> float:
-    """Seconds to compute again: the forward pass, or all of it but the products."""
-    if recompute == "selective":
-        return _traffic_time(work, device, constants)
-    return forward if recompute == "full" else 0.0
 
 
 def head_time(run: PlannedRun, constants: Constants) -> PassTime:
@@ -145,7 +136,7 @@ def send_time(run: PlannedRun, constants: Constants) -> float:
     layout = run.layout
     if layout.pp == 1:
         return 0.0
-    parts = layout.tp if run.software.divided_messages else layout.sequence_shards
+    parts = run.axes["tp"].ranks if run.software.divided_messages else layout.sequence_shards
     return 2 * layout.virtual_stages * message(run.cluster, constants, hidden_bytes(run) / parts)
 
 
@@ -197,20 +188,17 @@ def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float
     summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
     gathered = parameters * run.cluster.device.element_bytes
     scatter, gather = (
-        gradient_all_reduce(run.cluster, constants, layout.tp, layout.shards, size, share) / 2
-        for size in (summed, gathered)
+        gradient_all_reduce(run.cluster, constants, run.axes["shard"], size, share) / 2 for size in (summed, gathered)
     )
-    stride, groups = layout.tp * layout.shards, layout.replicas // layout.shards
-    between = gradient_all_reduce(run.cluster, constants, stride, groups, summed / layout.shards, share)
+    between = gradient_all_reduce(run.cluster, constants, run.axes["replicate"], summed / layout.shards, share)
     return scatter + between, gather
 
 
 def _depth_time(run: PlannedRun, constants: Constants) -> float:
     """2.5D: the all-reduce over the layers of the grid of all gradients, after the last backward pass."""
-    depth, side, _ = run.layout.grid
     size = run.software.gradient_bytes * rank_parameters(run) / run.layout.shards
     is_summed = run.layout.tensor == "2.5d"
-    return collective_time(run.cluster, constants, side * side, depth, "all-reduce", 1, size) if is_summed else 0.0
+    return collective_time(run.cluster, constants, run.axes["depth"], "all-reduce", 1, size) if is_summed else 0.0
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:
@@ -224,9 +212,8 @@ def rank_parameters(run: PlannedRun) -> float:
     """
     layout = run.layout
     ends = 2 if layout.pp == 1 and not run.model.tied else 1
-    return (max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width) / (
-        layout.tp // layout.depth
-    )
+    whole = max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width
+    return whole / (run.axes["tp"].ranks // layout.depth)
 
 
 @lru_cache
@@ -240,31 +227,11 @@ def _slower(device: float, host: float) -> float:
     return math.hypot(device ** (_LAUNCH_NORM / 2), host ** (_LAUNCH_NORM / 2)) ** (2 / _LAUNCH_NORM)
 
 
-def divide_by_cost(costs: Sequence[float], stages: int) -> list[int]:
-    """Numbers of consecutive items of `costs` for each stage, with the least cost of the most expensive stage.
-
-    Every stage gets one or more. (Zheng et al. 2022, section 5.2, for stages on equal devices; the least maximum is
-    also the least step time if there are many micro-batches.) Takes stages x items² steps.
-    """
-    total = np.concatenate([[0.0], np.cumsum(costs)])
-    count = len(costs)
-    best = np.where(np.arange(count + 1) == 0, 0.0, np.inf)
-    cuts = []
-    for _ in range(stages):
-        # worst[j, i]: the first i items are in the stages before, items i to j in this one
-        worst = np.maximum(best[None, :], total[:, None] - total[None, :])
-        worst[np.triu_indices(count + 1)] = np.inf
-        cuts.append(worst.argmin(axis=1))
-        best = worst.min(axis=1)
-    ends = [count]
-    for cut in reversed(cuts):
-        ends.append(int(cut[ends[-1]]))
-    return [end - start for start, end in zip(ends[:0:-1], ends[-2::-1], strict=True)]
-
-
 def divided_by_time(run: PlannedRun, constants: Constants) -> tuple[int, ...]:
-    """Layers of each stage of `run` with the least time of the slowest stage; the head's time is the last layer's."""
-    layer, head = layer_time(run, constants), head_time(run, constants)
-    costs = [layer.forward + layer.backward] * run.model.layers
-    costs[-1] += head.forward + head.backward
-    return tuple(divide_by_cost(costs, run.layout.stages))
+    """Layers of each stage of `run` with the least time of the slowest stage, which has the head if it is the last.
+
+    That is also the least step time if there are many micro-batches.
+    """
+    layer, head = rank_times(run, constants)
+    in_layers = (head.forward + head.backward) / (layer.forward + layer.backward)
+    return tuple(divide_layers(run.model.layers, run.layout.stages, in_layers))

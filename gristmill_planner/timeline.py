@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from rich.console import Group
 from rich.style import Style
@@ -22,15 +22,15 @@ from gristmill_planner.pipeline_simulator import (
     PassCosts,
     TimedPass,
     Timeline,
-    bubble_table,
     pipeline_layout,
-    rank_costs,
     simulate,
-)
+    simulate_schedule,
+)  # fmt: skip
+from training.experimental.parallel_config import ParallelConfig
 from training.parallel.pipeline.schedules import SCHEDULES, Schedule
-from training.profiling.profiler import FOLDER
+from training.profiling.profile_config import FOLDER
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; lighter on the way up or in the second half
+# Okabe and Ito's colours, which colour-blind readers can tell apart; lighter of every second stage of a rank
 _COLORS = {
     "F": ("#0072B2", "#56B4E9"),
     "B": ("#D55E00", "#F0A868"),
@@ -70,13 +70,13 @@ def _draw_one(timeline: Timeline, axis: Any) -> None:
     shortest = 0.012 * timeline.seconds
     for rank, passes in enumerate(timeline.ranks):
         for each in passes:
-            color = _color(timeline, each)
-            width = each.end - each.start
+            is_later, width = _is_later(timeline, each), each.end - each.start
+            color = _COLORS[each.kind][is_later]
             axis.barh(rank, width, left=each.start, height=0.92, color=color, edgecolor="white", linewidth=0.5)
             if width >= shortest:
                 axis.text(
                     each.start + width / 2, rank, str(each.micro_batch + 1), ha="center", va="center", fontsize=6.5,
-                    color="black" if _is_second_half(timeline, each) else "white",
+                    color="black" if is_later else "white",
                 )  # fmt: skip
     axis.set_title(describe(timeline), loc="left", fontsize=9)
     axis.set_yticks(range(timeline.layout.pp), [f"rank {rank}" for rank in range(timeline.layout.pp)], fontsize=7)
@@ -110,27 +110,18 @@ def timeline_text(timeline: Timeline, width: int = 150) -> Text:
         at = 0
         for each in passes:
             start, end = round(each.start * scale), round(each.end * scale)
+            name, length = f"{each.kind}{each.micro_batch + 1}", end - start
             text.append("·" * (start - at))
-            text.append(_box(each, end - start), Style(color="white", bgcolor=_color(timeline, each)))
+            fitting = (name if len(name) <= length else each.kind).ljust(length)[:length]
+            text.append(fitting, Style(color="white", bgcolor=_COLORS[each.kind][_is_later(timeline, each)]))
             at = max(at, end)
         text.append("\n")
     return text
 
 
-def _box(each: TimedPass, length: int) -> str:
-    """The pass's kind and micro-batch, as far as they fit."""
-    name = f"{each.kind}{each.micro_batch + 1}"
-    return (name if len(name) <= length else each.kind).ljust(length)[:length]
-
-
-def _is_second_half(timeline: Timeline, each: TimedPass) -> bool:
-    """True for the second stage of a rank with two, and every other one of a rank with more."""
-    layout = timeline.layout
-    return each.stage // layout.pp % 2 == 1
-
-
-def _color(timeline: Timeline, each: TimedPass) -> str:
-    return _COLORS[each.kind][_is_second_half(timeline, each)]
+def _is_later(timeline: Timeline, each: TimedPass) -> bool:
+    """True for every second stage of a rank."""
+    return each.stage // timeline.layout.pp % 2 == 1
 
 
 def _legend(kinds: set[str], later: bool) -> list[Any]:
@@ -148,16 +139,6 @@ _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), r
 _FILE = re.compile(r"steps-(\d+)-(\d+)\.rank-(\d+)\.json\.gz")
 
 
-class _Traced(NamedTuple):
-    """The pipeline that a trace is of; traces of another are not of the same step."""
-
-    schedule: Schedule
-    ranks: int
-    stages: int
-    """Of each rank."""
-    micro_batches: int
-
-
 def read_timeline(out_dir: Path) -> Timeline:
     """The last step of the run in `out_dir` that was traced on every pipeline rank, under one layout.
 
@@ -166,26 +147,32 @@ def read_timeline(out_dir: Path) -> Timeline:
     """
     folder, lacking = out_dir / FOLDER, "no traces of a pipeline's passes"
     for (last, _), files in _by_steps(folder):
-        traces: dict[_Traced, dict[int, list[TimedPass]]] = {}
-        for path in files:
-            for traced, rank, passes in _read(path):
-                traces.setdefault(traced, {}).setdefault(rank, passes)
-        for traced, found in traces.items():
-            missing = [rank for rank in range(traced.ranks) if rank not in found]
+        traces: dict[ParallelConfig, dict[int, list[TimedPass]]] = {}
+        for layout, rank, passes in filter(None, map(_read, files)):
+            traces.setdefault(layout, {}).setdefault(rank, passes)
+        for layout, found in traces.items():
+            missing = [rank for rank in range(layout.pp) if rank not in found]
             if not missing:
-                return _timeline(traced, [found[rank] for rank in range(traced.ranks)], last)
+                began = min(passes[0].start for passes in found.values())
+                ranks = [[_moved(each, began) for each in found[rank]] for rank in range(layout.pp)]
+                return Timeline(layout, ranks, f"step {last}, measured")
             if lacking.startswith("no traces"):
-                lacking = f"no trace of pipeline rank {missing[0]} of {traced.ranks} at step {last}"
+                lacking = f"no trace of pipeline rank {missing[0]} of {layout.pp} at step {last}"
     raise UsageError(f"{folder} has {lacking}; train with --profile.steps 3:3 and --profile.ranks of every rank")
+
+
+def _moved(each: TimedPass, began: float) -> TimedPass:
+    """With the first pass of all ranks at 0 s."""
+    return replace(each, start=each.start - began, end=each.end - began)
 
 
 def measured_costs(timeline: Timeline) -> list[PassCosts]:
     """Mean seconds of the passes of each stage, for a simulation; of a whole backward pass each half."""
     kinds: dict[tuple[int, str], list[float]] = defaultdict(list)
     for each in (each for passes in timeline.ranks for each in passes):
-        seconds = each.end - each.start
-        for kind in "IW" if each.kind == "B" else each.kind:
-            kinds[each.stage, kind].append(seconds / 2 if each.kind == "B" else seconds)
+        parts = "IW" if each.kind == "B" else each.kind
+        for kind in parts:
+            kinds[each.stage, kind].append((each.end - each.start) / len(parts))
     return [
         PassCosts(*(fmean(kinds[stage, kind] or [0.0]) for kind in "FIW")) for stage in range(timeline.layout.stages)
     ]
@@ -201,8 +188,8 @@ def _by_steps(folder: Path) -> list[tuple[tuple[int, int], list[Path]]]:
     return [(steps, [path for _, path in sorted(found[steps])]) for steps in sorted(found, reverse=True)]
 
 
-def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
-    """Pipeline rank and the passes of the last step of a trace; none if it has no pipeline."""
+def _read(path: Path) -> tuple[ParallelConfig, int, list[TimedPass]] | None:
+    """Layout of the pipeline, rank and the passes of the last step of a trace; None if it has no pipeline."""
     try:
         trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         base = float(trace.get("baseTimeNanoseconds", 0)) / 1e9
@@ -215,7 +202,7 @@ def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is damaged: {error}; trace the steps again") from error
     if not events:
-        return []
+        return None
     events.sort(key=lambda event: event[1])
     kinds = [match.group(2, 3, 4) for match, _, _ in events]
     one_step = events[len(kinds) - 1 - kinds[::-1].index(kinds[0]) :]
@@ -225,18 +212,8 @@ def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
     forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
     if first[1] not in SCHEDULES or len(forward) != stages * count:
         raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
-    return [(_Traced(cast(Schedule, first[1]), int(first[6]), stages, count), int(first[5]), passes)]
-
-
-def _timeline(traced: _Traced, ranks: list[list[TimedPass]], step: int) -> Timeline:
-    """From the first pass at 0 s on."""
-    began = min(passes[0].start for passes in ranks)
-    layout = pipeline_layout(traced.schedule, traced.ranks, traced.micro_batches, traced.stages)
-    moved = [
-        [TimedPass(each.kind, each.stage, each.micro_batch, each.start - began, each.end - began) for each in passes]
-        for passes in ranks
-    ]
-    return Timeline(layout, moved, f"step {step}, measured")
+    layout = pipeline_layout(cast(Schedule, first[1]), int(first[6]), count, stages)
+    return layout, int(first[5]), passes
 
 
 _DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (
@@ -261,8 +238,7 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         "pass; try --costs 1 1 1",
     )
     drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
-    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in drawn]
-    timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
+    timelines = [simulate_schedule(schedule, ranks, micro_batches, costs) for schedule in drawn]
     draw_timelines(timelines, path)
     counts = [factor * ranks for factor in (1, 2, 4, 8)]
     tables = _bubbles(ranks, counts, costs), break_even_table(_DRAWN[2:], ranks, counts, costs)
@@ -274,8 +250,8 @@ def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
     table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in _DRAWN:
         enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]
-        found = dict(bubble_table(schedule, ranks, enough, costs))
-        table.add_row(schedule, *(f"{found[count]:.3f}" if count in found else "" for count in counts))
+        ratios = [simulate_schedule(schedule, ranks, count, costs).bubble_ratio for count in enough]
+        table.add_row(schedule, *[""] * (len(counts) - len(enough)), *(f"{ratio:.3f}" for ratio in ratios))
     return table
 
 

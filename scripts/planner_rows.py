@@ -5,7 +5,7 @@ They are vTrain's measured iteration times of Megatron-LM (Bang et al. 2024), an
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.errors import InputError
@@ -36,7 +36,6 @@ class MeasuredRow:
     """Of a step."""
     memory: float | None = None
     """Gigabytes of a GPU, as nvidia-smi counts them (2**30 bytes); infinite where it ran out."""
-    bf16: bool = False
     zero: int = 0
 
     @property
@@ -83,7 +82,7 @@ def _read_bloom(path: Path) -> Iterator[MeasuredRow]:
         run = _run(sizes, vocabulary, cluster, "full", zero, ends=1 if bf16 else 0)
         memory = float("inf") if row["mem"] == "OOM" else float(row["mem"].removesuffix("GB") or 0) or None
         seconds = float(row["sec_it"]) if row["sec_it"] not in ("", "x") else None
-        yield MeasuredRow(path.name, line, run, seconds, memory, bf16, zero)
+        yield MeasuredRow(path.name, line, replace(run, precision="bf16" if bf16 else "fp16"), seconds, memory, zero)
 
 
 def _run(

@@ -186,7 +186,7 @@ def print_memory(rows: Sequence[MeasuredRow]) -> None:
     """Print how well memory is predicted, and each run that was, or was predicted to be, out of it."""
     errors = []
     for row in (row for row in rows if row.memory is not None):
-        predicted = megatron_memory(row.run, row.bf16).total / (1 << 30)
+        predicted = megatron_memory(row.run).total / (1 << 30)
         out = predicted > row.run.cluster.device.memory / (1 << 30)
         if math.isfinite(row.memory or 0.0):
             errors.append(abs(predicted / row.memory - 1))

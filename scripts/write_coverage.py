@@ -10,8 +10,8 @@ from pathlib import Path
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 from gristmill_parity.cases import Case
+from gristmill_parity.certificate import plan_certificate
 from gristmill_parity.feature_cases import feature_cases
-from gristmill_parity.parity import plan_certificate
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 ROOT = Path(__file__).resolve().parents[1]

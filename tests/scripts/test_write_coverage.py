@@ -2,8 +2,8 @@
 
 import pytest
 
+from gristmill_parity.certificate import plan_certificate
 from gristmill_parity.feature_cases import feature_cases
-from gristmill_parity.parity import plan_certificate
 from scripts.write_coverage import COVERAGE, LAYOUTS, coverage
 
 

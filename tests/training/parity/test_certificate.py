@@ -20,8 +20,8 @@ import training.parallel.pipeline.pipeline_stages
 import training.parallel.placement_table
 import training.parallel.tensor.tensor_parallel
 from gristmill_parity.cases import Case, covering_cases
+from gristmill_parity.certificate import kinds_of_layouts
 from gristmill_parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
-from gristmill_parity.parity import kinds_of_layouts
 from gristmill_parity.worker import RankResult, run_case
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
@@ -100,7 +100,9 @@ def every_position_from_zero(patch: Patch) -> None:
 def change_table(patch: Patch, changed: Callable[[Callable[[bool], Table], bool], Table]) -> None:
     """Replace the table of tensor parallelism by what `changed` makes of the right one and its argument."""
     right = training.parallel.placement_table.tensor_parallel_table
-    patch.setattr(training.parallel.placement_table, "tensor_parallel_table", lambda sequence: changed(right, sequence))
+    patch.setattr(
+        training.parallel.placement_table, "tensor_parallel_table", lambda sequence, _: changed(right, sequence)
+    )
 
 
 def norms_not_summed_over_the_sequence(patch: Patch) -> None:

@@ -96,4 +96,4 @@ def test_a_fault_turns_red_by_a_finite_difference(rank_pool: RankPool, name: str
     _, chosen, seen_in = FAULTS[name]
     row = Certifier(rank_pool, partial(run_with_fault, name)).certify(chosen)
     assert not row.error, row.error
-    assert not row.passed and limits(chosen)[seen_in] < getattr(row, seen_in) < float("inf"), row.reason
+    assert not row.passed and limits(chosen)[seen_in] < row.differences[seen_in] < float("inf"), row.reason

@@ -13,16 +13,19 @@ import torch
 from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill_parity.cases import covering_cases
+from gristmill_parity.certificate import as_json, as_markdown, plan_certificate, report, run_cases, summary
 from gristmill_parity.comparison import CaseResult
 from gristmill_parity.feature_cases import feature_cases
-from gristmill_parity.parity import as_json, as_markdown, parity, plan_certificate, report, run_cases, summary
+from gristmill_parity.parity import parity
 from training.parallel.traffic_inputs import Volume
+
+EQUAL = dict.fromkeys(("loss", "gradient", "weight"), 0.0)
 
 
 def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     plan = replace(plan_certificate(False, 8), skipped=["no compiler"])
     cases = [case for case in plan.cases if case.reference == "one process"]
-    rows = [CaseResult(c, 1.0, 0.0, 0.0, 0.0, counted={("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
+    rows = [CaseResult(c, 1.0, EQUAL, counted={("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
     rows.append(CaseResult(cases[2], 1.0, error="rank 0: died [/pair.cc:553]"))
     text = as_markdown(rows, plan, 3.0)
     assert text.startswith("3 rows, 2 green, 1 red, in 3 s\n")
@@ -66,10 +69,10 @@ def test_small_cases_run_beside_large_ones_and_rows_keep_the_order_of_cases() ->
 
 def test_a_difference_that_is_not_a_number_is_red() -> None:
     first, second = covering_cases()[:2]
-    row = CaseResult(first, 1.0, 0.0, float("nan"), 0.0)
+    row = CaseResult(first, 1.0, {**EQUAL, "gradient": float("nan")})
     assert not row.passed and "gradient differ by nan" in row.reason
     assert f"worst in fp64 beside one process: nan, nan% of its limit, {first}" in summary(
-        [row, CaseResult(second, 2.0, 0.0, 0.0, 0.0)], 3.0
+        [row, CaseResult(second, 2.0, EQUAL)], 3.0
     )
 
 

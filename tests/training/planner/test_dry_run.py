@@ -47,8 +47,10 @@ LAYOUTS: dict[str, tuple[ParallelConfig, int, int, str, Recompute]] = {
 }  # fmt: skip
 
 
-def small_run(layout: ParallelConfig, processes: int, preset: str, recompute: Recompute) -> PlannedRun:
-    model = ModelConfig(preset=preset, **SIZES).resolve(1, 32)
+def small_run(
+    layout: ParallelConfig, processes: int, preset: str, recompute: Recompute, kv_heads: int = 4
+) -> PlannedRun:
+    model = ModelConfig(preset=preset, **{**SIZES, "kv_heads": kv_heads}).resolve(1, 32)
     layout = layout.resolve(processes, model, 32)
     cluster = Cluster(find_device("a100-40gb"), processes)
     sequences = 2 * layout.dp * layout.micro_batches * layout.batch_shards
@@ -60,7 +62,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     layout, processes, rank, preset, recompute = LAYOUTS[name]
     if layout.zero == 3 and layout.pp > 1 and torch.__version__ >= "2.14":
         pytest.skip("FSDP reduces a first stage's embedding once a step")
-    found = try_rank(small_run(layout, processes, preset, recompute), rank, "bf16")
+    found = try_rank(small_run(layout, processes, preset, recompute), rank)
     assert found.sent == found.expected_sent
     assert found.agrees and found.parameters > 10_000
     assert bool(found.sent) == (processes > 1)
@@ -70,6 +72,13 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
 def test_selective_recomputation_with_tensor_parallelism() -> None:
     found = try_rank(small_run(ParallelConfig(tp=2), 2, "llama-2-7b", "selective"), 1)
     assert found.agrees
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_with_the_same_head_of_keys(rank: int) -> None:
+    layout = ParallelConfig(tp=4, sequence_parallel=True, zero=1)
+    found = try_rank(small_run(layout, 8, "qwen2.5-0.5b", "none", kv_heads=2), rank)
+    assert found.agrees and found.sent == found.expected_sent and ("kv", "all-reduce") in found.sent
 
 
 def test_full_size() -> None:
@@ -83,9 +92,7 @@ def test_full_size() -> None:
     divided, whole = 12 * 14336**2 + 7 * 14336, 6 * 14336  # of a layer: matrices with q, k, v's and up's biases; others
     embedding = 250_880 * 14336 // 4 + 2 * 14336
     assert found.built["weights"] == 2 * (6 * (divided // 4 + whole) + embedding)
-    planned = run_memory(
-        replace(run, software=GRISTMILL, stage_layers=()), "bf16"
-    )  # layers as the trainer divides them
+    planned = run_memory(replace(run, software=GRISTMILL, stage_layers=()))  # layers as the trainer divides them
     assert planned.rank == 0  # as that of rank 17
     assert {kind: planned.kinds[kind] for kind in found.built} == pytest.approx(found.built, rel=0.02)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # 1 GiB, in KiB

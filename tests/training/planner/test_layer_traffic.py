@@ -9,7 +9,7 @@ from gristmill_planner.communication_time import Seconds, collective_time, layer
 from gristmill_planner.compute_time import head_of_rank, layer_of_rank
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Cluster, find_device
-from gristmill_planner.planned_run import PlannedRun
+from gristmill_planner.planned_run import PlannedRun, RankAxis
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 
@@ -51,12 +51,12 @@ def test_a_ring_hides_behind_attention_and_ulysses_shrinks_with_its_ranks() -> N
 
 def test_rings_share_the_cards_of_a_node() -> None:
     cluster, size = Cluster(DEVICE, 64), 1e9
-    rows = collective_time(cluster, EXACT, 8, 8, "broadcast", 1, size)  # each rank of a node in another group
-    columns = collective_time(cluster, EXACT, 1, 64, "broadcast", 1, size)  # all in one
+    rows = collective_time(cluster, EXACT, RankAxis(8, 8), "broadcast", 1, size)  # each rank of a node in another group
+    columns = collective_time(cluster, EXACT, RankAxis(64, 1), "broadcast", 1, size)  # all in one
     assert rows == pytest.approx(size / DEVICE.network) and columns == pytest.approx(
         max(size / DEVICE.link, size / DEVICE.network / 8)
     )
-    assert collective_time(cluster, EXACT, 1, 8, "receive", 1, size) == 0
+    assert collective_time(cluster, EXACT, RankAxis(8, 1), "receive", 1, size) == 0
 
 
 @pytest.mark.parametrize(

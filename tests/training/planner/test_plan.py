@@ -5,16 +5,19 @@ import re
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from gristmill.command import command, run_with_exit_code
+from gristmill.config import load_config
 from gristmill.errors import GristmillError, UsageError
 from gristmill_planner.fitted_constants import fitted_constants
 from gristmill_planner.hardware import Device, find_device, write_hardware
 from gristmill_planner.plan import plan
+from training.config import TrainConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONFIG = """
@@ -117,6 +120,12 @@ def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> 
         plan(draw=tmp_path / "all.svg", costs=costs)
 
 
+@pytest.mark.parametrize("options", [{"gpus": 8}, {"json": True}, {"measured": Path("run"), "ranks": 2}])
+def test_a_picture_without_a_config_takes_its_own_options_alone(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"has no effect with (no CONFIG|--measured); leave one of them out"):
+        plan(draw=tmp_path / "all.svg", **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -128,11 +137,24 @@ def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> 
         ({"network": inf}, "--network is inf"),
         ({"tokens": inf}, "--tokens is inf"),
         ({"top": 0}, "--top is 0"),
-        ({"draw": Path("x.svg"), "measured": Path("run")}, "--measured run is drawn without a CONFIG; leave"),
+        (
+            {"draw": Path("x.svg"), "measured": Path("run")},
+            "--measured has no effect with a plan",
+        ),
         ({"draw": Path("x.svg")}, "the first choice has no pipeline to draw"),
+        ({"seq_len": 9}, "--seq_len has no effect with"),
+        ({"headroom": 1.0}, "--headroom is 1.0; expected a share"),
         ({"draw": Path("x.svg"), "json": True}, "--draw has no effect with --json; leave one of them out"),
         ({"explain": True, "dry_run": True}, "--explain has no effect with --dry_run"),
         ({"rank": 3}, "--rank has no effect with a plan"),
+        ({"rank": 3, "json": True}, "--rank has no effect with --json"),
+        ({"top": 3, "configured": True}, "--top has no effect with --configured"),
+        ({"top": 3, "dry_run": True}, "--top has no effect with --dry_run"),
+        ({"tokens": 9.0, "dry_run": True}, "--tokens has no effect with --dry_run"),
+        ({"draw": Path("x.svg"), "ranks": 8}, "--ranks has no effect with a plan"),
+        ({"shrink": True, "network": 9.0}, "--network has no effect with --shrink"),
+        ({"validate": True}, "CONFIG has no effect with --validate"),
+        ({"calibrate": Path("x.toml")}, "CONFIG has no effect with --calibrate"),
         ({"software": "megatron", "configured": True}, "--software has no effect with --configured and a file"),
     ],
 )
@@ -249,7 +271,7 @@ def test_shrink(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "The formulas of traffic agree to the byte." in printed(
         plan(str(path), gpus=8, configured=True, dry_run=True, rank=7)
     )
-    with pytest.raises(UsageError, match=r"--shrink is for published runs, and .*run.toml is a file; try bloom-176b"):
+    with pytest.raises(UsageError, match=r"--shrink is for published runs, and .*run.toml is none; try bloom-176b"):
         plan(str(config), shrink=True)
 
 
@@ -282,7 +304,7 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
         ((), ["--gpu", "h10"], "did you mean h100?"),
         ((), ["--gpu", "%"], "expected one of v100"),
         (("heads = 12", "heads = 7"), [], "model.width 768 is not divisible by model.heads 7"),
-        (("layers = 12", "layers = -1"), [], "model.layers is -1; wanted 0 or more"),
+        (("layers = 12", "layers = -1"), [], "model.layers is -1; expected 0 or more"),
         (("vocab_size = 50304", ""), [], "does not say how large the vocabulary is"),
         (("seq_len = 1024", "seq_length = 1024"), [], "unknown key data.seq_length; did you mean data.seq_len?"),
         (("[optim]", "[parallel]\nexperts = 8\n[optim]"), [], "unknown key parallel.experts"),  # of another version
@@ -308,3 +330,32 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert message in said and said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_a_preset_is_planned_and_its_toml_is_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"gpus": 16, "gpu": "h100"}
+    text = printed(plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=2, **options))
+    assert "How far to trust this: " in text and "one H200 took 4 to 14 % less" in text
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text(text[text.index("# The first choice") :])
+    plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=1, json=True, **options)
+    (first,) = msgspec.json.decode(capsys.readouterr().out)
+    plan(str(pasted), configured=True, json=True, **options)
+    (again,) = msgspec.json.decode(capsys.readouterr().out)
+    assert again | {"days": 0} == first | {"days": 0}  # a preset is planned for 300 billion tokens
+    trained = load_config(
+        TrainConfig, ["--config", str(pasted), "--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
+    )
+    trained.check()
+    assert trained.model.preset == "llama-3.2-1b" and trained.parallel.dp == first["layout"]["dp"]
+
+
+def test_layouts_leave_memory_free(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    most = []
+    for headroom in (0.0, 0.5):
+        plan("llama-2-7b", gpus=8, gpu="h100", headroom=headroom, json=True, batch_size=64, top=3)
+        most.append(max(each["bytes"]["total"] for each in msgspec.json.decode(capsys.readouterr().out)))
+    assert most[1] <= 0.5 * 80 * 2**30 < most[0]
+    assert "measured on no GPU of this kind" in printed(plan(str(config), gpus=8, gpu="v100"))

@@ -37,7 +37,7 @@ def fastest(request: PlanRequest, wanted: int) -> list[float]:
     found: list[float] = []
     shapes = set()
     for run in sorted(seconds, key=seconds.__getitem__):
-        if shape(run) in shapes or run_memory(run, request.precision).total > request.cluster.device.memory:
+        if shape(run) in shapes or run_memory(run).total > request.cluster.device.memory:
             continue
         shapes.add(shape(run))
         found.append(seconds[run])

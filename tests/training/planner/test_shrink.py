@@ -16,7 +16,7 @@ from gristmill_planner.published_runs import (
     shrunk_layout,
 )
 from training.config import TrainConfig
-from training.data.batches import BatchSplit
+from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 
