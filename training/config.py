@@ -50,6 +50,9 @@ class TrainConfig:
     compile: bool = False
     """Compile each block with torch.compile: faster on a GPU, after about a minute. Not with zero-bubble schedules,
     which compute the gradients of inputs and of weights separately."""
+    deterministic: bool = False
+    """Use only kernels that give the same bits in every run, so that a resumed run on a GPU ends with the same bytes as
+    one that was never stopped; attention is slower. A CPU computes so anyway."""
     init_from: Path | None = None
     """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
     branch_from: Path | None = None

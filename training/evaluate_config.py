@@ -61,8 +61,9 @@ class EvaluateConfig:
     """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
     ema: bool = False
     """Evaluate the average of the weights, of a run with optim.ema_decay, instead of the weights."""
-    mask_documents: bool = False
-    """Documents do not see each other, as in training with data.mask_documents."""
+    mask_documents: bool | None = None
+    """Documents do not see each other, as in training with data.mask_documents; by default as the run that wrote the
+    checkpoint had it."""
     out: Path | None = None
     """JSON file to write the losses to."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -98,7 +99,7 @@ class EvaluateConfig:
             bool(self.text) or self.tokenizer is None,
             f"tokenizer is {self.tokenizer}, and there is no --text: TOKENS are encoded; leave --tokenizer out",
         )
-        for name in ("weights", "lengths", "sequences", "mask_documents"):
+        for name in ("weights", "lengths", "sequences"):
             require(
                 bool(self.tokens or not getattr(self, name)),
                 f"{name} is given, and there are no TOKENS: a text is one document, of no source, and read to its end; "

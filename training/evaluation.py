@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ import torch.distributed as dist
 
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.data.sequences import TokenSequences
-from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
+from training.data.text import TextSequences, before_document, find_tokenizer, is_tokenizer
 from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.evaluate_config import EvaluateConfig, own_option_names
 from training.experimental.parallel_config import ParallelConfig
+from training.memory.memory_config import MemoryConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.parallel.free_memory import require_memory
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -46,12 +50,12 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         model, tokenizer, folder = _load(config, device)
         length = config.seq_len or model.config.context
-        main_only(lambda: _note_mask(config, folder.parent / RUN))
-        tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
+        masked, ignores_firsts = main_only(lambda: _as_trained(config, folder.parent / RUN))
+        tokens = {str(path): TokenSequences(path, length, ignores_firsts) for path in config.tokens}
         for data in tokens.values():
             _require_tokenizer(data, tokenizer)
             _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
-        found = Holdouts(tokens, config.eval, config.micro_batch_size, config.mask_documents).evaluate(model)
+        found = Holdouts(tokens, config.eval, config.micro_batch_size, masked).evaluate(model)
         if config.text:
             require(
                 config.stride <= length,
@@ -59,8 +63,9 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
                 f"--stride {length // 2}",
             )
             path = _tokenizer_path(config, tokenizer, folder)
-            _require_vocabulary(str(path), load_tokenizer(path).vocab_size(), model.config.vocab_size)
-            texts = {str(file): TextSequences(file, length, path, tokenizer, config.stride) for file in config.text}
+            _require_vocabulary(str(path), open_tokenizer(path).vocab_size, model.config.vocab_size)
+            options = path, before_document(tokenizer, masked), tokenizer, config.stride
+            texts = {str(file): TextSequences(file, length, *options) for file in config.text}
             found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
         model.close()
         main_only(lambda: _write(found, config.out))
@@ -80,25 +85,31 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     )
     layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
     world = build_world(layout, device, _SECONDS_TO_WAIT)
-    model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
+    ask = partial(require_memory, world, layout, config.precision, MemoryConfig(), None)
+    model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision, before_allocation=ask)
     read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
     model.after_load()
     model.all_gather_params()
     return model, record.tokenizer, path.absolute().parent
 
 
-def _note_mask(config: EvaluateConfig, run_file: Path) -> None:
-    """Say that documents see each other here, and did not in the run that wrote the checkpoint."""
+def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
+    """Whether documents do not see each other, and whether their first tokens are no targets.
+
+    As given, or as in the run that wrote the checkpoint, which is said.
+    """
     try:
         run = read_run(run_file) or {}
-    except (InputError, OSError):  # nothing that is evaluated depends on it
-        return
-    if config.tokens and not config.mask_documents and run.get("data.mask_documents"):
-        print(
-            f"{run_file.parent} was trained with data.mask_documents, and documents of a sequence see each other here: "
-            "for losses as the run reports them give --mask_documents true",
-            file=sys.stderr,
-        )
+    except (InputError, OSError):  # a checkpoint without its run
+        run = {}
+    masked, eod_mask_loss = bool(run.get("data.mask_documents")), bool(run.get("data.eod_mask_loss"))
+    if config.mask_documents is not None:
+        masked = config.mask_documents
+    elif masked:
+        print(f"documents do not see each other, as {run_file.parent} was trained", file=sys.stderr)
+    if config.tokens and eod_mask_loss and not masked:
+        print(f"first tokens of documents are not counted, as {run_file.parent} was trained", file=sys.stderr)
+    return masked, masked or eod_mask_loss
 
 
 def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:
@@ -128,8 +139,7 @@ def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoi
         return config.tokenizer
     if not tokenizer.sha256:
         raise UsageError(
-            "--text needs the checkpoint's tokenizer, which an imported model does not name; give its SentencePiece "
-            "model by --tokenizer FILE"
+            "--text needs the checkpoint's tokenizer, which an imported model does not name: give --tokenizer FILE"
         )
     found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent, checkpoints))  # import_hf's is next to it
     if found is None:

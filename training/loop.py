@@ -9,6 +9,7 @@ from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
+from training.kernels.dispatch import deterministic_kernels
 from training.reporting.metrics_file import Summary
 from training.run_plan import RunPlan
 from training.trainer import Trainer
@@ -19,19 +20,20 @@ def train_as_planned(
 ) -> Summary:
     """Train from options that are complete and checked; resume from the latest checkpoint in `out_dir` if there is one.
 
-    `on_step` is called before every step. On SIGINT or SIGTERM it saves a checkpoint and raises
+    `on_step` is called before every step. On SIGINT or SIGTERM it saves a checkpoint, once there is a model, and raises
     SystemExit(128 + signal).
     `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
     """
     config = plan.config
     folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from)
     with (
+        deterministic_kernels(config.deterministic),
         init_distributed(config.device, config.seconds_to_wait) as device,
-        StopSignals() as stop,
+        StopSignals(says=True, is_starting=True) as stop,
         lock_run_folder(folder),
         make(plan, device) as trainer,
     ):
-        trainer.stop_signals = stop
+        trainer.stop_signals, stop.is_starting = stop, False
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)
         folder.claim(trainer.seen.since)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from gristmill.io.token_manifest import Manifest, TokenizerRecord
 from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.experimental.local_steps.replicas_config import check_local_steps
@@ -47,9 +48,10 @@ class RunPlan:
         """
         config.check()
         data = config.data
-        parts = [TokenSequences(folder, data.seq_len) for folder in data.train_folders]
-        train, holdout = TokenMix.of(parts, data.weights), TokenSequences(data.holdout, data.seq_len)
-        holdouts = {name: TokenSequences(folder, data.seq_len) for name, folder in data.holdouts.items()}
+        size = data.seq_len, data.ignores_firsts
+        parts = [TokenSequences(folder, *size) for folder in data.train_folders]
+        train, holdout = TokenMix.of(parts, data.weights), TokenSequences(data.holdout, *size)
+        holdouts = {name: TokenSequences(folder, *size) for name, folder in data.holdouts.items()}
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
@@ -80,6 +82,11 @@ class RunPlan:
         return self.config.replicas.local_steps if self.config.replicas.folder else self.layout.local_steps
 
     @property
+    def moments(self) -> int:
+        """Values that the optimizer keeps of a parameter, at least, besides the one that it updates."""
+        return {"adamw": 2, "muon": 1, "sgd": 0}[self.config.optim.name] + (self.config.optim.ema_decay > 0)
+
+    @property
     def tokenizer(self) -> TokenizerRecord:
         """The tokenizer of all data."""
         return self.train.first.manifest.tokenizer
@@ -96,7 +103,11 @@ class RunPlan:
     def notes(self, device: str, steps_done: int) -> list[str]:
         """Lines for a run that continues after `steps_done` on a `device` (cpu or cuda): options without effect."""
         config = self.config
-        return [*config.memory.warnings(device), *config.profile.notes(steps_done), *_idle_options(config, self.model)]
+        return [
+            *config.memory.warnings(device),
+            *config.profile.notes(steps_done),
+            *_idle_options(config, self.model, self.layout),
+        ]
 
     def header(self, parameters: int, processes: int, device: str) -> str:
         """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda."""
@@ -113,13 +124,29 @@ class RunPlan:
         )
 
 
-def _idle_options(config: TrainConfig, model: ModelConfig) -> list[str]:
-    """A line for each option that was given and that another one leaves without effect; `model` is resolved."""
-    optim, memory = config.optim, config.memory
+def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfig) -> list[str]:
+    """A line for each option that another one leaves without effect, or to odd effect.
+
+    `model` and `layout` are resolved.
+    """
+    optim, memory, sgd = config.optim, config.memory, f"optim.name {config.optim.name}"
+    biases = all(getattr(config.model, name) is not None for name in ("qkv_bias", "out_bias", "mlp_bias"))
+    never_decays = "optim.schedule wsd and optim.cooldown_steps 0"
     idle: list[tuple[str, bool, str]] = [
         ("model.rope_base", model.positions != "rope", f"model.positions {model.positions}"),
+        ("model.bias", biases and model.norm != "layer", "qkv_bias, out_bias and mlp_bias"),
+        ("model.init_std", bool(config.began_from), "the weights of a checkpoint"),
+        ("data.weights", len(config.data.train_folders) == 1, "one folder in data.train"),
         ("optim.min_lr", optim.schedule == "constant", "optim.schedule constant"),
+        ("optim.min_lr", optim.schedule == "wsd" and not optim.cooldown_steps, never_decays),
+        ("optim.decay_steps", optim.schedule == "wsd" and not optim.cooldown_steps, never_decays),
+        *((f"optim.{name}", optim.name == "sgd", sgd) for name in ("weight_decay", "decay_parts", "betas", "eps")),
+        ("optim.decay_parts", optim.name != "sgd" and not optim.weight_decay, "optim.weight_decay 0"),
+        ("memory.optimizer", optim.name == "sgd", f"{sgd}, which has no moments"),
+        ("parallel.zero", layout.replicas == 1, "one replica"),
+        ("parallel.reduce_bf16", layout.replicas == 1, "one replica"),
         ("optim.muon_momentum", optim.name != "muon", f"optim.name {optim.name}"),
+        ("data.eod_mask_loss", config.data.mask_documents, "data.mask_documents, where it is so"),
         ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("parallel.schedule", config.parallel.pp == 1, "parallel.pp 1"),
@@ -130,6 +157,11 @@ def _idle_options(config: TrainConfig, model: ModelConfig) -> list[str]:
     scaling = ("initial_loss_scale", "scale_growth_interval", "min_loss_scale")
     idle += [(f"stability.{name}", config.precision != "fp16", f"precision {config.precision}") for name in scaling]
     lines = []
+    if optim.steps < 2 * optim.warmup_steps:
+        lines.append(
+            f"the learning rate rises for optim.warmup_steps {optim.warmup_steps} of optim.steps {optim.steps}; "
+            f"a tenth would be --optim.warmup_steps {optim.steps // 10}"
+        )
     for option, without_effect, reason in idle:
         section, _, name = option.partition(".")
         given = getattr(getattr(config, section), name)
@@ -154,6 +186,7 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
         "data.seq_len": config.data.seq_len,
         "data.batch_size": config.data.batch_size,
         "data.order": config.data.order,
+        **({"data.batch_ramp": config.data.batch_ramp} if config.data.batch_ramp else {}),
         **config.data.of_documents(),
         **{f"parallel.{key}": value for key, value in config.parallel.compression_record().items()},
         **optim,

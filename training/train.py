@@ -13,6 +13,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from training.config import TrainConfig
 from training.distributed.command_line import exit_on_user_error, read_options
+from training.distributed.launchers import adopt_launcher
 
 if TYPE_CHECKING:
     from training.reporting.metrics_file import Summary
@@ -24,6 +25,7 @@ def train(config: TrainConfig) -> "Summary":
     Every process of torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
     On SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
+    adopt_launcher()
     from training.loop import train_as_planned
     from training.run_plan import RunPlan
 

@@ -1,18 +1,21 @@
 """Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
 import gc
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
-from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
+from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
+from training.data.batch_schedule import Sizes
 from training.data.batches import PrefetchLoader
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
@@ -23,6 +26,7 @@ from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import describe_late_decay, learning_rate
 from training.optim.stability import Stability
+from training.parallel.free_memory import require_memory
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
@@ -56,8 +60,9 @@ class Trainer:
         self.parameters = sum(p.numel() for p in decoder.parameters())
         self.flops_per_token = flops_per_token(decoder, data.seq_len)
         self.model = model = parallelize(
-            decoder, plan.layout, world, config.seed, config.precision, plan.memory, config.compile, data.seq_len
-        )
+            decoder, plan.layout, world, config.seed, config.precision, plan.memory, config.compile, data.seq_len,
+            partial(require_memory, world, plan.layout, config.precision, plan.memory, plan.moments),
+        )  # fmt: skip
         model.add_z_loss(config.optim.z_loss)
 
         self.optimizer = build_optimizer(
@@ -68,16 +73,19 @@ class Trainer:
 
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
-        self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
+        self.meter = ThroughputMeter(self.flops_per_token, peak, device)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, plan.split.micro_batch_size, data.mask_documents)
         first = plan.train.first
         self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed, data.mask_documents)
         self.seen = SeenTokens(self.batches, plan.train, config.metrics.sources)
 
         folder = config.out_dir / CHECKPOINTS
-        self.checkpoints = CheckpointManager(folder, config.checkpoint.keep, world, self.reporter.say)
+        self.checkpoints = CheckpointManager(
+            folder, config.checkpoint.keep, world, self.reporter.say, config.checkpoint.keep_every
+        )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
         self.steps_done, self.unreported = 0, list[StepMetrics]()
+        self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
         self.stop_signals = StopSignals()  # those of the loop that calls `step`
 
     def load(self) -> None:
@@ -86,17 +94,21 @@ class Trainer:
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
         record, self.origin = None, ""
+        sizes: Sizes = ()  # of the batches that the checkpoint has seen
         if (latest := self.checkpoints.latest()) is not None:
             path, record = latest
             read_shards(self._state(record), path, self.checkpoints.group.process_group)
             self._continue(record, path)
-            self.seen.since = main_only(lambda: (read_run(self.config.out_dir / RUN) or {}).get(COUNTED_FROM, 0))
+            stored = main_only(lambda: read_run(self.config.out_dir / RUN)) or {}
+            self.seen.since = stored.get(COUNTED_FROM, 0)
+            sizes = record.batch_sizes or sizes_of_earlier_release(stored, self.config.data.batch_size)
             self.unigram_loss = record.unigram_loss
             self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         elif self.config.branch_from is not None:
-            record = self._branch(self.config.branch_from)
+            record, sizes = self._branch(self.config.branch_from)
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
+        self.batches.plan_sizes(self.config.data, sizes, record.step if record else 0)
         if record is None or record.step < self.config.optim.steps:  # a resumed run may evaluate other sequences
             count = self.holdouts.counts[""]
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
@@ -106,10 +118,11 @@ class Trainer:
 
     def _continue(self, record: CheckpointRecord, path: Path) -> None:
         """Continue after the step of a checkpoint whose tensors were loaded, from `path`."""
+        self.hugging_face = record.hugging_face
         self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
         self.plugins.read(path, self.checkpoints.group.process_group)
 
-    def _branch(self, checkpoint: Path) -> CheckpointRecord:
+    def _branch(self, checkpoint: Path) -> tuple[CheckpointRecord, Sizes]:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim, self.plan.local_steps)
         require_same_model(source.record, self.plan.model, self.plan.tokenizer, "branch_from")
@@ -117,15 +130,16 @@ class Trainer:
         self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
-        return source.record
+        return source.record, source.batch_sizes
 
     def _load_weights(self, checkpoint: Path) -> None:
         source = load_model(checkpoint, model_state(self.model.params), self.checkpoints.group, self.reporter.say)
         require_same_model(source, self.plan.model, self.plan.tokenizer)
+        self.hugging_face = source.hugging_face
 
     def start(self) -> None:
         """Open the files of metrics, print the header and start the clock, after `load`."""
-        self.reporter.start(self.steps_done)
+        main_only(lambda: self.reporter.start(self.steps_done, asdict(self.config)))
         main_only(lambda: copy_tokenizer(self.plan.train.first, self.config.out_dir))
         self._print_header()
         for line in filter(None, (describe_late_decay(self.config.optim), self.origin, *self.plugins.notes)):
@@ -172,7 +186,10 @@ class Trainer:
 
     def report(self) -> None:
         """Record the steps since the last report and print the last one."""
-        speed = self.meter.measure(len(self.unreported))
+        first, last = self.unreported[0].step - 1, self.unreported[-1].step
+        read = self.batches.schedule.read(last) - self.batches.schedule.read(first)
+        tokens = read * self.config.data.seq_len // self.config.replicas.count
+        speed = self.meter.measure(len(self.unreported), tokens)
         self.reporter.log_steps(self.unreported, self.config.optim.steps, speed, self.plugins.log_records())
         self.unreported.clear()
         self.meter.restart()
@@ -198,6 +215,8 @@ class Trainer:
             unigram_loss=self.unigram_loss,
             model=self.plan.model.record(),
             tokenizer=self.plan.tokenizer,
+            hugging_face=self.hugging_face,
+            batch_sizes=self.batches.schedule.until(step),
         )
         in_thread = self.config.checkpoint.async_save and not self.config.memory.on_disk  # too large to copy to memory
         (self.checkpoints.save_async if in_thread else self.checkpoints.save)(record, self._state())
@@ -250,9 +269,9 @@ class Trainer:
             f"train {plan.train.describe(batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        first, last = (step * plan.split.batch_size for step in (self.seen.since, self.config.optim.steps))
+        first, last = (batches.schedule.read(step) for step in (self.seen.since, self.config.optim.steps))
         read = plan.train.lines(batches.data, batches.mix, first, last)
-        for line in [*read, *plan.notes(world.device.type, self.steps_done)]:
+        for line in filter(None, [batches.schedule.describe(), *read, *plan.notes(world.device.type, self.steps_done)]):
             self.reporter.say(line)
         sizes = {"parameters": self.parameters, "processes": world.size, "tokens_per_step": self.tokens_per_step}
         self.reporter.record("run", self.steps_done, **sizes, unigram_loss=self.unigram_loss)

@@ -25,5 +25,5 @@ def require_finite_difference(rank_pool: RankPool, fault: Fault, chosen: Case, s
     """The row must be red by a finite difference in `seen_in`, loss or gradient."""
     result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
     assert not result.error, result.error  # a fault that raises proves nothing about the comparison
-    assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
+    assert not result.passed and 1e-6 < result.differences[seen_in] < math.inf, result.reason
     assert seen_in in result.reason

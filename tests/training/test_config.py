@@ -77,7 +77,7 @@ def test_every_number_is_refused_outside_its_range_with_a_value_to_try(name: str
             with_option(CONFIG, name, given).check()
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         said = str(error.value)
-        assert said.startswith(f"{name} is {given}; wanted ") and said.endswith(f"; try --{name} {shown}"), said
+        assert said.startswith(f"{name} is {given}; expected ") and said.endswith(f"; try --{name} {shown}"), said
 
 
 def test_the_ends_of_ranges() -> None:
@@ -90,7 +90,7 @@ def test_the_ends_of_ranges() -> None:
         ("data.batch_size", 0, "1 or more"),
         ("stability.min_loss_scale", 0.0, "more than 0"),
     ]:
-        with pytest.raises(UsageError, match=rf"{name} is .*; wanted .*{re.escape(wanted)}"):
+        with pytest.raises(UsageError, match=rf"{name} is .*; expected .*{re.escape(wanted)}"):
             with_option(CONFIG, name, value).check()
     for name, value in (("optim.betas", (0.0, 0.0)), ("optim.min_lr", 0.0), ("eval.temperature", 0.0)):
         with_option(CONFIG, name, value).check()

@@ -13,14 +13,22 @@ from gristmill.errors import UsageError
 from tests.training.conftest import small_run
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.packing import PackedSequences
 from training.data.sequences import TokenSequences
+from training.distributed.process_group import init_distributed
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.run_plan import RunPlan
 from training.train import train
+from training.trainer import Trainer
 
-OPTIONS = {"mask": {"mask_documents": True}, "pack": {"packing": "best-fit", "mask_documents": True}}
+OPTIONS = {
+    "mask": {"mask_documents": True},
+    "eod": {"eod_mask_loss": True},
+    "pack": {"packing": "best-fit", "mask_documents": True},
+}
 
 
 def losses(out_dir: Path) -> list[float]:
@@ -48,6 +56,33 @@ def test_two_processes_train_on_what_one_does(
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "2"), rel=1e-9)
 
 
+@pytest.mark.parametrize("layout", ["--parallel.dp=2", "--parallel.pp=2 --parallel.micro_batches=2", "--parallel.cp=2"])
+def test_no_first_token_of_a_document_is_a_target_of_eod_mask_loss(
+    corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None], layout: str
+) -> None:
+    options = [*small_run(corpus), "--optim.steps", "4", "--eval.sample_tokens", "0", "--precision", "fp64"]
+    masked = ["--data.eod_mask_loss", "true"]
+    train_in_ranks(1, tmp_path / "all", options)
+    train_in_ranks(1, tmp_path / "1", [*options, *masked])
+    train_in_ranks(2, tmp_path / "2", [*options, *masked, *layout.replace("=", " ").split()])
+    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "2"), rel=1e-9)
+    assert losses(tmp_path / "1")[0] != losses(tmp_path / "all")[0]
+    recorded = json.loads((tmp_path / "1/run.json").read_text())
+    assert recorded["data.eod_mask_loss"] is True and "data.mask_documents" not in recorded
+
+
+def test_the_loss_is_the_mean_over_the_targets_that_are_left(config: TrainConfig) -> None:
+    config = replace(config, data=replace(config.data, eod_mask_loss=True))
+    with init_distributed("cpu") as device, Trainer(RunPlan.of(config), device) as trainer:
+        trainer.load()
+        batch = trainer.batches.batch(0)
+        (each,) = trainer.model.target_losses([batch.ids], [batch.targets])
+        counted = batch.targets != IGNORE_INDEX
+        assert int((~counted).sum()) > 0 and int(counted.sum()) == trainer.batches.target_count(0)
+        trainer.step(1)
+        assert trainer.unreported[0].loss == pytest.approx(each[counted].double().mean().item(), rel=1e-6)
+
+
 def test_runs_of_other_documents_are_other_runs(config: TrainConfig) -> None:
     config = replace(config, optim=replace(config.optim, steps=1), eval=replace(config.eval, sample_tokens=0))
     train(config)
@@ -60,6 +95,34 @@ def test_runs_of_other_documents_are_other_runs(config: TrainConfig) -> None:
     train(masked)
     with pytest.raises(UsageError, match=r"data.mask_documents \(True there, None now\)"):
         train(replace(config, out_dir=masked.out_dir))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_first_token_of_a_document_is_no_target_where_documents_do_not_see_each_other(
+    corpus: Path, tmp_path: Path, packing: bool
+) -> None:
+    """What precedes it in its sequence is another document; counts and sources of targets leave it out, too."""
+    length = 64 if packing else 24  # packed rows hold several documents
+    kinds = [TokenSequences(corpus / "tokens/train", length, masked) for masked in (True, False)]
+    masked, open_ = (PackedSequences(data, tmp_path) for data in kinds) if packing else kinds
+    starts = set(masked.documents.starts_between(0, int(masked.documents.tokens[-1])).tolist())
+    ignored = 0
+    for first in range(0, len(masked) - 3, 3):
+        indices = np.arange(first, first + 3)
+        tokens = masked.batch(indices)
+        found, wanted = masked.targets(indices, tokens), open_.targets(indices, tokens)
+        is_first = (masked.positions(indices)[:, 1:] == 0) & (wanted[:, :-1] != IGNORE_INDEX)
+        assert (found[:, :-1][is_first] == IGNORE_INDEX).all()
+        assert (found[:, :-1][~is_first] == wanted[:, :-1][~is_first]).all()
+        assert masked.target_count(indices) == int((found != IGNORE_INDEX).sum())
+        spans = [span for index in indices for span in masked.target_spans(int(index))]
+        assert sum(stop - start for start, stop in spans) == masked.target_count(indices)
+        assert not starts & {at for start, stop in spans for at in range(start, stop)}
+        if not packing:  # also the last target of a sequence, which begins the next one
+            ends = [at in starts for at in ((indices + 1) * 24).tolist()]
+            assert (found[:, -1] == IGNORE_INDEX).tolist() == ends
+        ignored += int((found != wanted).sum())
+    assert ignored > 20
 
 
 @pytest.fixture

@@ -136,18 +136,44 @@ def test_a_run_that_masked_documents_is_not_evaluated_without_a_mask_in_silence(
     words += ["--data.batch_size", "8", "--data.mask_documents", "true", "--model.layers", "1", "--model.width", "16"]
     words += ["--optim.steps", "8", "--optim.lr", "0.01", "--optim.warmup_steps", "1"]
     words += ["--eval.sample_tokens", "0", "--device", "cpu", "--out_dir", str(tmp_path / "run")]
-    reported = train(load_config(TrainConfig, words)).holdout_loss
+    of_run = words
+    reported = train(load_config(TrainConfig, of_run)).holdout_loss
     checkpoint = f"{tmp_path}/run/checkpoints/step-00000008"
     evaluated = {}
-    for options in ([], ["--mask_documents", "true"]):
+    for option in ("", "true", "false"):
         capfd.readouterr()
-        main([checkpoint, str(data["holdout"]), "--out", str(tmp_path / "out"), "--device", "cpu", *options])
-        evaluated[bool(options)] = next(iter(json.loads((tmp_path / "out").read_text()).values()))["loss"]
-        noted = f"{tmp_path}/run was trained with data.mask_documents, and documents of a sequence see each other here"
-        assert capfd.readouterr().err.count(noted) == (not options)
-    assert evaluated[True] == pytest.approx(reported, rel=1e-7) != evaluated[False]
+        words = ["--mask_documents", option] if option else []
+        main([checkpoint, str(data["holdout"]), "--out", str(tmp_path / "out"), "--device", "cpu", *words])
+        evaluated[option] = next(iter(json.loads((tmp_path / "out").read_text()).values()))["loss"]
+        said = f"documents do not see each other, as {tmp_path}/run was trained"
+        assert capfd.readouterr().err.count(said) == (not option)
+    assert evaluated[""] == evaluated["true"] == pytest.approx(reported, rel=1e-7) != evaluated["false"]
+    of_run = [
+        word.replace("mask_documents", "eod_mask_loss").replace(f"{tmp_path}/run", f"{tmp_path}/eod") for word in of_run
+    ]
+    reported = train(load_config(TrainConfig, of_run)).holdout_loss
+    capfd.readouterr()
+    main([f"{tmp_path}/eod", str(data["holdout"]), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert next(iter(json.loads((tmp_path / "out").read_text()).values()))["loss"] == pytest.approx(reported, rel=1e-7)
+    assert f"first tokens of documents are not counted, as {tmp_path}/eod was trained" in capfd.readouterr().err
     main([str(run), str(data["holdout"]), "--device", "cpu"])
-    assert "mask_documents" not in capfd.readouterr().err
+    assert "see each other" not in capfd.readouterr().err
+
+
+def test_a_text_for_a_run_that_masked_documents_begins_as_its_documents_do(
+    run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """With nothing: no document saw the end of another; its first token is no target."""
+    (tmp_path / "a.txt").write_text(text := " ".join(sentences(9, 3)))
+    ids = torch.tensor(sentencepiece.SentencePieceProcessor(model_file=str(corpus / "tokenizer.model")).encode(text))
+    with init_distributed("cpu") as device:
+        part, nats = _load(config_of(run), device)[0].parts[0], 0.0
+        for start in range(0, len(ids) - 1, 16):
+            logits = part(ids[start:-1][None, :16])[0].log_softmax(-1)
+            nats -= float(logits[range(len(logits)), ids[start + 1 :][:16]].sum().detach())
+    (found,) = evaluate_checkpoint(config_of(run, text=(tmp_path / "a.txt",), mask_documents=True)).values()
+    assert found.whole.tokens == len(ids) - 1
+    assert found.whole.loss == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
 
 
 def test_a_text_has_the_loss_of_its_tokens_as_a_document(
@@ -209,7 +235,6 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(run, text=(tmp_path / "a",), weights={"said": 1.0}), "weights is given, and there are no TOKENS"),
         (config_of(run, text=(tmp_path / "a",), lengths=(9,)), "lengths is given, and .*leave --lengths out"),
         (config_of(run, text=(tmp_path / "a",), sequences=3), "sequences is given, and there are no TOKENS"),
-        (config_of(run, text=(tmp_path / "a",), mask_documents=True), "mask_documents is given, and there are no"),
         (config_of(run, data["holdout"], tokenizer=tmp_path / "t"), "tokenizer is .*t, and there is no --text"),
         (config_of(run, data["holdout"], stride=8), "stride is 8, and there is no --text"),
         (config_of(run, text=(tmp_path / "a.txt",), stride=17), "stride is 17, and a sequence has 16 tokens: .* 8"),
@@ -255,9 +280,9 @@ def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path,
     size = encoder.vocab_size()
     word = next(text for i in range(size) if len(encoder.encode(text := encoder.id_to_piece(i).strip("▁"))) == 1)
     (tmp_path / "a.txt").write_text(word)
-    assert len(TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, 2))) == 1
+    assert len(TextSequences(tmp_path / "a.txt", 4, tokenizer, [2], TokenizerRecord("", "", size, 2))) == 1
     with pytest.raises(UsageError, match=r"a.txt is one token, .*; expected more text"):
-        TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, -1))
+        TextSequences(tmp_path / "a.txt", 4, tokenizer, [], TokenizerRecord("", "", size, -1))
 
 
 def test_the_command_line_takes_folders_text_and_weights(

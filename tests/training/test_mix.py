@@ -15,7 +15,8 @@ from gristmill.config import load_config
 from gristmill.errors import UsageError
 from tests.training.conftest import sentences, write_shards
 from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.data_config import DataConfig
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences

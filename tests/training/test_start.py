@@ -148,5 +148,35 @@ def test_options_without_effect_are_named(config: TrainConfig) -> None:
             ("stability.initial_loss_scale 4.0", "precision fp32"),
         )
     ]
+    plain = replace(
+        config,
+        data=replace(config.data, weights=(2.0,)),
+        model=replace(config.model, bias=True, qkv_bias=False, out_bias=False, mlp_bias=False, init_std=0.1),
+        optim=replace(config.optim, name="sgd", weight_decay=0.2, eps=1.0, betas=(0.1, 0.1), decay_parts=("norms",)),
+        parallel=replace(config.parallel, zero=1, reduce_bf16=True),
+        memory=replace(config.memory, optimizer="disk"),
+        precision="bf16",
+        init_from=Path("a"),
+    )
+    options = ("model.bias", "model.init_std", "data.weights", "optim.weight_decay", "optim.decay_parts", "optim.betas")
+    options += ("optim.eps", "memory.optimizer", "parallel.zero", "parallel.reduce_bf16")
+    assert [line.split()[0] for line in RunPlan.of(plain).notes("cpu", 0)] == list(options)
+    without_decay = replace(
+        config.optim, schedule="wsd", decay_steps=1, weight_decay=0.0, decay_parts=("norms",), min_lr=0
+    )
+    assert RunPlan.of(replace(config, optim=without_decay)).notes("cpu", 0) == [
+        "optim.min_lr 0 has no effect with optim.schedule wsd and optim.cooldown_steps 0",
+        "optim.decay_steps 1 has no effect with optim.schedule wsd and optim.cooldown_steps 0",
+        "optim.decay_parts norms has no effect with optim.weight_decay 0",
+    ]
     used = replace(given, optim=replace(given.optim, name="muon"), precision="fp16")
     assert not any("optim" in line or "stability" in line for line in RunPlan.of(used).notes("cpu", 0))
+
+
+def test_a_warm_up_of_most_of_a_run_is_said_and_a_sample_has_a_label(config: TrainConfig, capsys) -> None:
+    train(replace(config, optim=replace(config.optim, steps=4, warmup_steps=3)))
+    said = capsys.readouterr().out
+    assert "rises for optim.warmup_steps 3 of optim.steps 4; a tenth would be --optim.warmup_steps 0" in said
+    assert "\n    sample: '" in said or '\n    sample: "' in said
+    train(replace(config, out_dir=config.out_dir / "usual", optim=replace(config.optim, steps=6, warmup_steps=3)))
+    assert "rises for" not in capsys.readouterr().out

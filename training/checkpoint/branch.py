@@ -14,13 +14,13 @@ from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
+from training.data.batch_schedule import Sizes
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
 # options that decide which tokens a step reads
 _READ = (
-    "data.train", "data.weights", "data.seq_len", "data.batch_size", "data.order", "data.packing",
-    "data.packing_version", "seed",
+    "data.train", "data.weights", "data.seq_len", "data.order", "data.packing", "data.packing_version", "seed",
 )  # fmt: skip
 _FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options with a default, and its value
 
@@ -29,7 +29,8 @@ _FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options wi
 class BranchSource:
     """A checkpoint to branch from, the optimizer's options of its run, and what its run.json says of its data.
 
-    `reads`: the options that decide which tokens a step reads; `counted_from`: see `RunFolder.claim`.
+    `reads`: the options that decide which tokens a step reads; `counted_from`: see `RunFolder.claim`; `batch_sizes` of
+    the steps before.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class BranchSource:
     optim: OptimConfig
     reads: dict[str, Any] = field(default_factory=dict)
     counted_from: int = 0
+    batch_sizes: Sizes = ()
 
     @classmethod
     def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
@@ -52,7 +54,11 @@ class BranchSource:
                 f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
-        return cls(path, record, _optim_of(stored, run), {key: stored.get(key) for key in _READ}, stored[COUNTED_FROM])
+        reads, sizes = (
+            {key: stored.get(key) for key in _READ},
+            record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))],
+        )
+        return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes)
 
     def check(self, optim: OptimConfig, local_steps: int = 0) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay.

@@ -34,16 +34,17 @@ LATEST = "latest"
 
 @dataclass
 class CheckpointManager:
-    """Saves, finds and loads the checkpoints in `folder`; keeps the latest `keep`; `say` prints a line.
+    """Saves, finds and loads the checkpoints in `folder`; keeps the latest `keep`, and all of every `keep_every` steps.
 
-    Every rank calls every method, in the same order. After `save_async`, call `wait` before the process group is
-    destroyed.
+    `say` prints a line. Every rank calls every method, in the same order. After `save_async`, call `wait` before the
+    process group is destroyed.
     """
 
     folder: Path
     keep: int
     world: World
     say: Callable[[str], None]
+    keep_every: int = 0
     _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
     # this rank's shards, and those of them that it writes
@@ -189,8 +190,10 @@ class CheckpointManager:
         self._prune(final)
 
     def _prune(self, final: Path) -> None:
-        """Remove all but the last `keep` checkpoints, and those later than the one loaded, once."""
+        """Remove checkpoints that are not to be kept, and those later than the one loaded, once."""
         old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
+        if self.keep_every:
+            old = [path for path in old if int(path.name.removeprefix("step-")) % self.keep_every]
         too_many = max(0, len(old) - (self.keep - 1))
         for path in [*old[:too_many], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
             if path != final:

@@ -24,10 +24,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Contents of record.json.
 
-    `step`: batches read. `updates`: optimizer steps taken; fewer than `step` where steps were skipped. `layout`:
-    the parallel layout, for information only. `stability`: state of loss scaling and of the bad-step policy, finite
-    numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name. `checksum`: SHA-256 of the
-    other fields, see `checksum_of`; empty in checkpoints of earlier releases.
+    `step`: batches read. `batch_sizes`: their sizes in sequences, each with its first step, from 0; none in checkpoints
+    of earlier releases, whose run.json has the one size. `updates`: optimizer steps taken; fewer than `step` where
+    steps were skipped. `layout`: the parallel layout, for information only. `stability`: state of loss scaling and of
+    the bad-step policy, finite numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
+    `checksum`: SHA-256 of the other fields, see `checksum_of`; empty in checkpoints of earlier releases.
+    `hugging_face`: what an imported model's config.json and generation_config.json say and training does not use, such
+    as ids of tokens, for its export.
     """
 
     step: Count
@@ -39,6 +42,8 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     model: dict[str, Any]
     tokenizer: TokenizerRecord
     files: dict[str, str] = {}
+    hugging_face: dict[str, dict[str, Any]] = {}
+    batch_sizes: list[tuple[Count, Annotated[int, msgspec.Meta(gt=0, le=INT64)]]] = []
     version: int = VERSION
     checksum: str = ""
 

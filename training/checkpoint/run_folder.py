@@ -30,6 +30,8 @@ _BEFORE = {
     **{f"optim.{option.name}": json.loads(json.dumps(option.default)) for option in fields(OptimConfig)},
 }
 _PACKING, _PACKING_VERSION = "data.packing", "data.packing_version"
+_BATCHES = {"data.batch_size", "data.batch_ramp"}  # a run may go on with others
+_SHARED = ("replicas.", "parallel.parts")  # options of runs whose batches several processes read by themselves
 _FALLING = ("cosine", "linear")  # schedules of which another decay_steps changes every rate
 
 
@@ -141,10 +143,13 @@ def _require_same_run(folder: RunFolder) -> None:
         key for key in stored if key.startswith(("model.", "data.", "parallel.", "replicas.")) and key not in given
     ]  # recorded only where they are used
     stable = optim.schedule == "wsd" and not stored["cooldown_steps"]  # min_lr has had no effect yet
+    free = {_PACKING_VERSION} | ({"optim.min_lr"} if stable else set())
+    if not any(key.startswith(_SHARED) for key in given):  # others read the same batches, and have no checkpoint
+        free |= _BATCHES
     differing = [
         f"{key} ({stored.get(key)} there, {given.get(key)} now)"
         for key in (*given, *used)
-        if key != _PACKING_VERSION and stored.get(key) != given.get(key) and not (key == "optim.min_lr" and stable)
+        if key not in free and stored.get(key) != given.get(key)
     ]
     if differing:
         raise UsageError(
@@ -192,6 +197,17 @@ def read_run(path: Path) -> dict[str, Any] | None:
     except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
     return stored
+
+
+def sizes_of_earlier_release(stored: Mapping[str, Any], size: int) -> list[tuple[int, int]]:
+    """The batch sizes of a run whose checkpoints do not name them, of its run.json; it has none but `size`."""
+    before = int(stored.get("data.batch_size", size))
+    require(
+        before == size,
+        f"an earlier release began this run with data.batch_size {before}, and its checkpoints do not say which "
+        f"sequences were read; give --data.batch_size {before}, or choose another --out_dir and --branch_from",
+    )
+    return [(0, before)]
 
 
 def _describe_changed_decay(folder: RunFolder, step: int) -> str:

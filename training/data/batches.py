@@ -1,63 +1,33 @@
 """Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from gristmill.errors import UsageError, require
+from gristmill.errors import UsageError
+from training.data.batch_schedule import BatchSchedule, BatchSplit, Sizes
 from training.data.data_config import DataConfig, OrderKind
 from training.data.mix import EpochOrder, MixOrder
 from training.data.sequences import Sequences
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
-from training.parallel.layout import Layout
-
-
-@dataclass(frozen=True)
-class BatchSplit:
-    """Split of the global batch: `dp_size` replicas x `grad_accum_steps` micro-batches x `micro_batch_size` sequences.
-
-    With a pipeline, the `grad_accum_steps` micro-batches are those that its schedule interleaves.
-    """
-
-    dp_size: int
-    grad_accum_steps: int
-    micro_batch_size: int
-
-    @classmethod
-    def of(cls, config: DataConfig, layout: Layout, runs: int = 1) -> "BatchSplit":
-        """Split `data.batch_size` for a resolved layout, or for `runs` replicas that have one each.
-
-        Raises UsageError if it does not divide evenly.
-        """
-        parts, rows = runs * layout.dp * layout.micro_batches, layout.batch_shards
-        by_runs = f"replicas.count {runs} x " if runs > 1 else ""
-        by_rows = f" x {rows} rows of the grid of parallel.tp {layout.tp}" if rows > 1 else ""
-        require(
-            config.batch_size % (parts * rows) == 0,
-            f"data.batch_size {config.batch_size} is not divisible by {by_runs}parallel.dp {layout.dp} x "
-            f"parallel.micro_batches {layout.micro_batches}{by_rows}; try --data.batch_size "
-            f"{-(-config.batch_size // (parts * rows)) * parts * rows}",
-        )
-        return cls(runs * layout.dp, layout.micro_batches, config.batch_size // parts)
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences per step over all ranks."""
-        return self.dp_size * self.grad_accum_steps * self.micro_batch_size
 
 
 class Batches:
-    """The batches of one data-parallel rank, as a pure function of (seed, step).
+    """The batches of one data-parallel rank, as a pure function of the seed, the step and the `schedule` of sizes.
 
     Of one data set, each epoch has its own permutation. Rank r of n takes its elements r, r + n, r + 2n, …, as torch's
     DistributedSampler does, so a step's global batch is a contiguous run of the permutation and holds the same
     sequences for any n. Sequences beyond the last full batch are left out of that epoch; they differ from epoch to
     epoch. Of a mix of several, the global batches are contiguous runs of its order (see mix.py), which has no end.
     """
+
+    schedule: BatchSchedule
+    """The sizes of all steps: by default those of the split."""
 
     def __init__(
         self,
@@ -81,6 +51,7 @@ class Batches:
         self.mask_documents = mask_documents
         self.order = EpochOrder(order, len(data), seed) if mix is None else mix
         self.steps_per_epoch = len(data) // split.batch_size
+        self.schedule = BatchSchedule([(0, split.batch_size)], 0 if mix else len(data))
         if self.steps_per_epoch < 1 and mix is None:
             parts = split.dp_size * split.grad_accum_steps
             most = len(data) // parts * parts
@@ -90,21 +61,29 @@ class Batches:
                 "more text"
             )
 
+    def plan_sizes(self, config: DataConfig, before: Sizes = (), step: int = 0) -> None:
+        """Read as `config` says from `step` on, after steps of the sizes `before`."""
+        ramp = [(size, -(-tokens // config.seq_len)) for size, tokens in config.ramp]
+        self.schedule = BatchSchedule.plan(before, step, ramp, self.split.batch_size, self.schedule.epoch)
+
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
         """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""
         return self.global_indices(first, steps, self.dp_rank, self.split.dp_size)
 
     def global_indices(self, first: int, steps: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
         """As `indices`, of all sequences of the global batches, or every `ranks`-th one from `rank` on."""
-        size, per_epoch = self.split.batch_size, self.steps_per_epoch
+        places = self._each(self.schedule.place, first, steps, rank, ranks)
         if isinstance(self.order, MixOrder):
-            return self.order.at(torch.arange(first * size + rank, (first + steps) * size, ranks)).numpy()
-        found = []
-        for epoch in range(first // per_epoch, (first + steps - 1) // per_epoch + 1):
-            start, stop = max(first - epoch * per_epoch, 0), min(first + steps - epoch * per_epoch, per_epoch)
-            positions = torch.arange(start * size + rank, stop * size, ranks)
-            found.append(self.order.at(epoch, positions))
-        return torch.cat(found).numpy()
+            return self.order.at(places).numpy()
+        epochs, positions = places // len(self.data), places % len(self.data)
+        each = [(epoch, positions[epochs == epoch]) for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)]
+        return torch.cat([self.order.at(epoch, inside) for epoch, inside in each]).numpy()
+
+    def _each(self, begin: Callable[[int], int], first: int, steps: int, rank: int, ranks: int) -> Tensor:
+        """The numbers of every `ranks`-th sequence of steps, from `rank` on, which `begin` at a number in each step."""
+        numbers = range(first, first + steps)
+        parts = [torch.arange(rank, self.schedule.size(step), ranks) + begin(step) for step in numbers]
+        return torch.cat(parts)
 
     def target_count(self, step: int) -> int:
         """Targets of a step (from 0) over which gradients are averaged: of the global batch, or of a replica's part."""
@@ -116,9 +95,9 @@ class Batches:
 
     def _count(self, step: int, parts: int) -> int:
         """Targets of a step in this rank's one of `parts`."""
-        if not self.data.is_padded:
-            return self.split.batch_size * self.data.length // parts
-        return self.data.target_count(self.global_indices(step, 1, self.dp_rank % parts, parts))
+        if not self.data.has_ignored:
+            return self.schedule.size(step) * self.data.length // parts
+        return max(1, self.data.target_count(self.global_indices(step, 1, self.dp_rank % parts, parts)))
 
     def batch(self, step: int) -> Batch:
         """Read the batch of a step (from 0), on the CPU."""
@@ -127,20 +106,19 @@ class Batches:
     def read(self, first: int, steps: int) -> list[Batch]:
         """Read the batches of `steps` consecutive steps, starting at `first`, in one gather per shard.
 
-        A sequence's sample id depends only on the seed, the step and its position in the global batch; the int64
-        sum may wrap.
+        A sequence's sample id depends only on the seed and the number of sequences read before it; the int64 sum may
+        wrap.
         """
         indices = self.indices(first, steps)
         tokens = self.data.batch(indices)
-        ids = tokens[:, :-1].clamp(min=0) if self.data.is_padded else tokens[:, :-1]
-        size = self.split.batch_size
-        position = torch.arange(self.dp_rank, size, self.split.dp_size)
-        key = key_from_name(f"{self.seed}/sequences")
-        sample_ids = torch.arange(first, first + steps)[:, None] * size + position + key
-        parts = [ids, self.data.targets(indices, tokens), sample_ids.flatten()]
+        ids = tokens[:, :-1].clamp(min=0) if self.data.has_ignored else tokens[:, :-1]
+        number = self._each(self.schedule.read, first, steps, self.dp_rank, self.split.dp_size)
+        sample_ids = number + key_from_name(f"{self.seed}/sequences")
+        parts = [ids, self.data.targets(indices, tokens), sample_ids]
         if self.mask_documents:
             parts.append(self.data.positions(indices))
-        return [Batch(*part) for part in zip(*(t.chunk(steps) for t in parts), strict=True)]
+        rows = [self.schedule.size(step) // self.split.dp_size for step in range(first, first + steps)]
+        return [Batch(*part) for part in zip(*(t.split(rows) for t in parts), strict=True)]
 
 
 _MAX_READ_STEPS = 16  # per read

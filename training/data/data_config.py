@@ -1,6 +1,7 @@
 """DataConfig: the token shards to read, and the size of a step."""
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from gristmill.errors import require
 
 OrderKind = Literal["keyed", "randperm"]
 PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
+_RAMP = re.compile(r"(\d{1,10}):(\d{1,18})")
 _MOST = 2**31 - 1  # of tokens in a sequence, and of sequences in a batch
 
 
@@ -33,6 +35,10 @@ class DataConfig:
     """Tokens per sequence."""
     batch_size: int = 32
     """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
+    batch_ramp: tuple[str, ...] = ()
+    """Smaller batches at the start, each SIZE:TOKENS: so many sequences per step until the run has read so many tokens.
+    8:1000000 16:3000000 are 8 until a million tokens, 16 until three million, then batch_size. The learning rate is
+    that of the step, whatever its size."""
     verify: Literal["checksum", "size"] = "checksum"
     """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
     during the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
@@ -45,6 +51,9 @@ class DataConfig:
     """Documents in one sequence do not see each other, and positions restart with each, in training and evaluation. The
     first document of a sequence starts at position 0 even if it was cut. Where documents start is read from the .idx
     files."""
+    eod_mask_loss: bool = False
+    """No loss on the first token of a document, which the end of another one predicts (Megatron's option of this name);
+    so it is with mask_documents, too."""
     packing: Literal["windows", "best-fit"] = "windows"
     """Training sequences. windows: consecutive tokens, so that most sequences begin and end within a document;
     best-fit: whole documents, packed with little padding, which the loss ignores; only documents longer than a
@@ -60,6 +69,16 @@ class DataConfig:
         """Training sequences are packed documents."""
         return self.packing == "best-fit"
 
+    @property
+    def ignores_firsts(self) -> bool:
+        """The first token of a document is no target."""
+        return self.mask_documents or self.eod_mask_loss
+
+    @property
+    def ramp(self) -> list[tuple[int, int]]:
+        """`batch_ramp` as numbers: sequences per step, and the tokens read until which they hold."""
+        return [(int(found[1]), int(found[2])) for each in self.batch_ramp if (found := _RAMP.fullmatch(each))]
+
     def of_documents(self) -> dict[str, bool | str | int]:
         """The options of documents that are not at their defaults, by name: runs from before them have none.
 
@@ -67,7 +86,8 @@ class DataConfig:
         """
         masked = {"data.mask_documents": True} if self.mask_documents else {}
         packed = {"data.packing": self.packing, "data.packing_version": PACKING_VERSION} if self.is_packed else {}
-        return {**masked, **packed}
+        eod = {"data.eod_mask_loss": True} if self.eod_mask_loss and not self.mask_documents else {}
+        return {**masked, **eod, **packed}
 
     def check(self) -> None:
         """Raise UsageError for a holdout without a name, weights that do not fit the folders, or an order of no mix."""
@@ -76,6 +96,12 @@ class DataConfig:
             all(name.strip() for name in self.holdouts),
             "data.holdouts has a folder with an empty name; expected a name and a folder each; is a variable of your "
             f"shell not set? try --data.holdouts other {next(iter(self.holdouts.values()), '')}",
+        )
+        ends = [tokens for _, tokens in self.ramp]
+        require(
+            len(ends) == len(self.batch_ramp) and all(size for size, _ in self.ramp) and ends == sorted(set(ends)),
+            f"data.batch_ramp is {' '.join(self.batch_ramp)}; expected SIZE:TOKENS, at growing numbers of tokens; try "
+            "--data.batch_ramp 8:1000000 16:3000000",
         )
         require(folders > 0, "data.train names no folder; expected one of token shards, or several")
         twice = [path for path, count in Counter(path.resolve() for path in self.train_folders).items() if count > 1]

@@ -67,6 +67,11 @@ class DocumentIndex:
                 parts.append(self._of_shard(shard, *(at - int(self.documents[shard]) for at in (begin, end))))
         return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
+    def starts_between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Which of the tokens start … stop, at least one, are the first of a document: (n,) int64, ascending."""
+        spans = self.between(start, stop)
+        return spans.start[(spans.start >= start) & (spans.length > 0)]
+
     def positions(self, starts: Sequence[int] | NDArray[np.int64], length: int) -> Tensor:
         """Positions in their document of the tokens of windows: (len(starts), length) int64.
 

@@ -142,8 +142,8 @@ class MixedSequences:
         return int(self.starts[-1])
 
     @property
-    def is_padded(self) -> bool:
-        return any(part.is_padded for part in self.sets)
+    def has_ignored(self) -> bool:
+        return any(part.has_ignored for part in self.sets)
 
     def notes(self) -> list[str]:
         """What a run's header says of these sequences, set by set."""
@@ -166,7 +166,7 @@ class MixedSequences:
         return self._gather(indices, self.length, lambda part, rows: part.positions(rows))
 
     def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
-        """Targets of the sequences `indices` that are not padding."""
+        """Targets of the sequences `indices` that are not ignored."""
         return sum(self.sets[number].target_count(rows) for number, _, rows in self.by_set(indices))
 
     def by_set(

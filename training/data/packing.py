@@ -4,7 +4,7 @@ A row holds T + 1 tokens: T inputs, and the same shifted by one as targets. Docu
 pieces of T + 1 tokens first, each from the last token of the piece before, so every token is still predicted once an
 epoch; the rest of each, and all other documents, are packed whole. A rest's first token is an input only: it was a
 target of the piece before, and what precedes it in its row is another document. What stays empty at a row's end is
-padding. The loss ignores both.
+padding. The loss ignores both; and the first token of every piece, where documents do not see each other.
 """
 
 import hashlib
@@ -49,13 +49,16 @@ class PackedSequences:
         return [self]
 
     @property
-    def is_padded(self) -> bool:
+    def has_ignored(self) -> bool:
         return True
 
     def __init__(self, data: TokenSequences, folder: Path) -> None:
         """`folder` keeps the plan; the processes that find none there compute it, and others wait for it."""
         self.data, self.folder, self.length, self.manifest = data, data.folder, data.length, data.manifest
         self.plan = _open_plan(folder / f"packing-{_fingerprint(data)}", data)
+        self.is_ignored: NDArray[np.bool_] = self.plan.is_cut  # of each piece, whether its first token is no target
+        if data.ignores_firsts:
+            self.is_ignored = np.broadcast_to(np.True_, self.plan.is_cut.shape)
 
     def __len__(self) -> int:
         return len(self.plan.rows) - 1
@@ -73,13 +76,13 @@ class PackedSequences:
     def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
         """Targets of the rows `indices`, whose `tokens` `batch` has read: (len(indices), T) int64.
 
-        IGNORE_INDEX is for padding, and for the first token of a piece that begins within its document.
+        IGNORE_INDEX is for padding, and for the first token of a piece that begins within its document, or of any.
         """
         found = tokens[:, 1:].clone()
         for row, index in enumerate(indices):
             first, last = self.plan.rows[index : index + 2]
             begins = np.cumsum(self.plan.lengths[first : last - 1])  # in the row, of all pieces but the first
-            found[row, torch.from_numpy(begins[self.plan.is_cut[first + 1 : last]] - 1)] = IGNORE_INDEX
+            found[row, torch.from_numpy(begins[self.is_ignored[first + 1 : last]] - 1)] = IGNORE_INDEX
         return found
 
     def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
@@ -100,20 +103,20 @@ class PackedSequences:
     @property
     def all_targets(self) -> int:
         """Targets of all rows."""
-        plan = self.plan
-        ignored = len(self) + int(plan.is_cut.sum()) - int(plan.is_cut[plan.rows[:-1]].sum())
+        plan, is_ignored = self.plan, self.is_ignored
+        ignored = len(self) + int(is_ignored.sum()) - int(is_ignored[plan.rows[:-1]].sum())
         return int(plan.lengths.sum(dtype=np.int64)) - ignored
 
     def target_count(self, indices: NDArray[np.int64]) -> int:
         """Targets of the rows `indices`."""
         plan, found = self.plan, 0
         for first, last in zip(plan.rows[indices].tolist(), plan.rows[indices + 1].tolist(), strict=True):
-            found += int(plan.lengths[first:last].sum()) - 1 - int(plan.is_cut[first + 1 : last].sum())
+            found += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
         return found
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         """Starts and stops of the targets of a row, piece by piece, counted over all shards concatenated."""
-        ignored = self.plan.is_cut[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
+        ignored = self.is_ignored[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
         ignored[0] = 1  # nothing precedes it
         pieces = zip(self._pieces(index), ignored.tolist(), strict=True)
         spans = [(start + first, start + length) for (start, length), first in pieces]

@@ -2,7 +2,8 @@
 
 Sequence i of length T is tokens [iT, iT + T] of all shards concatenated: T inputs, and the same shifted by one
 as targets. It may hold the end of one document and the start of the next: documents were shuffled when the shards
-were written.
+were written. Where documents do not see each other, the first token of one is no target: nothing before it says what
+it is.
 """
 
 import mmap
@@ -21,6 +22,7 @@ from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest, require_known_ids
 from gristmill.io.token_shards import map_shard
 from training.data.documents import DocumentIndex
+from training.kernels.cross_entropy import IGNORE_INDEX
 
 _MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process
 
@@ -36,8 +38,8 @@ class Sequences(Protocol):
         """The data sets that these are the sequences of, in order: itself, or several."""
 
     @property
-    def is_padded(self) -> bool:
-        """Some sequences end with padding, of IGNORE_INDEX."""
+    def has_ignored(self) -> bool:
+        """Some targets are IGNORE_INDEX: padding at the end of sequences, or first tokens of documents."""
 
     def __len__(self) -> int: ...
 
@@ -73,12 +75,13 @@ class DataSet(Sequences, Protocol):
 class TokenSequences(Dataset[Tensor]):
     """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
 
-    def __init__(self, folder: Path, length: int) -> None:
-        """Open the shards of `folder`; `length` is T.
+    def __init__(self, folder: Path, length: int, ignores_firsts: bool = False) -> None:
+        """Open the shards of `folder`; `length` is T; `ignores_firsts`: the first token of a document is no target.
 
         Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
         """
         self.folder, self.length, self.manifest = folder, length, Manifest.load(folder)
+        self.ignores_firsts = ignores_firsts
         self.shard = lru_cache(_MAPPED)(self._map)
         sizes = [len(self._map(number)) for number in range(len(self.manifest.shards))]
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -124,9 +127,19 @@ class TokenSequences(Dataset[Tensor]):
             out[row] = self.read(int(starts[row]), int(starts[row]) + self.length + 1)
         return torch.from_numpy(out)
 
-    def targets(self, _indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
-        """Targets of sequences, whose `tokens` `batch` has read: a view of all but the first of each."""
-        return tokens[:, 1:]
+    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+        """Targets of sequences, whose `tokens` `batch` has read: all but the first of each.
+
+        A view, unless the first tokens of documents are ignored.
+        """
+        if not self.ignores_firsts:
+            return tokens[:, 1:]
+        found = tokens[:, 1:].clone()
+        for row, index in enumerate(indices):
+            first = int(index) * self.length + 1
+            starts = self.documents.starts_between(first, first + self.length)
+            found[row, torch.from_numpy(starts - first)] = IGNORE_INDEX
+        return found
 
     @cached_property
     def documents(self) -> DocumentIndex:
@@ -145,8 +158,8 @@ class TokenSequences(Dataset[Tensor]):
         return [self]
 
     @property
-    def is_padded(self) -> bool:
-        return False
+    def has_ignored(self) -> bool:
+        return self.ignores_firsts
 
     def notes(self) -> list[str]:
         """What a run's header says of these sequences."""
@@ -154,12 +167,19 @@ class TokenSequences(Dataset[Tensor]):
 
     def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
         """Targets of the sequences `indices`."""
-        return len(indices) * self.length
+        if not self.ignores_firsts:
+            return len(indices) * self.length
+        return sum(stop - start for index in indices for start, stop in self.target_spans(int(index)))
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
-        """Start and stop of the targets of a sequence, counted over all shards concatenated: one pair."""
-        start = index * self.length + 1  # a target is the token after its input
-        return [(start, start + self.length)]
+        """Starts and stops of the targets of a sequence that are not ignored, counted over all shards concatenated."""
+        first = index * self.length + 1  # a target is the token after its input
+        last = first + self.length
+        if not self.ignores_firsts:
+            return [(first, last)]
+        starts = self.documents.starts_between(first, last).tolist()
+        pairs = zip([first, *(start + 1 for start in starts)], [*starts, last], strict=True)
+        return [(start, stop) for start, stop in pairs if start < stop]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""

@@ -66,7 +66,9 @@ class TargetGroups:
             return -self.data.is_context(indices).long()
         if self.count == 1:
             return torch.zeros(len(indices), self.data.length, dtype=torch.int64)
-        return torch.from_numpy(np.stack([self._row(int(index)) for index in indices]))
+        length = self.data.length
+        starts = [int(index) * length + 1 for index in indices]
+        return torch.from_numpy(np.stack([self._between(start, start + length) for start in starts]))
 
     def counts(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """How many targets of the sequences `indices`, at least one, each group has: (groups,). Raises InputError."""

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import sentencepiece
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
+from gristmill.io.tokenizer_file import companions_of, open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
 from training.data.sequences import TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
@@ -20,12 +20,16 @@ from training.kernels.cross_entropy import IGNORE_INDEX
 class TextSequences:
     """The tokens of a text file in sequences of T, with the interface of `TokenSequences`; padding is IGNORE_INDEX.
 
-    Every token of the text is a counted target once; the first follows an end of document, where the tokenizer's is
-    known. Sequences that overlap predict what is in several of them in the first one (see `is_context`).
+    Every token of the text is a counted target once, but for the first where no token comes before it. Sequences that
+    overlap predict what is in several of them in the first one (see `is_context`).
     """
 
-    def __init__(self, file: Path, length: int, tokenizer: Path, record: TokenizerRecord, stride: int = 0) -> None:
+    def __init__(
+        self, file: Path, length: int, tokenizer: Path, before: Sequence[int], record: TokenizerRecord, stride: int = 0
+    ) -> None:
         """Encode `file` with the `tokenizer` of `record`; `length` is T, a sequence starts every `stride` tokens; 0: T.
+
+        `before`: ids that come before the text, see before_document.
 
         Raises UsageError where there is no such file or no text in it, InputError where it is not UTF-8.
         """
@@ -34,13 +38,13 @@ class TextSequences:
         with wrap_read_errors(file):
             data = file.read_bytes()
         try:
-            ids = load_tokenizer(tokenizer).encode(data.decode())
+            ids = open_tokenizer(tokenizer).encode(data.decode())
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from error
         if not ids:
             raise UsageError(f"{file} is empty; expected text")
         self.folder, self.length = file, length
-        read = [record.end_of_document, *ids] if record.end_of_document >= 0 else ids
+        read = [*before, *ids]
         if len(read) < 2:
             raise UsageError(
                 f"{file} is one token, before which there is nothing to predict it from; expected more text"
@@ -60,6 +64,10 @@ class TextSequences:
         starts = np.asarray(indices, np.int64) * self.stride
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
 
+    def targets(self, _indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+        """Targets of sequences, whose `tokens` `batch` has read: all but the first of each."""
+        return tokens[:, 1:]
+
     def is_context(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Which targets of the sequences `indices` the sequence before has predicted: (len(indices), T) bool."""
         later = torch.from_numpy(np.asarray(indices) > 0)
@@ -72,9 +80,9 @@ class TextSequences:
 
 def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
     """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""
-    record = data.manifest.tokenizer
-    if found := find_tokenizer(record, [data.folder]):
-        atomic_write_bytes(out_dir / found.name, found.read_bytes())
+    if found := find_tokenizer(data.manifest.tokenizer, [data.folder]):
+        for path in (found, *companions_of(found)):
+            atomic_write_bytes(out_dir / path.name, path.read_bytes())
 
 
 def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | None:
@@ -91,9 +99,6 @@ def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
 
 
-def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """The tokenizer in a file. Raises UsageError where it is no SentencePiece tokenizer."""
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except (RuntimeError, OSError) as error:
-        raise UsageError(f"{path} is not a SentencePiece tokenizer ({error}), which text is encoded with") from error
+def before_document(record: TokenizerRecord, masked: bool = False) -> list[int]:
+    """The ids that a model has seen before a document's text: the end of another, unless `masked`; its beginning."""
+    return [i for i in (-1 if masked else record.end_of_document, record.begin_of_document) if i >= 0]

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from gristmill.errors import GristmillError
 from training.distributed.collectives import wait
+from training.distributed.command_line import write_error_file
 from training.distributed.process_group import restart_prefix
 from training.distributed.stall_watch import StallWatch
 from training.distributed.stop_signals import StopSignals
@@ -180,7 +181,7 @@ def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event, w
                     break
     # wait: the rank that failed first must exit first, as torchrun names the first in its summary
     if deadline < math.inf and not done.wait(1.0):
-        _write_error_file("ended because another rank failed")
+        write_error_file("ended because another rank failed")
         os._exit(1)  # at once: nothing may block in a collective
 
 
@@ -193,7 +194,7 @@ def _report(error: Exception, store: dist.Store, rank: int, activity: Activity) 
         if first:
             text = _format_report(error, store, rank)
             print(text, file=sys.stderr, flush=True)
-            _write_error_file(text)
+            write_error_file(text)
             store.set("reported", "")
             os._exit(error.exit_code if isinstance(error, GristmillError) else 1)
     except RuntimeError:
@@ -254,11 +255,3 @@ def _stack_of(error: BaseException) -> Stack:
 
 def _stack_of_thread(thread: int) -> Stack:
     return list(traceback.walk_stack(sys._current_frames()[thread]))[::-1]
-
-
-def _write_error_file(text: str) -> None:
-    """Write the error file that torchrun includes in its failure summary."""
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        message = {"message": text.splitlines()[0], "extraInfo": {"timestamp": str(int(time.time()))}}
-        with suppress(OSError):
-            Path(path).write_text(json.dumps({"message": message}))

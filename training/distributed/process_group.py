@@ -69,7 +69,7 @@ def _device_kind(asked: str) -> str:
     if asked != "cpu" and available and local_ranks > torch.cuda.device_count():
         raise UsageError(
             f"{local_ranks} processes and {torch.cuda.device_count()} GPUs on this machine; "
-            "try a lower --nproc_per_node, or --device cpu"
+            "try a lower --nproc_per_node, --device cpu, or srun with --gpus-per-node instead of --gpus-per-task"
         )
     return "cuda" if available and asked != "cpu" else "cpu"
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
-import sentencepiece
 import torch
 import torch.distributed as dist
 from tyro.conf import Positional
@@ -19,20 +18,24 @@ from tyro.conf import Positional
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote
-from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
+from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards, stored_dtypes, weight_keys
-from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
+from training.data.text import find_tokenizer
+from training.hugging_face.family import ModelFamily
+from training.hugging_face.hf_config import CONFIG_FILE, find_family, ids_of_tokens, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors
-from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
+from training.hugging_face.tokenizer_json import plain_tokenizer_config, tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.model"
+GENERATION_FILE = "generation_config.json"
 ExportDtype = Literal["stored", "fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,8 +56,8 @@ def export_hf(
     Args:
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
         out_dir: New or empty folder to write to.
-        tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied, and written as
-            tokenizer.json for transformers.
+        tokens: Folder of token shards that the model was trained on, or any with its tokenizer; by default the run's
+            folder. A tokenizer.json is copied; a SentencePiece model, too, and written as tokenizer.json.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
         dtype: Of the weights: as they are stored in the checkpoint (fp32, also where bf16 is trained), or rounded.
         ema: Export the average of the weights, of a run with optim.ema_decay, instead of the weights.
@@ -68,18 +71,27 @@ def export_hf(
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         family = find_family(model)
-        tokenizer = _read_tokenizer(tokens, record.tokenizer) if tokens else None
+        tokenizer = _find_tokenizer(tokens, path, record.tokenizer)
         weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
+        begin, carried = record.tokenizer.begin_of_document, record.hugging_face
         tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
             _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, weight_keys(path, ema))
-            _write_json(partial / CONFIG_FILE, write_hf_config(family, model, end, weights_dtype))
+            config = write_hf_config(family, model, end, weights_dtype, begin) | carried.get("config", {})
+            _write_json(partial / CONFIG_FILE, config)
             padding = range(record.tokenizer.vocab_size, model.vocab_size)
-            _write_json(partial / "generation_config.json", _generation_config(end, padding))
+            generation = carried.get("generation_config") or _generation_config(end, begin)
+            if padding:
+                generation = generation | {"suppress_tokens": list(padding)}
+            _write_json(partial / GENERATION_FILE, generation)
+            advice = ""
             if tokenizer is not None:
-                _write_tokenizer(tokenizer, end, model.context, partial)
-    advice = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
-    advice = advice if tokenizer is not None and family.forces_tokenizer else ""
+                try:
+                    advice = _write_tokenizer(tokenizer, record.tokenizer, model.context, partial, family)
+                except UsageError as error:
+                    if tokens is not None:
+                        raise
+                    advice = f"; without a tokenizer for transformers: {error}"
     return f"{family.model_type} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}{advice}"
 
 
@@ -116,27 +128,40 @@ def model_config(record: CheckpointRecord) -> ModelConfig:
     return ModelConfig.from_record(record.model)
 
 
-def _read_tokenizer(tokens: Path, record: TokenizerRecord) -> bytes:
-    """The SentencePiece model. Raises UsageError if it is missing, another, or no SentencePiece model."""
-    path = tokens / record.path
-    if not path.is_file() or sha256_file(path) != record.sha256:
+def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerRecord) -> Path | None:
+    """The tokenizer in `tokens`, or else in the folders that hold the checkpoint, where import_hf and runs leave it.
+
+    Raises UsageError if it is not in `tokens`.
+    """
+    if tokens is None:
+        return find_tokenizer(record, (checkpoint.parent, checkpoint.parent.parent)) if record.sha256 else None
+    found = find_tokenizer(record, (tokens,))
+    if found is None:
         raise UsageError(
-            f"{path} is missing or is not the tokenizer that the model was trained with; try without --tokens"
+            f"{tokens / record.path} is missing or is not the tokenizer that the model was trained with; try without "
+            "--tokens"
         )
-    model = path.read_bytes()
-    try:
-        sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise UsageError(f"{path} is not a SentencePiece model ({error}); try without --tokens") from error
-    return model
+    return found
 
 
-def _write_tokenizer(model: bytes, end: int, context: int, folder: Path) -> None:
-    """Write a SentencePiece model as it is, and as transformers' fast tokenizer."""
-    vocabulary = read_vocabulary(model)
-    atomic_write_bytes(folder / TOKENIZER_FILE, model)
-    _write_json(folder / "tokenizer.json", tokenizer_json(vocabulary, end))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, end, context))
+def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: Path, family: ModelFamily) -> str:
+    """Write a tokenizer as transformers reads it; a SentencePiece model also as it is. Returns advice, if any."""
+    data, end, begin = path.read_bytes(), record.end_of_document, record.begin_of_document
+    content = read_json(path, data)
+    if content is None:
+        open_tokenizer(path)  # raises
+        vocabulary = read_vocabulary(data)
+        atomic_write_bytes(folder / TOKENIZER_FILE, data)
+        _write_json(folder / JSON, tokenizer_json(vocabulary, end))
+        _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context))
+        how = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
+        return how if family.forces_tokenizer else ""
+    atomic_write_bytes(folder / JSON, content.encode())
+    for companion in (companions := companions_of(path)):
+        atomic_write_bytes(folder / companion.name, companion.read_bytes())
+    if not companions or companions[0].name != CONFIG:
+        _write_json(folder / CONFIG, plain_tokenizer_config(content, end, begin, context))
+    return ""
 
 
 def _write_weights(
@@ -158,6 +183,7 @@ def _write_weights(
         read_shards({key_of(name): pieces for name, pieces in parts}, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})
+            (folder / name).chmod(folder.stat().st_mode & 0o666)  # as of any file: it makes ones that no other may read
         except safetensors.SafetensorError as error:
             raise OutputError(f"cannot write {folder / name} ({error}): make room, or choose another folder") from error
         flush_to_disk(folder / name)
@@ -181,13 +207,10 @@ def _split_files(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator
     yield shard
 
 
-def _generation_config(end: int, padding: range) -> dict[str, Any]:
-    """Build generation_config.json: the end-of-document token also starts a text, as in training, and pads it.
-
-    `padding`: ids beyond the tokenizer's, which are never drawn.
-    """
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end) if end >= 0 else {}
-    return ends | ({"suppress_tokens": list(padding)} if padding else {})
+def _generation_config(end: int, begin: int) -> dict[str, Any]:
+    """Build generation_config.json: the end of a document pads a text, and starts it where nothing else does."""
+    ids = ids_of_tokens(end, begin) | {"pad_token_id": end if end >= 0 else None}
+    return {name: found for name, found in ids.items() if found is not None}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """config.json of a Hugging Face model, to our ModelConfig and back; what we do not know or implement is refused."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -35,6 +36,14 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (None,),
     "pruned_heads": ({},),
 }  # fmt: skip
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Fields that programs write into any configuration, and that change nothing: at these values, or at any (None)
+_INERT: dict[str, tuple[Any, ...] | None] = {
+    "is_llama_config": None, "transformers.js_config": None, "unsloth_fixed": None, "unsloth_version": None,
+    "_attn_implementation": None, "attn_implementation": None, "_commit_hash": None, "license": None,
+    "model_max_length": None, "rope_interleaved": (False,), "auto_map": ({},), "quantization_config": ({},),
+    "use_mrope": (False,),
+}  # fmt: skip
 _NOT_COMPARED = {"preset", "dropout"}  # without effect on an exported model
 
 
@@ -50,7 +59,7 @@ def read_hf_config(
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UsageError(f"its model_type is {model_type!r}; expected one of {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
-    full = _with_defaults(family, config)
+    full = _with_defaults(family, config, say)
     for name, accepted in (_ACCEPTED | dict(family.accepted)).items():
         if full.get(name, accepted[0]) not in accepted:
             raise UsageError(f"its {name} is {full[name]!r}; our model implements {accepted[0]!r} only")
@@ -87,7 +96,7 @@ def known_fields(family: ModelFamily) -> set[str]:
     return {*family.defaults, *family.ignored, *_IGNORED, *_ACCEPTED}
 
 
-def _with_defaults(family: ModelFamily, config: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
     """Every field by its name of today, with transformers' default where there is none.
 
     Raises UsageError for a field that is unknown: it may change what the model computes. A null is no value.
@@ -95,6 +104,9 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any]) -> dict[str, Any
     full, known = dict(family.defaults), known_fields(family)
     for key, value in config.items():
         name = family.aliases.get(key, key)
+        if name not in known and value is not None and _is_inert(name, value):
+            say(f"its {key} is {json.dumps(value)[:60]}, which changes nothing of what the model computes")
+            continue
         if name not in known and value is not None:
             raise UsageError(
                 f"its {key} is {value!r}, a field that is not known for {family.model_type} and may change what the "
@@ -106,18 +118,35 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any]) -> dict[str, Any
     return full
 
 
-def write_hf_config(family: ModelFamily, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text; or -1."""
+def _is_inert(name: str, value: Any) -> bool:
+    if name == "layer_types":
+        return isinstance(value, list) and {*map(str, value)} == {"full_attention"}
+    return name in _INERT and ((accepted := _INERT[name]) is None or value in accepted)
+
+
+def write_hf_config(
+    family: ModelFamily, model: ModelConfig, end: int, dtype: torch.dtype, begin: int = -1
+) -> dict[str, Any]:
+    """Build config.json; `end`, `begin`: ids of the tokens that end and begin a document; -1: none.
+
+    Without a begin token the end of another document comes before a text.
+    """
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), end if end >= 0 else None),
+        **ids_of_tokens(end, begin),
         "pad_token_id": None,
         **{theirs: values[0] for theirs, values in family.accepted.items()},
         **{theirs: getattr(model, ours) for ours, theirs in family.fields.items()},
         **family.write(model),
     }
+
+
+def ids_of_tokens(end: int, begin: int) -> dict[str, int | None]:
+    """bos_token_id and eos_token_id."""
+    first = begin if begin >= 0 else end
+    return {"bos_token_id": first if first >= 0 else None, "eos_token_id": end if end >= 0 else None}
 
 
 def find_family(model: ModelConfig) -> ModelFamily:

@@ -2,8 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,32 @@ from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.tokenizer_file import JSON, companions_of
 from gristmill.storage.local import atomic_write, sha256_file
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
-from training.hugging_face.export_hf import INDEX_FILE, TOKENIZER_FILE, WEIGHTS_FILE, require_empty
+from training.hugging_face.export_hf import (
+    GENERATION_FILE,
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    require_empty,
+)
 from training.hugging_face.family import ModelFamily
-from training.hugging_face.hf_config import CONFIG_FILE, read_hf_config
+from training.hugging_face.hf_config import CONFIG_FILE, TOKEN_IDS, read_hf_config
 from training.hugging_face.hf_tensors import hf_tensors
 from training.model.model_config import ModelConfig
 
-_OTHER_TOKENIZERS = ("tokenizer.json", "vocab.json")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     """Import config.json and model.safetensors as a checkpoint to train from.
 
-    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer. A SentencePiece tokenizer
-    (tokenizer.model) is copied to OUT, for tokenize_corpus; a tokenizer.json is not, as nothing here encodes texts with
-    it. The checkpoint holds parameters only; the optimizer starts from zero.
+    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer, which is copied to OUT for
+    tokenize_corpus: tokenizer.model if there is one, else tokenizer.json. The checkpoint holds parameters only; the
+    optimizer starts from zero.
 
     Args:
         hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded.
@@ -51,9 +58,10 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, family, files)
+        tensors = _open_tensors(hf_folder, family, files, notes.append)
+        model = _with_its_head(family, model, tensors, notes.append)
         state = _checkpoint_state(family, model, tensors)
-        tokenizer = _copy_tokenizer(hf_folder / TOKENIZER_FILE, out_dir, model, config)
+        tokenizer = _copy_tokenizer(hf_folder, out_dir, model, config)
         record = CheckpointRecord(
             step=0,
             updates=0,
@@ -63,11 +71,14 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             unigram_loss=0.0,
             model=model.record(),
             tokenizer=tokenizer,
+            hugging_face=_carried(hf_folder, config),
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     notes += _left_out(hf_folder)
     how = f"train it with --init_from {out_dir} {command_line_options(model)}"
-    return "\n".join([*notes, f"{family.model_type} model, {len(state)} parameters, in {path}", how])
+    count = sum(view.numel() for pieces in state.values() for view, _ in pieces)
+    what = f"{family.model_type} model, {count:,} parameters in {len(state)} tensors, in {path}"
+    return "\n".join([*notes, what, how])
 
 
 def command_line_options(model: ModelConfig) -> str:
@@ -93,9 +104,8 @@ def _follows(model: ModelConfig, given: dict[str, Any], key: str) -> bool:
 def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
     """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
     wanted = {tensor.name: tensor for tensor in hf_tensors(family, model)}
-    missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if model.tied and more == [family.head]:
-        more = []  # a copy of the embedding
+    copies = {family.head} if model.tied else set()  # of the embedding: see _with_its_head
+    missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys() - copies)
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
         raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG_FILE}")
@@ -113,9 +123,26 @@ def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str
     return state
 
 
-def _open_tensors(folder: Path, family: ModelFamily, files: ExitStack) -> dict[str, tuple[Any, str]]:
+def _with_its_head(
+    family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]], say: Callable[[str], object]
+) -> ModelConfig:
+    """The model with an output matrix of its own, where the files hold one that is not the embedding."""
+    if not model.tied or family.head not in tensors:
+        return model
+    embedding = next(it.name for it in hf_tensors(family, model) if it.parameters == ("embed.tokens.weight",))
+    head, tokens = (tensors[name][0].get_tensor(tensors[name][1]) for name in (family.head, embedding))
+    if head.shape == tokens.shape and torch.equal(head, tokens):
+        return model
+    say(f"its {family.head} is not its embedding, though tie_word_embeddings is true: the model has both here")
+    return replace(model, tied=False)
+
+
+def _open_tensors(
+    folder: Path, family: ModelFamily, files: ExitStack, say: Callable[[str], object]
+) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
     tensors: dict[str, tuple[Any, str]] = {}
+    left_out: list[str] = []
     for name in _weight_files(folder):
         if not (folder / name).is_file():
             raise UsageError(f"{folder / name}: there is no such file; expected weights as safetensors")
@@ -124,9 +151,12 @@ def _open_tensors(folder: Path, family: ModelFamily, files: ExitStack) -> dict[s
         except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{folder / name} is damaged ({error}); fetch or write it again") from error
         stored = [key for key in file.keys() if not key.endswith(family.buffers)]  # noqa: SIM118
+        left_out += sorted({*file.keys()} - {*stored})
         tensors |= {
             key if key.startswith((family.body, family.head)) else family.body + key: (file, key) for key in stored
         }
+    if left_out:
+        say(f"{len(left_out)} tensors are left out, as they are computed: {left_out[0]} and its like")
     return tensors
 
 
@@ -141,25 +171,36 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted(set(places.values()))
 
 
-def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
+def _carried(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the model's export says again, and training does not use: ids of tokens, and how text is generated."""
+    ids = {name: config[name] for name in TOKEN_IDS if name in config}
+    path = folder / GENERATION_FILE
+    generation = _read_json(path) if path.is_file() else {}
+    return {"config": ids, "generation_config": generation} if ids or generation else {}
+
+
+def _copy_tokenizer(folder: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
+    """Copy tokenizer.model, or else tokenizer.json and what belongs to it, to `out_dir`."""
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
     end = end if type(end) is int and 0 <= end < model.vocab_size else -1  # unknown
-    if not source.is_file():
+    source = next((path for name in (TOKENIZER_FILE, JSON) if (path := folder / name).is_file()), None)
+    if source is None:
         return TokenizerRecord("", "", model.vocab_size, end)
-    with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER_FILE) as temporary:
-        shutil.copyfile(source, temporary)
-    return TokenizerRecord(TOKENIZER_FILE, sha256_file(source), model.vocab_size, end)
+    for path in (source, *companions_of(source)):
+        with wrap_write_errors(out_dir), atomic_write(out_dir / path.name) as temporary:
+            shutil.copyfile(path, temporary)
+    return TokenizerRecord(source.name, sha256_file(source), model.vocab_size, end)
 
 
 def _left_out(folder: Path) -> list[str]:
-    """A line for a tokenizer that is not imported, where there is no SentencePiece model of it."""
-    others = [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]
-    if not others or (folder / TOKENIZER_FILE).is_file():
+    """A line for a tokenizer of another kind, which is not imported."""
+    known = any((folder / name).is_file() for name in (TOKENIZER_FILE, JSON))
+    if known or not (folder / "vocab.json").is_file():
         return []
     return [
-        f"its {others[0]} is left out: only SentencePiece models encode texts here, and there is no {TOKENIZER_FILE}; "
-        "train on token shards of the model's own ids, which another program has encoded"
+        "its vocab.json is left out: load its tokenizer by transformers' AutoTokenizer, save it with save_pretrained, "
+        f"and encode texts with the {JSON} that this writes"
     ]
 
 

@@ -6,6 +6,7 @@ control piece ("</s>") is text, as it is for SentencePiece. Bytes that are no UT
 replacement characters. Unigram models there find control pieces in text, and may choose another path of equal score.
 """
 
+import json
 from typing import Any
 
 from gristmill.errors import UsageError
@@ -20,7 +21,7 @@ def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
     if reason := _reason_against(vocabulary):
         raise UsageError(
             f"the tokenizer cannot be written as tokenizer.json with the same ids: {reason}. Export without --tokens, "
-            "and use the SentencePiece model with sentencepiece"
+            "and use the SentencePiece model itself"
         )
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": ESCAPED_SPACE}
     prefix = [{"type": "Prepend", "prepend": ESCAPED_SPACE}] if vocabulary.add_dummy_prefix else []
@@ -48,6 +49,18 @@ def tokenizer_config(vocabulary: Vocabulary, end: int, context: int) -> dict[str
         "split_special_tokens": True,
         "unk_token": vocabulary.pieces[_unknown(vocabulary)],
         **(dict.fromkeys(("bos_token", "eos_token", "pad_token"), vocabulary.pieces[end]) if end >= 0 else {}),
+    }
+
+
+def plain_tokenizer_config(content: str, end: int, begin: int, context: int) -> dict[str, Any]:
+    """Build tokenizer_config.json for a tokenizer.json that came without: `content`, and ids of tokens or -1."""
+    tokens = {token["id"]: token["content"] for token in json.loads(content).get("added_tokens", [])}
+    names = {"bos_token": begin if begin >= 0 else end, "eos_token": end, "pad_token": end}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        **{name: tokens[i] for name, i in names.items() if i in tokens},
     }
 
 

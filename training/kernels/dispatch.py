@@ -4,7 +4,9 @@ Here alone is chosen between devices: CPUs have kernels of their own (training/k
 and which a run on GPUs never imports; all other devices use torch's operators (portable.py).
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +48,22 @@ def kernels_for(device: torch.device) -> Kernels:
     return kernels
 
 
+@contextmanager
+def deterministic_kernels(asked: bool) -> Iterator[None]:
+    """If `asked`, use kernels that give the same bits in every run; to be entered before the first product on a GPU."""
+    if not asked:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS's condition, read with its first product
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read no such memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias: `x` (…, in), `weight` (out, in), `bias` (out,) or None; returns (…, out)."""
     return kernels_for(x.device).linear(x, weight, bias)
@@ -77,7 +95,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """x cos + roll(x) sin × `sign`, where roll swaps the halves of `x` (B, H, T, E); `cos`, `sin` (T, E).
 
-    Computed in the dtype of `cos`; the result has that of `x`. Not differentiable: `apply_rotary` is.
+    Computed in the dtype of `cos`; the result has that of `x`. Differentiate `apply_rotary` instead.
     """
     return kernels_for(x.device).rotate_pairs(x, cos, sin, sign)
 

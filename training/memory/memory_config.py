@@ -26,6 +26,8 @@ class MemoryConfig:
     folder: Path | None = None
     """Folder for the files of "disk", with a subfolder per rank; None: out_dir/offload. They are scratch files: each
     run starts new ones and removes them at its end; resuming uses the checkpoint only."""
+    force: bool = False
+    """Start even where parameters, gradients and the optimizer's state alone need more memory than is free."""
 
     @property
     def on_disk(self) -> bool:

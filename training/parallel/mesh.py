@@ -130,14 +130,14 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
     if layout.has_outer_replicas:
         axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
     if tp_axes:
-        axes |= _further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
+        axes |= further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
     if layout.cp > 1:
         neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
-        axes |= _further_axes(("cp",), neighbours, limit)
+        axes |= further_axes(("cp",), neighbours, limit)
     return World(mesh, axes, device, limit, tuple(tp_axes) or ("tp",))
 
 
-def _further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
+def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
     """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective."""
     own, axes = (ranks == dist.get_rank()).nonzero()[0].tolist(), {}
     for dim, name in enumerate(names, 1):

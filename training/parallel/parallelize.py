@@ -4,7 +4,7 @@ The decoder is plain single-device code; parallelism is applied to it from outsi
 device, so a rank only allocates the parameters of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,11 +25,13 @@ from training.parallel.experiment import experiment_of
 from training.parallel.gradients import RemainingSums
 from training.parallel.initialize import init_shard
 from training.parallel.layout import Layout
-from training.parallel.mesh import World
+from training.parallel.mesh import World, further_axes
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages
 from training.parallel.pipeline.placements import tied_axis
 from training.parallel.placement_table import placement_table
+from training.parallel.tensor.options import kv_copies
+from training.parallel.tensor.placements import KV
 from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
@@ -49,19 +51,22 @@ def parallelize(
     memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
     seq_len: int | None = None,
+    before_allocation: Callable[[int], object] = lambda _: None,
 ) -> ParallelModel:
     """Build this rank's part of the model; collective: every rank calls it.
 
     `decoder` is unsplit, on the meta device; `layout` is resolved; `seq_len`: tokens of a training sequence, for
     which pipeline stages are balanced; by default the context. Initial weights depend on `seed` and the
-    parameters' names only, so every layout starts with the same.
+    parameters' names only, so every layout starts with the same. `before_allocation` is called with the number of this
+    rank's parameters, before ZeRO shards them, and may raise.
     """
     dtype = COMPUTE_DTYPES[precision]
     parts = shard_model(decoder, layout, world, dtype, memory, compiled, seq_len)
+    before_allocation(sum(parameter.numel() for part in parts for parameter in part.parameters()))
     files = allocate_parameters(parts, memory, world.device, world.rank)
     table = placement_table(decoder, layout)
-    reducers = [_grad_reducer(part, layout, world, table, seed) for part in parts]
-    axes = {**world.axes, "tied": tied_axis(layout, world)} if decoder.config.tied else world.axes
+    axes = _axes_of(decoder, table, layout, world)
+    reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)
     with torch.no_grad():
         for param in params:
@@ -114,15 +119,23 @@ def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes)
     return {name: table[name].without("shard").piece(tuple(p.shape), axes) for name, p in named}
 
 
-def _grad_reducer(
-    part: Decoder, layout: Layout, world: World, table: Mapping[str, Placement], seed: int
-) -> GradReducer:
+def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, world: World) -> Axes:
+    """The axes of the world and those of some parameters alone; collective."""
+    axes = dict(world.axes)
+    if decoder.config.tied:
+        axes["tied"] = tied_axis(layout, world)
+    if any(KV in placement.replicated for placement in table.values()):
+        neighbours = world.mesh.mesh.reshape(-1, kv_copies(decoder.config, layout.tp))
+        axes |= further_axes((KV,), neighbours, world.timeout)
+    return axes
+
+
+def _grad_reducer(part: Decoder, layout: Layout, table: Mapping[str, Placement], axes: Axes, seed: int) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
-    bucket = experiment_of(layout).make_bucket(part, table, world.axes, seed) or GradBucket
-    axes = world.axis(shard), world.axis(replicate)
-    return GradReducer(plain, *axes, layout.zero, layout.micro_batches, reduce_dtype, bucket)
+    bucket = experiment_of(layout).make_bucket(part, table, axes, seed) or GradBucket
+    return GradReducer(plain, axes[shard], axes[replicate], layout.zero, layout.micro_batches, reduce_dtype, bucket)
 
 
 def _sharded_parameters(

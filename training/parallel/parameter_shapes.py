@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from training.model.model_config import ModelConfig
+from training.parallel.tensor.options import kv_copies
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class ParameterShape:
     """True if the tensor-parallel ranks hold different parts of it; otherwise each has all of it."""
     unit: str
     """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"."""
+    copies: int = 1
+    """Neighbouring tensor-parallel ranks that hold the same part of it, each of which has a term of its gradient."""
     of_heads: bool = False
     """True if each tensor-parallel rank applies all of it to its own heads: its gradient is a sum over the ranks."""
 
@@ -60,11 +63,12 @@ def stage_parameters(
 
 
 def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
-    width, q, kv, ffn = model.width, model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
+    width, q, ffn, copies = model.width, model.q_width // tp, model.ffn_width // tp, kv_copies(model, tp)
+    kv = model.kv_width * copies // tp
     has_queries = model.query_layer and int(layer) == model.layers - 1
     yield from _norm(model, f"blocks.{layer}.attention_norm", layer)
-    for name, features in (("q", q), ("k", kv), ("v", kv)):
-        matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer)
+    for name, features, held in (("q", q, 1), ("k", kv, copies), ("v", kv, copies)):
+        matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer, held)
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
     if model.qk_norm:
         for name in ("q_norm", "k_norm"):
@@ -73,7 +77,8 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.out_bias), False)
     if has_queries:
-        yield ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer, True)
+        query = ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer)
+        yield replace(query, of_heads=True)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
     for name in ("gate", "up")[not model.is_gated :]:
         matrix = ParameterShape(f"blocks.{layer}.mlp.{name}.weight", (ffn, width), tp > 1, layer)
@@ -88,7 +93,7 @@ def _with_bias(matrix: ParameterShape, bias: bool, divided_bias: bool) -> Iterat
     yield matrix
     if bias:
         name = matrix.name.removesuffix("weight") + "bias"
-        yield ParameterShape(name, matrix.shape[:1], divided_bias, matrix.unit)
+        yield replace(matrix, name=name, shape=matrix.shape[:1], divided=divided_bias)
 
 
 def _norm(model: ModelConfig, name: str, unit: str, features: int = 0) -> Iterator[ParameterShape]:

@@ -10,13 +10,15 @@ from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
+from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import tensor_parallel_table
 from training.sharding.placement import Placement
 
 
 def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
     """The placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
-    table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel)
+    copies = kv_copies(decoder.config, layout.tp)
+    table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel, copies)
     tied = bool(decoder.config.tied) and layout.stages > 1
     placements = {}
     for name, _ in decoder.named_parameters(remove_duplicate=False):

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
+from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
 from training.memory.memory_config import Recompute
 from training.parallel.mesh import AXES, World
 from training.parallel.parallel_model import ParallelModel
-from training.parallel.pipeline.pipeline_stages import stage_layers
+from training.parallel.pipeline.stage_layers import stage_layers
 from training.parallel.traffic_inputs import Coordinates, Traffic, TrafficInputs, Volume
 
 # c10d operation: name in the report
@@ -55,8 +55,8 @@ class TrafficCounter(TorchDispatchMode):
         return {key: Volume(calls, self._bytes[key]) for key, calls in self._calls.items()}
 
     def _count(self, name: str, arguments: list[Any]) -> None:
-        group = next(dist.ProcessGroup.unbox(a).group_name for a in arguments if _is_group(a))
-        key = self._axes.get(group, "tied"), OPERATIONS.get(name, name)
+        group = next(dist.ProcessGroup.unbox(a) for a in arguments if _is_group(a))
+        key = self._axes.get(group.group_name, group.group_desc), OPERATIONS.get(name, name)
         self._calls[key] += 1
         self._bytes[key] += max((a.nbytes for a in arguments if isinstance(a, Tensor)), default=0)
 
@@ -69,15 +69,14 @@ def traffic_inputs(
     model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
 ) -> TrafficInputs:
     """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
-    axis, dtype, layout = model.world.axis, COMPUTE_DTYPES[precision], model.layout
-    wide = accumulation_dtype(dtype).itemsize
+    axis, layout, wide = model.world.axis, model.layout, ACCUMULATION_BYTES[precision]
     return TrafficInputs(
         config=model.config,
         layout=layout,
         rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
         sequences=sequences,
         seq_len=seq_len,
-        itemsize=dtype.itemsize,
+        itemsize=COMPUTE_BYTES[precision],
         wide=wide,
         reduced=2 if layout.reduce_bf16 else wide,
         recompute=recompute,

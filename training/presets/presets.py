@@ -1,10 +1,10 @@
 """Presets: options of the decoder by name, for families of models and for published models."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 
 _TURNS = ("rope_factor", "rope_original_context", "rope_low", "rope_high")
@@ -33,9 +33,7 @@ class Preset:
 def find_preset(name: str) -> Preset:
     """The preset of this name. Raises UsageError for an unknown one, naming the most similar."""
     if name not in PRESETS:
-        nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
-        advice = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
-        raise UsageError(f"model.preset is {name!r}, and there is no such preset; {advice} {', '.join(PRESETS)}")
+        raise UsageError(f"model.preset is {name!r}, and there is no such preset; {one_of(name, PRESETS)}")
     return PRESETS[name]
 
 

@@ -7,6 +7,8 @@ from typing import ClassVar
 from gristmill.config import INT64, Range
 from gristmill.errors import require
 
+FOLDER = "profile"
+"""In a run's out_dir, of its traces."""
 _SPAN = re.compile(r"(\d{1,18}):(\d{1,18})")
 
 

@@ -16,7 +16,7 @@ from gristmill.storage.local import atomic_write
 from training.parallel.mesh import World
 from training.parallel.parallel_model import ParallelModel
 from training.plugin import LogRecord, Plugin
-from training.profiling.profile_config import ProfileConfig
+from training.profiling.profile_config import FOLDER, ProfileConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
 _COLLECTIVES = ("gloo:", "nccldevkernel", "ncclkernel")  # beginnings of names in torch's profiler
@@ -107,7 +107,6 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-FOLDER = "profile"
 _MOST_EVENTS = 1_000_000  # of memory, in a snapshot
 
 

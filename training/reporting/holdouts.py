@@ -173,7 +173,7 @@ def evaluate(
         indices = mine[start : start + micro_batch_size]
         read = np.minimum(indices, count - 1)
         tokens = data.batch(read)
-        targets = tokens[:, 1:].masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
+        targets = data.targets(read, tokens).masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
         ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
         positions = [data.positions(read).to(world.device)] if mask_documents else None
         for losses in model.target_losses([ids], [targets.to(world.device)], positions):
@@ -202,9 +202,9 @@ def unigram_loss(train: TokenMix, holdout: TokenSequences, count: int, world: Wo
     seen = each[0] if len(each) == 1 else _mixed_counts(each, train.shares)
     last = 1 + count * holdout.length
     targets = [(start, min(start + _SPAN, last)) for start in range(1, last, _SPAN)]
-    target_counts = _token_counts(holdout, targets, vocabulary, world)
+    target_counts = _token_counts(holdout, targets, vocabulary, world, holdout.ignores_firsts)
     nats = math.log(seen.sum() + vocabulary) - np.log(seen + 1.0)
-    return float((target_counts * nats).sum() / target_counts.sum())
+    return float((target_counts * nats).sum() / max(1, target_counts.sum()))
 
 
 def _train_counts(train: TokenSequences, vocabulary: int, world: World) -> NDArray[np.int64]:
@@ -222,10 +222,20 @@ def _mixed_counts(each: Sequence[NDArray[np.int64]], shares: Sequence[float]) ->
 
 
 def _token_counts(
-    data: TokenSequences, spans: Sequence[tuple[int, int]], vocabulary: int, world: World
+    data: TokenSequences,
+    spans: Sequence[tuple[int, int]],
+    vocabulary: int,
+    world: World,
+    without_firsts: bool = False,
 ) -> NDArray[np.int64]:
-    """Count each id in spans (start, stop) of all shards concatenated: (vocabulary,) int64."""
+    """Count each id in spans (start, stop) of all shards concatenated: (vocabulary,) int64.
+
+    `without_firsts`: but for the first tokens of documents.
+    """
     counts = np.zeros(vocabulary, np.int64)
     for start, stop in spans[world.rank :: world.size]:
-        counts += np.bincount(data.read(start, stop), minlength=vocabulary)
+        ids = data.read(start, stop)
+        if without_firsts:
+            ids = np.delete(ids, data.documents.starts_between(start, stop) - start)
+        counts += np.bincount(ids, minlength=vocabulary)
     return world.all_reduce(torch.from_numpy(counts)).numpy()

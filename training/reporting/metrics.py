@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gristmill.errors import wrap_write_errors
@@ -45,8 +46,10 @@ class Reporter:
         if config.mlflow:
             require_installed("mlflow", "metrics.mlflow", "mlflow")
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, options: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Open the sinks to continue after `step`; what they have of later steps is from before a restart.
+
+        `options` of the run, by name and section, are what a tracker shows as its configuration.
 
         Raises OutputError where they cannot be written.
         """
@@ -58,9 +61,9 @@ class Reporter:
             if self.config.tensorboard:
                 self.sinks.append(TensorBoard(self.out_dir / "tensorboard", step))
             if self.config.wandb:
-                self.sinks.append(WeightsAndBiases(self.out_dir / "wandb", step, group))
+                self.sinks.append(WeightsAndBiases(self.out_dir / "wandb", step, group, options))
             if self.config.mlflow:
-                self.sinks.append(MLflow(self.out_dir / "mlruns", step, group))
+                self.sinks.append(MLflow(self.out_dir / "mlruns", step, group, options))
 
     def close(self) -> None:
         """Close the sinks. Raises OutputError where what was written last does not fit on the disk."""
@@ -118,7 +121,7 @@ class Reporter:
                 "\n".join([f"{of} after step {step}: loss {found.whole.loss:.4f}{unigram}, {bits}", *found.lines()])
             )
         if text:
-            self.say(f"    {text!r}")
+            self.say(f"    sample: {text!r}")
 
     def log_seen(self, step: int, tokens: SeenTokens) -> None:
         """Record and print the tokens seen of each data set and source until `step`, if they are counted."""

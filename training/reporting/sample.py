@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-import sentencepiece
 import torch
 from torch import Tensor
 
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 from gristmill.io.token_manifest import Manifest
+from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import sha256_file
+from training.data.text import before_document
 from training.distributed.process_group import main_only
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
@@ -36,13 +37,19 @@ class Sampler:
                 "restore it, run tokenize_corpus again, or try --eval.sample_tokens 0"
             )
         try:
-            self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except RuntimeError as error:
-            raise UsageError(
-                f"{path} is not a SentencePiece tokenizer ({error}); run tokenize_corpus with one, or try "
-                "--eval.sample_tokens 0"
-            ) from error
-        self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
+            self.tokenizer = open_tokenizer(path)
+        except UsageError as error:
+            raise UsageError(f"{error}; run tokenize_corpus with one, or try --eval.sample_tokens 0") from error
+        prompt = self.tokenizer.encode(config.prompt)
+        before = before_document(manifest.tokenizer, mask_documents)
+        if not before and not prompt:  # nothing that the model has seen begins a document
+            before = before_document(manifest.tokenizer)
+        self.start = [*before, *prompt]
+        require(
+            bool(self.start),
+            "nothing begins a sample, as documents have neither a begin nor an end token: give --eval.prompt, or "
+            "--eval.sample_tokens 0",
+        )
         self.end = manifest.tokenizer.end_of_document
 
     def sample(self, model: ParallelModel) -> str:
@@ -71,7 +78,7 @@ class Sampler:
 
     def _draw_token(self, logits: Tensor, generator: torch.Generator) -> int:
         """Draw a token from logits (V,); ids beyond the tokenizer's are never drawn."""
-        known = logits[: self.tokenizer.vocab_size()]  # the model's vocabulary may be padded
+        known = logits[: self.tokenizer.vocab_size]  # the model's vocabulary may be padded
         if not known.isfinite().all():
             return self.end  # the run has diverged: there is nothing to sample
         if self.config.temperature < _COLDEST:

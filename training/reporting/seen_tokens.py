@@ -52,7 +52,7 @@ class SeenTokens:
         if self.batches.mix is None:
             return {}
         read = self._sequences(self.batches.mix, step)
-        if self.batches.data.is_padded:
+        if self.batches.data.has_ignored:
             tokens = self._count_until(step)[: len(self.sets)].tolist()
         else:
             tokens = [sequences * part.length for sequences, part in zip(read, self.sets, strict=True)]
@@ -71,8 +71,7 @@ class SeenTokens:
         if self.runs > 1:
             found: list[int] = self._count_until(step)[-len(self.sets) :].tolist()
             return found
-        size = self.batches.split.batch_size
-        return mix.counts_between(self.since * size, step * size)
+        return mix.counts_between(*(self.batches.schedule.read(each) for each in (self.since, step)))
 
     def _of_sources(self, step: int) -> dict[str, Any]:
         if not self.names:

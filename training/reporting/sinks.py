@@ -3,7 +3,8 @@
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,10 +32,13 @@ def named_values(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, int |
     [('eval/loss', 2.5), ('eval/text', ''), ('eval/sources/web/loss', 3)]
     """
     for name, value in values.items():
+        path = f"{kind}/{name}" if kind else name
         if isinstance(value, dict):
-            yield from named_values(f"{kind}/{name}", value)
+            yield from named_values(path, value)
         elif isinstance(value, int | float | str):
-            yield f"{kind}/{name}", value
+            yield path, value
+        elif isinstance(value, Path | tuple):
+            yield path, str(value)
 
 
 class JsonLines:
@@ -74,17 +78,22 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases in a folder: offline unless WANDB_MODE says otherwise; `wandb sync` uploads it.
 
-    A resumed run is another run of the same group, as an offline one cannot be continued.
+    Its project is WANDB_PROJECT, or gristmill. A resumed run continues the one whose id is kept in the folder, or
+    WANDB_RUN_ID.
     """
 
-    def __init__(self, path: Path, step: int, group: str) -> None:
+    def __init__(self, path: Path, step: int, group: str, options: Mapping[str, Any]) -> None:
         import wandb
 
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        mode = os.environ.get("WANDB_MODE", "offline")
-        self.run = wandb.init(
-            project="gristmill", dir=str(path), mode=mode, group=group, config={"resumed_after": step},
+        given, kept = os.environ, path / "run_id"
+        run_id = given.get("WANDB_RUN_ID") or _kept_id(kept, step) or secrets.token_hex(4)
+        atomic_write_bytes(kept, run_id.encode())
+        self.run = wandb.init(  # whose arguments would win over the environment
+            project=given.get("WANDB_PROJECT", "gristmill"), dir=str(path), mode=given.get("WANDB_MODE", "offline"),
+            group=given.get("WANDB_RUN_GROUP") or group, name=given.get("WANDB_NAME") or group, id=run_id,
+            resume="allow", config=dict(named_values("", {**options, "resumed_after": step})),
             settings=wandb.Settings(silent=True),
         )  # fmt: skip
 
@@ -96,18 +105,38 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of MLflow, in a folder unless MLFLOW_TRACKING_URI says otherwise; text is a tag of the run."""
+    """A run of MLflow, in a folder unless MLFLOW_TRACKING_URI says otherwise; text is a tag of the run.
 
-    def __init__(self, path: Path, step: int, group: str) -> None:
+    Its experiment is MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, or gristmill. A resumed run continues the one
+    whose id is kept beside `path`.
+    """
+
+    def __init__(self, path: Path, step: int, group: str, options: Mapping[str, Any]) -> None:
         # of a folder of ours, which MLflow deprecates in favour of databases, that a machine without a server lacks
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
         self.path = path
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or path.absolute().as_uri())
-        found = self._client.get_experiment_by_name("gristmill")
-        experiment = found.experiment_id if found else self._client.create_experiment("gristmill")
-        self._run = self._client.create_run(experiment, run_name=group, tags={"resumed_after": str(step)}).info.run_id
+        path.mkdir(parents=True, exist_ok=True)
+        store = os.environ.get("MLFLOW_TRACKING_URI") or path.absolute().as_uri()
+        self._client = MlflowClient(store)
+        kept = path.with_name("mlflow_run_id")
+        self._run = _kept_id(kept, step)
+        if self._run:
+            try:
+                self._client.update_run(self._run, "RUNNING")
+            except MlflowException as error:
+                raise UsageError(
+                    f"MLflow cannot continue run {self._run} of {kept} at {store} ({error}); set MLFLOW_TRACKING_URI "
+                    f"to the server that has it, or remove {kept} to begin another run of MLflow"
+                ) from error
+        else:
+            self._run = self._client.create_run(self._experiment(), run_name=group).info.run_id
+            atomic_write_bytes(kept, self._run.encode())
+            for option, value in named_values("", dict(options)):
+                self._client.log_param(self._run, option, value)
+        self._client.set_tag(self._run, "resumed_after", str(step))
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         for name, value in named_values(kind, values):
@@ -118,6 +147,19 @@ class MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
+
+    def _experiment(self) -> str:
+        """The id of the experiment that the environment names; one that there is not is made."""
+        if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return given
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "gristmill")
+        found = self._client.get_experiment_by_name(name)
+        return found.experiment_id if found else self._client.create_experiment(name)
+
+
+def _kept_id(path: Path, step: int) -> str:
+    """The id in a file, of a run that continues after `step`; empty for one that begins."""
+    return path.read_text() if step and path.is_file() else ""
 
 
 def require_installed(module: str, option: str, extra: str) -> None:

@@ -43,22 +43,19 @@ class Throughput:
 class ThroughputMeter:
     """Times the training steps between two reports; `restart` excludes evaluation and checkpoints."""
 
-    def __init__(
-        self, tokens_per_step: int, flops_per_token: float, peak_flops: float | None, device: torch.device
-    ) -> None:
+    def __init__(self, flops_per_token: float, peak_flops: float | None, device: torch.device) -> None:
         """`flops_per_token` of the model, forward and backward; `peak_flops`: FLOP/s of all ranks, if known."""
-        self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
-        self.peak_flops, self.device = peak_flops, device
+        self.flops_per_token, self.peak_flops, self.device = flops_per_token, peak_flops, device
         self.restart()
 
     def restart(self) -> None:
         """Start timing now."""
         self._started = time.perf_counter()
 
-    def measure(self, steps: int) -> Throughput:
-        """Return the throughput of `steps` steps since the last restart."""
+    def measure(self, steps: int, tokens: int) -> Throughput:
+        """Return the throughput of `steps` steps of `tokens` in all since the last restart."""
         seconds = (time.perf_counter() - self._started) / steps
-        rate = self.tokens_per_step / seconds
+        rate = tokens / steps / seconds
         mfu = self.flops_per_token * rate / self.peak_flops if self.peak_flops else None
         return Throughput(seconds, rate, mfu, memory_bytes(self.device))
 

@@ -25,6 +25,8 @@ class Placement:
     gradient_sum: tuple[str, ...] = ()
     """Axes along which the ranks' gradients are terms of a sum, as each rank computes with other activations. The sum
     is reduce-scattered along an axis of `shard`, and all-reduced along one that is `replicated`."""
+    repeat: Mapping[str, int] = field(default_factory=dict)
+    """Axis of `shard`: how many neighbours along it have the same piece. They are an axis of `replicated`, too."""
 
     def __post_init__(self) -> None:
         assert not self.shard.keys() & set(self.replicated), f"{self} is both sharded and replicated along an axis"
@@ -36,7 +38,10 @@ class Placement:
         twice = {*self.shard, *self.replicated} & {*other.shard, *other.replicated}
         assert not twice, f"{self} and {other} place a parameter twice along {twice}"
         return Placement(
-            {**self.shard, **other.shard}, self.replicated + other.replicated, self.gradient_sum + other.gradient_sum
+            {**self.shard, **other.shard},
+            self.replicated + other.replicated,
+            self.gradient_sum + other.gradient_sum,
+            {**self.repeat, **other.repeat},
         )
 
     def without(self, axis: str) -> "Placement":
@@ -45,13 +50,15 @@ class Placement:
             {name: dim for name, dim in self.shard.items() if name != axis},
             tuple(name for name in self.replicated if name != axis),
             tuple(name for name in self.gradient_sum if name != axis),
+            {name: count for name, count in self.repeat.items() if name != axis},
         )
 
     def piece(self, shape: tuple[int, ...], axes: Axes) -> ShardSpec:
         """This rank's piece of a parameter whose global shape is `shape`: its box in checkpoints."""
         spec = ShardSpec.whole(shape)
         for name, dim in self.shard.items():
-            spec = spec.shard(dim, axes[name].size, axes[name].rank)
+            copies = self.repeat.get(name, 1)
+            spec = spec.shard(dim, axes[name].size // copies, axes[name].rank // copies)
         return spec
 
     def is_primary(self, axes: Axes) -> bool:

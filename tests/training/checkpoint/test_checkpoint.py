@@ -1,5 +1,6 @@
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.training.small_state import (
     weights_and_moments,
 )
 from training.checkpoint.checkpoint import CheckpointManager, load_model
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
+from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
@@ -34,6 +37,7 @@ from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
+from training.train import train
 
 
 @pytest.mark.parametrize("written", ["rows", "copies"])
@@ -213,3 +217,11 @@ def all_reduce_during_a_save(folder: Path) -> tuple[float, bool]:
 
 def test_collectives_of_training_run_during_an_async_save(tmp_path: Path, run_ranks: Ranks) -> None:
     assert run_ranks(2, all_reduce_during_a_save, tmp_path) == [(0.0, True)] * 2
+
+
+def test_checkpoints_of_every_so_many_steps_are_kept_besides_the_last(config: TrainConfig) -> None:
+    saved = CheckpointConfig(every=2, keep=1, keep_every=4)
+    train(replace(config, checkpoint=saved, optim=replace(config.optim, steps=10)))
+    assert sorted(path.name for path in (config.out_dir / "checkpoints").glob("step-*")) == [
+        "step-00000004", "step-00000008", "step-00000010",
+    ]  # fmt: skip

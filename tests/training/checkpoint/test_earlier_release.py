@@ -57,4 +57,6 @@ def test_a_run_of_an_earlier_release_resumes(release: str, tmp_path: Path, capsy
     wanted = json.loads((config.out_dir / "losses.json").read_bytes())
     found = {str(r["step"]): r["loss"] for r in read_metrics(config.out_dir / METRICS) if r["kind"] == "step"}
     assert "resuming from" in capsys.readouterr().out
-    assert found == pytest.approx(wanted["steps"], rel=1e-6) and holdout == pytest.approx(wanted["holdout"], rel=1e-6)
+    # since then the first token of a masked document is no target
+    rel = 0.02 if config.data.mask_documents else 1e-6
+    assert found == pytest.approx(wanted["steps"], rel=rel) and holdout == pytest.approx(wanted["holdout"], rel=rel)

@@ -75,6 +75,26 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_may_be_corrected(tmp_
         corrected.require_same_run()
 
 
+@pytest.mark.parametrize("shared", [{}, {"replicas.count": 2}, {"parallel.parts": 3}])
+def test_a_run_may_go_on_with_other_batches_but_not_beside_others_that_read_them(
+    tmp_path: Path, shared: dict[str, int]
+) -> None:
+    folders = [
+        RunFolder(tmp_path, {"data.order": "keyed", "data.batch_size": 8, **ramp, **shared}, OptimConfig(steps=9))
+        for ramp in ({}, {"data.batch_size": 4, "data.batch_ramp": ("2:99",)})
+    ]
+    with init_distributed("cpu"):
+        folders[0].claim()
+        save_nothing(tmp_path)
+        if not shared:
+            folders[1].require_same_run()
+            folders[1].claim()
+            folders[0].require_same_run()
+            return
+        with pytest.raises(UsageError, match=r"differs in data.batch_size \(8 there, 4 now\); data.batch_ramp \(None"):
+            folders[1].require_same_run()
+
+
 def test_a_run_of_an_earlier_packing_is_refused_with_the_reason(tmp_path: Path) -> None:
     def run(**packing: Any) -> RunFolder:
         identity = {"data.order": "keyed", **{f"data.{name}": value for name, value in packing.items()}}

@@ -6,7 +6,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gristmill.errors import UsageError
 from tests.training.data.conftest import OpenSequences
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.data_config import DataConfig, OrderKind
 from training.experimental.parallel_config import ParallelConfig
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tests.training.data.conftest import OpenSequences
-from training.data.batches import Batches, BatchSplit, PrefetchLoader
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches, PrefetchLoader
 
 
 def test_prefetched_batches_are_the_same_in_any_order(open_sequences: OpenSequences) -> None:

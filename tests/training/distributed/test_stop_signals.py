@@ -1,7 +1,12 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 
+import pytest
+
+from tests.patience import patience
 from training.distributed.stop_signals import StopSignals
 
 
@@ -27,3 +32,31 @@ def test_other_threads_leave_the_handlers() -> None:
     thread.start()
     thread.join()
     assert seen == [True]
+
+
+def test_while_a_run_starts_the_first_signal_ends_it() -> None:
+    with pytest.raises(SystemExit) as ended, StopSignals(is_starting=True):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+PROGRAM = """
+import time
+from training.distributed.stop_signals import StopSignals
+with StopSignals(says=True):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_first_signal_is_answered_and_a_later_one_ends_the_process() -> None:
+    """What a launcher passes on at once, of a Ctrl-C that the terminal sends to all, is the same signal."""
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr and process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith(b"stopping after this step, with a checkpoint; another signal")
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(patience(5)) == -signal.SIGTERM

@@ -79,6 +79,29 @@ def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
             read_hf_config(config | {"logit_softcap": value})
 
 
+INERT = {
+    "is_llama_config": True, "transformers.js_config": {"dtype": "q4"}, "unsloth_fixed": True,
+    "rope_interleaved": False, "auto_map": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fields_that_change_nothing_pass_with_a_note_and_the_same_fields_that_would_are_refused(name: str) -> None:
+    said: list[str] = []
+    assert read_hf_config(fields_of(name) | INERT, said.append) == read_hf_config(fields_of(name))
+    assert [line.split()[1] for line in said] == [*INERT] and "which changes nothing" in said[0]
+    for field, value in (("rope_interleaved", True), ("auto_map", {"AutoModel": "modeling.Own"})):
+        with pytest.raises(UsageError, match=f"its {field} is .* a field that is not known"):
+            read_hf_config(fields_of(name) | {field: value})
+
+
+def test_layers_that_all_attend_to_everything_are_as_if_not_listed() -> None:
+    full = fields_of("llama") | {"layer_types": ["full_attention"] * 2}
+    assert read_hf_config(full) == read_hf_config(fields_of("llama"))
+    with pytest.raises(UsageError, match="its layer_types is"):
+        read_hf_config(full | {"layer_types": ["full_attention", "sliding_attention"]})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_that_is_not_implemented_is_refused_by_name(name: str) -> None:
     for field, accepted in FAMILIES[name].accepted.items():

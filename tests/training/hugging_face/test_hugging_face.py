@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,14 @@ import transformers
 from msgspec.structs import replace as replace_struct
 
 from gristmill.config import load_config
+from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import open_shards
+from gristmill.io.tokenizer_file import open_tokenizer
+from preprocessing.tokenize_corpus import tokenize_corpus
+from tests.tokenizers_of_models import BEGIN, PROSE, content_of
+from tests.tokenizers_of_models import END as END_OF_TEXT
 from tests.training.hf_models import (
     END,
     MODELS,
@@ -31,7 +38,8 @@ from training.checkpoint.checkpoint import load_model
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.sequences import TokenSequences
 from training.experimental.parallel_config import ParallelConfig
 from training.hugging_face.export_hf import ExportDtype, export_hf
@@ -66,7 +74,7 @@ def test_a_model_whose_end_is_no_token_and_that_mixes_dtypes_keeps_them(tmp_path
     export_hf(tmp_path / "start", tmp_path / "again")
     found = safetensors.torch.load_file(tmp_path / "again/model.safetensors")
     assert all(torch.equal(found[name], values.float()) for name, values in tensors.items())
-    assert load_theirs(tmp_path / "again").config.eos_token_id is None
+    assert load_theirs(tmp_path / "again").config.eos_token_id == config["vocab_size"]
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -160,15 +168,14 @@ def test_a_bfloat16_file_is_imported_as_float32(tmp_path: Path) -> None:
         assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
-def test_a_tokenizer_that_is_left_out_is_said(tmp_path: Path, name: str) -> None:
+def test_a_tokenizer_that_is_left_out_is_said(tmp_path: Path) -> None:
     build_theirs("gpt2", tmp_path / "hf")
     lines = import_hf(tmp_path / "hf", tmp_path / "none").splitlines()
     assert len(lines) == 2 and "left out" not in lines[0]
-    (tmp_path / "hf" / name).write_text("{}")
+    (tmp_path / "hf/vocab.json").write_text("{}")
     said, *rest = import_hf(tmp_path / "hf", tmp_path / "start").splitlines()
-    assert said.startswith(f"its {name} is left out: only SentencePiece models encode texts here") and len(rest) == 2
-    (tmp_path / "hf/tokenizer.model").write_bytes(train_tokenizer().serialized_model_proto())
+    assert said.startswith("its vocab.json is left out: load its tokenizer by transformers'") and len(rest) == 2
+    (tmp_path / "hf/tokenizer.json").write_text(content_of("GPT-2"))
     assert "left out" not in import_hf(tmp_path / "hf", tmp_path / "both")
 
 
@@ -191,6 +198,101 @@ def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
         export_hf(run, tmp_path / "other", tokens)
     record = replace_struct(record, sha256=hashlib.sha256(b"another").hexdigest())
     run = save(build(MODELS["llama"]), tmp_path / "run/another", record)
-    with pytest.raises(UsageError, match="is not a SentencePiece model"):
+    with pytest.raises(UsageError, match="is no tokenizer"):
         export_hf(run, tmp_path / "other", tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run", "start", "tokens"]
+
+
+def test_a_head_that_is_not_the_embedding_is_imported_though_the_config_says_tied(tmp_path: Path) -> None:
+    """Fine-tuned models have one: transformers 4 ignores it, and the one that was trained is in the file."""
+    build_theirs("llama", tmp_path / "hf")
+    path, config = tmp_path / "hf/model.safetensors", json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    tensors = safetensors.torch.load_file(path)
+    own = import_hf(tmp_path / "hf", tmp_path / "own")
+    assert own.startswith("its lm_head.weight is not its embedding, though tie_word_embeddings is true")
+    assert "--model.tied" not in own  # the preset's heads are their own
+    wanted = build_theirs("llama", tmp_path / "untied")
+    with torch.no_grad():
+        assert (load_ours(tmp_path / "own")(ids()) - wanted(ids()).logits).abs().max() < 1e-5
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    assert "--model.tied true" in import_hf(tmp_path / "hf", tmp_path / "tied").replace("True", "true")
+    assert "head.weight" not in dict(load_ours(tmp_path / "tied").named_parameters())
+
+
+def test_tensors_that_are_left_out_are_said(tmp_path: Path) -> None:
+    build_theirs("llama", tmp_path / "hf")
+    path = tmp_path / "hf/model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    said = import_hf(tmp_path / "hf", tmp_path / "start")
+    assert said.startswith("1 tensors are left out, as they are computed: model.layers.0.self_attn.rotary_emb.inv_freq")
+
+
+IDS = {"bos_token_id": 3, "eos_token_id": [7, 9], "pad_token_id": 11}
+GENERATION = IDS | {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), [("gpt2", "GPT-2"), ("llama", "Llama 3"), ("qwen3", "Qwen")])
+def test_an_imported_model_trains_on_text_and_is_exported_with_its_ids_and_tokenizer(
+    tmp_path: Path, config: TrainConfig, name: str, tokenizer: str
+) -> None:
+    """Text, the model's own tokenizer.json, shards, training with samples, and back: what came in goes out."""
+    wide = {"vocab_size": 512, "max_position_embeddings": 20, "n_positions": 20}
+    build_theirs(name, hf := tmp_path / "hf", **wide)
+    (hf / "config.json").write_text(json.dumps(json.loads((hf / "config.json").read_text()) | IDS))
+    (hf / "generation_config.json").write_text(json.dumps(GENERATION))
+    (hf / "tokenizer.json").write_text(content_of(tokenizer), encoding="utf-8")
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "bos_token": BEGIN}
+    (hf / "tokenizer_config.json").write_text(json.dumps(special | {"model_max_length": 20}))
+    (hf / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    told = printed_config(import_hf(hf, start := tmp_path / "start"), config)
+    texts = tmp_path / "texts/a.jsonl"
+    texts.parent.mkdir()
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in PROSE * 20), encoding="utf-8")
+    tokenize_corpus(texts.parent, start, tmp_path / "tokens", RunOptions(workers=1, quiet=True), bos="model")
+    train(
+        replace(
+            config, model=told.model, init_from=start, optim=replace(config.optim, steps=2),
+            data=replace(config.data, train=tmp_path / "tokens", holdout=tmp_path / "tokens"),
+        )
+    )  # fmt: skip
+    export_hf(config.out_dir, again := tmp_path / "again")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (again / file).read_bytes() == (hf / file).read_bytes()
+    fields = transformers.AutoConfig.from_pretrained(again)
+    assert {key: getattr(fields, key) for key in IDS} == IDS
+    generation = transformers.GenerationConfig.from_pretrained(again)
+    assert {key: getattr(generation, key) for key in GENERATION} == GENERATION
+    found = transformers.AutoTokenizer.from_pretrained(again)
+    shard = open_shards(tmp_path / "tokens")[1][0]
+    assert [shard[i].tolist() for i in range(len(PROSE))] == [
+        [found.bos_token_id, *found(text, add_special_tokens=False).input_ids, found.eos_token_id] for text in PROSE
+    ]
+
+
+def test_a_model_of_our_own_with_a_tokenizer_json_is_read_by_auto_tokenizer(tmp_path: Path) -> None:
+    data = content_of("Llama 3").encode()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.json").write_bytes(data)
+    record = TokenizerRecord("mine.json", hashlib.sha256(data).hexdigest(), 500, 0, 1)
+    export_hf(save(build(MODELS["llama"]), tmp_path / "run", record), tmp_path / "hf")
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (found.bos_token, found.eos_token, found.model_max_length) == (BEGIN, END_OF_TEXT, 12)
+    assert found.backend_tokenizer.encode(PROSE[0]).ids == open_tokenizer(tmp_path / "run/mine.json").encode(PROSE[0])
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "hf").bos_token_id == 1
+
+
+def test_everything_that_is_exported_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        export_hf(save(build(MODELS["llama"]), tmp_path / "run"), tmp_path / "hf", shard_size="20KB")
+    finally:
+        os.umask(before)
+    files = [path for folder in ("run", "hf") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".safetensors" for path in files) > 1
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == dict.fromkeys(
+        (path.name for path in files), "0o644"
+    )

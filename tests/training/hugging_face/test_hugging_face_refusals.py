@@ -49,7 +49,7 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
         ({"num_hidden_layers": 2.5}, InputError, "its sizes do not fit together"),
         ({"rms_norm_eps": "x"}, InputError, "its sizes do not fit together"),
         ({"tie_word_embeddings": "yes"}, InputError, "its sizes do not fit together"),
-        ({"rms_norm_eps": -1.0}, InputError, "model.norm_eps is -1.0; wanted 0 or more"),
+        ({"rms_norm_eps": -1.0}, InputError, "model.norm_eps is -1.0; expected 0 or more"),
         ({"rope_parameters": [1]}, UsageError, "rope_parameters is"),
         ({"model_type": ["llama"]}, UsageError, "model_type is"),
         ({"num_attention_heads": 5}, InputError, "model.heads 5 is not divisible by model.kv_heads 4"),

@@ -64,7 +64,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; expected 1 or more of each", of(dp=2), 2),
     (of(zero_group=2), 4, r"zero_group 2 has no effect with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
     (of(zero=1, zero_group=3), 4, r"dp 4 is not divisible by parallel.zero_group 3; try", of(zero_group=2), 4),
-    (of(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", of(tp=3), 3),
+    (of(tp=4), 4, r"kv_heads 6 is not divisible by parallel.tp 4, nor the other way; try .*tp 3;", of(tp=12), 12),
     (of(tp=5), 5, r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 3", of(tp=3), 3),
     (of(sequence_parallel=True), 2, r"over parallel.tp, which is 1; try --parallel.tp 2", of(tp=2), 2),
     (of(virtual_stages=2), 1, r"virtual_stages 2 needs .* parallel.pp is 1; try", of(virtual_stages=1), 1),
@@ -93,6 +93,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(context="ulysses"), 2, r"ulysses has no effect with parallel.cp 1; try --parallel.cp 2", of(cp=2), 2),
     (of(context="ulysses", cp=4), 4, r"kv_heads 6 .*tp 1 x parallel.cp 4, .* of 1, 2, 3, 6", of(context="ring"), 4),
     (of(context="ulysses", cp=2, tp=2), 4, r"tp 2 x parallel.cp 2, .* cp of 1, 3", of(context="ring"), 4),
+    (of(context="ulysses", cp=2, tp=12), 24, r"kv_heads 6 .*tp 12 x parallel.cp 2, .* of 1$", of(context="ring"), 24),
     (of(context="ulysses", cp=3), 3, r"32 is not .* 3: ulysses .* 3 chunks .* 33", of(cp=2), 2),
     (of(compression="int8"), 1, r"one replica, which sends no gradients; try --parallel.dp 2", of(), 2),
     (of(compression="int8", zero=1), 2, r"int8 and parallel.zero 1: .*; try --parallel.zero 0", of(zero=0), 2),
@@ -154,8 +155,9 @@ def test_compression_is_described_and_recorded_where_there_is_some() -> None:
     assert int8.describe() == "dp 2 (int8)" and "compression_rank" not in int8.record()
     assert "compression" not in ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record()
     tied = replace(MODEL, tied=True)
-    assert "try --model.tied false, or --parallel.pp 1" in refusal(4, model=tied, pp=2, compression="int8")
-    ParallelConfig(pp=2, schedule="zbv", compression="int8").resolve(4, tied, SEQ_LEN)  # one rank has both
+    for schedule in ("1f1b", "zbv"):  # of which one rank has both ends
+        said = refusal(4, model=tied, pp=2, schedule=schedule, compression="int8")
+        assert "try --model.tied false, or --parallel.pp 1" in said
 
 
 def test_context_parallelism_is_described_and_recorded_where_there_is_some() -> None:

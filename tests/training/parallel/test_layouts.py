@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gristmill.errors import UsageError
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -90,6 +92,35 @@ def test_a_run_goes_on_from_layout_to_layout_as_in_one_process(
         train_with(config, tmp_path / "chain", layout, 2 * turn, run_ranks, processes)
     assert len(recorded(tmp_path / "chain")[0]) == steps + len(CHAIN)
     assert_same(tmp_path / "through", tmp_path / "chain")
+
+
+def stored_rows(checkpoint: Path, name: str) -> list[tuple[int, int]]:
+    """First row and number of rows of each piece of a parameter that a checkpoint has."""
+    entry = FileSystemReader(checkpoint).read_metadata().state_dict_metadata[f"model.{name}"]
+    assert isinstance(entry, TensorStorageMetadata)
+    return sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in entry.chunks)
+
+
+def test_a_run_goes_on_with_more_ranks_than_heads_of_keys_and_values(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """Losses and gradient norms are those of one process; what several ranks have is in a checkpoint once."""
+    model = replace(exact.model, kv_heads=2)
+    config = replace(
+        exact, model=model, checkpoint=CheckpointConfig(every=2, keep=9), eval=replace(exact.eval, every=2)
+    )
+    chain = [
+        (4, ParallelConfig(tp=4)), (1, ParallelConfig()), (4, ParallelConfig(tp=4, sequence_parallel=True)),
+        (2, ParallelConfig(tp=2)), (8, ParallelConfig(tp=4, zero=3)), (1, ParallelConfig()),
+    ]  # fmt: skip
+    train_with(config, tmp_path / "through", ParallelConfig(), 2 * len(chain), run_ranks, 1)
+    for turn, (processes, layout) in enumerate(chain, start=1):
+        train_with(config, tmp_path / "chain", layout, 2 * turn, run_ranks, processes)
+    assert_same(tmp_path / "through", tmp_path / "chain")
+    rows = model.width // model.heads
+    first = tmp_path / "chain/checkpoints/step-00000002"
+    assert stored_rows(first, "blocks.0.attention.k.weight") == [(0, rows), (rows, rows)]
+    assert stored_rows(first, "blocks.0.attention.v.bias") == [(0, rows), (rows, rows)]
 
 
 @pytest.mark.parametrize("place", ["optimizer", "parameters"])

@@ -21,6 +21,7 @@ MODELS = {
         name: replace(SIZES, preset=name, kv_heads=4, bias=None)
         for name in ("gpt-neox", "bloom", "opt", "glm", "codegeex")
     },
+    "a head of keys": replace(SIZES, kv_heads=1, qk_norm=True),
     "norms of heads with biases": replace(SIZES, preset="gpt2", qk_norm=True),
 }
 

@@ -53,6 +53,15 @@ def test_norms_of_heads_sum_the_terms_of_the_ranks_heads(sequence_parallel: bool
         assert "tp" in placement.replicated and "tp" in placement.gradient_sum
 
 
+def test_ranks_beyond_the_heads_of_keys_and_values_have_copies_and_sum_their_terms() -> None:
+    table = table_of("llama", tp=8, sequence_parallel=True)  # of 4 heads
+    copied = {name for name, placement in table.items() if "kv" in placement.replicated}
+    assert copied == {f"blocks.{layer}.attention.{name}.weight" for layer in (0, 1) for name in "kv"}
+    for name in copied:
+        assert table[name].repeat == {"tp": 2} and table[name].gradient_sum == ("kv", *DATA)
+    assert not any("kv" in placement.replicated for placement in table_of("llama", tp=4).values())
+
+
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_a_grid_holds_a_block_of_every_matrix_and_a_part_of_every_vector(preset: str) -> None:
     """Xu et al. 2021, section 3; Wang et al. 2021, section 3.1."""

@@ -1,17 +1,22 @@
 import errno
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gristmill.errors import OutputError, UsageError
+from training.config import TrainConfig
+from training.distributed.rank_pool import RankError
 from training.reporting.metrics import Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.reporting_config import MetricsConfig
 from training.reporting.throughput import Throughput
+from training.train import train
 
 QUIET = MetricsConfig(tensorboard=False)
 
@@ -53,6 +58,16 @@ def test_an_out_dir_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="a part of that path is a file"):
         Reporter(tmp_path / "file" / "run", True, QUIET).start(0)
+
+
+def test_every_rank_ends_at_once_where_metrics_cannot_be_written(
+    config: TrainConfig, run_ranks: Callable[..., list[object]]
+) -> None:
+    (config.out_dir / METRICS).mkdir(parents=True)
+    with pytest.raises(RankError) as error:
+        run_ranks(2, train, config)
+    said = str(error.value)
+    assert said.count(f"{METRICS}: Is a directory") == 2 and "did not answer" not in said
 
 
 def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
@@ -105,15 +120,19 @@ def closing_quietly(out_dir: Path) -> Iterator[Reporter]:
 
 
 def test_records_reach_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    for name, value in {"RUN_ID": "given-id", "NAME": "given name", "RUN_GROUP": "given group"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
     with closing(Reporter(tmp_path, True, MetricsConfig(tensorboard=False, wandb=True))) as reporter:
         reporter.start(0)
         reporter.record("step", 1, loss=2.5)
         reporter.record("eval", 1, loss=3.0, sources={"web": {"loss": 3.5}}, text="once")
+    wandb.teardown()  # ends the process that writes the file, as the end of a run does
     (path,) = tmp_path.glob("wandb/wandb/offline-run-*/*.wandb")
     written = path.read_bytes()  # a log of protocol buffers, which hold names and values as text
-    for text in (b"step/loss", b"2.5", b"eval/sources/web/loss", b"3.5", b'"once"'):
+    assert path.name == "run-given-id.wandb" and (tmp_path / "wandb/run_id").read_text() == "given-id"
+    for text in (b"given name", b"given group", b"step/loss", b"2.5", b"eval/sources/web/loss", b"3.5", b'"once"'):
         assert text in written
 
 
@@ -139,3 +158,58 @@ def test_a_sink_that_is_not_installed_is_refused_in_a_sentence(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=rf"metrics.{sink} needs {sink}, which is not installed: pip install 'gristm"):
         Reporter(tmp_path, True, MetricsConfig(**{sink: True}))  # type: ignore[arg-type]
+
+
+def run_with(config: TrainConfig, **sinks: bool) -> None:
+    """A run of three steps that stops after two, and goes on."""
+    config = replace(config, metrics=replace(config.metrics, **sinks), eval=replace(config.eval, sample_tokens=0))
+    for steps in (2, 3):
+        train(replace(config, optim=replace(config.optim, steps=steps, decay_steps=3, warmup_steps=1)))
+
+
+def test_a_resumed_run_continues_its_run_of_wandb_with_its_options(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    run_with(config, wandb=True)
+    wandb.teardown()
+    kept = (config.out_dir / "wandb/run_id").read_text()
+    runs = sorted((config.out_dir / "wandb/wandb").glob("offline-run-*"))
+    assert runs and all(f"-{kept}" in run.name for run in runs)  # a second one in a second ends in -1
+    written = b"".join(path.read_bytes() for run in runs for path in run.glob("*.wandb"))
+    assert b"mine" in written and b"optim/lr" in written and b"model/width" in written
+
+
+def test_a_resumed_run_continues_its_run_of_mlflow_with_its_options(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    run_with(config, mlflow=True)
+    client = mlflow.MlflowClient((config.out_dir / "mlruns").absolute().as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.run_id == (config.out_dir / "mlflow_run_id").read_text() and run.info.status == "FINISHED"
+    assert run.data.params["optim/lr"] == "0.01" and run.data.tags["resumed_after"] == "2"
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "step/loss")] == [1, 2, 3]
+
+
+def test_a_run_that_mlflow_no_longer_has_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = mlflow.MlflowClient((tmp_path / "mlruns").absolute().as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", mine := client.create_experiment("mine"))
+    config, kept = MetricsConfig(tensorboard=False, mlflow=True), tmp_path / "mlflow_run_id"
+    with closing(Reporter(tmp_path, True, config)) as reporter:
+        reporter.start(0)
+    (run,) = client.search_runs([mine])
+    assert run.info.run_id == kept.read_text()
+    shutil.rmtree(tmp_path / f"mlruns/{mine}/{run.info.run_id}")
+    said = rf"cannot continue run {run.info.run_id} of .*; set MLFLOW_TRACKING_URI .* or remove"
+    with closing(Reporter(tmp_path, True, config)) as reporter, pytest.raises(UsageError, match=said):
+        reporter.start(1)
+    kept.unlink()
+    with closing(Reporter(tmp_path, True, config)) as reporter:
+        reporter.start(1)
+    assert client.search_runs([mine])[0].info.run_id == kept.read_text() != run.info.run_id

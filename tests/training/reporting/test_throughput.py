@@ -7,12 +7,12 @@ from training.reporting.throughput import ThroughputMeter, memory_bytes, peak_fl
 def test_throughput_is_the_mean_over_the_steps_since_the_last_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 100.0, 102.0, 102.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    meter = ThroughputMeter(1000, 6e6, 1e10, torch.device("cpu"))
+    meter = ThroughputMeter(6e6, 1e10, torch.device("cpu"))
     meter.restart()
-    found = meter.measure(4)
+    found = meter.measure(4, 4000)
     assert (found.step_seconds, found.tokens_per_second, found.mfu) == (0.5, 2000.0, 1.2)
     meter.peak_flops = None
-    assert meter.measure(1).mfu is None
+    assert meter.measure(1, 1000).mfu is None
 
 
 def test_the_peak_is_known_for_listed_gpus_and_for_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

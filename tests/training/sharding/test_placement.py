@@ -31,6 +31,13 @@ def test_axes_that_are_left_out_hold_a_piece_together() -> None:
     assert placement.without("replicate") == Placement({"tp": 0, "shard": 0}, (), ("shard",))
 
 
+def test_neighbours_along_an_axis_have_the_same_piece() -> None:
+    placement = Placement({"tp": 0}, ("kv",), ("kv",), {"tp": 2}) | Placement({"shard": 0})
+    assert placement.without("shard") == Placement({"tp": 0}, ("kv",), ("kv",), {"tp": 2})
+    rows = [placement.piece((8, 2), axes) for axes in mesh(tp=4, shard=2)]
+    assert [(r.offset[0], r.size[0]) for r in rows] == [(0, 2), (2, 2), (0, 2), (2, 2), (4, 2), (6, 2), (4, 2), (6, 2)]
+
+
 @given(
     sizes=st.fixed_dictionaries(dict.fromkeys(("row", "column", "replicate", "shard"), st.integers(1, 3))),
     sharded=st.lists(

@@ -61,8 +61,8 @@ class CompressionOptions(Layout):
             "--parallel.reduce_bf16 false",
         )
         require(
-            not model.tied or self.pp == 1 or self.stage_ranks[0] == self.stage_ranks[-1],
-            f"parallel.compression {how}, model.tied and parallel.pp {self.pp}: two ranks have terms of the "
+            not model.tied or self.pp == 1,
+            f"parallel.compression {how}, model.tied and parallel.pp {self.pp}: two stages have terms of the "
             "embedding's gradient, and what each leaves out is not one memory; try --model.tied false, or "
             "--parallel.pp 1",
         )

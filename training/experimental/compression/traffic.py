@@ -34,7 +34,7 @@ class CompressionFormulas(Formulas):
 
 def _is_compressed(layout: CompressionOptions, p: ParameterShape) -> bool:
     """Matrices whose gradients only replicas sum; of PowerSGD those that become smaller."""
-    of_tp = layout.tp > 1 and (p.of_heads or (layout.sequence_parallel and not p.divided))
+    of_tp = layout.tp > 1 and (p.of_heads or p.copies > 1 or (layout.sequence_parallel and not p.divided))
     shrinks = layout.compression == "int8" or layout.compression_rank * sum(p.shape) < p.numel
     return len(p.shape) == 2 and not of_tp and shrinks
 

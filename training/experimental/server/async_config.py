@@ -74,6 +74,10 @@ class AsyncConfig(TrainConfig):
             "branch_from with asynchronous training: other runs' checkpoints do not say which parts are done; try "
             "--init_from",
         )
+        require(
+            not self.data.batch_ramp,
+            f"data.batch_ramp {' '.join(self.data.batch_ramp)}: workers do not know how much was read; leave it out",
+        )
         size, times = self.data.batch_size, self.parts * max(1, layout.micro_batches)
         require(
             size % times == 0,

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from gristmill.errors import GristmillError, UsageError
-from training.data.batches import Batches, BatchSplit
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.messages import Link, connect
 from training.experimental.server.part_queue import Part

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
-from training.parallel.tensor.options import TensorOptions
+from training.parallel.tensor.options import TensorOptions, kv_copies
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ContextOptions(TensorOptions):
             f"model.query_layer and parallel.cp {cp}: its queries are not divided yet; try --parallel.cp 1 and more "
             "--parallel.tp",
         )
-        common = math.gcd(model.heads, model.kv_heads) // tp
+        common = math.gcd(model.heads, model.kv_heads * kv_copies(model, tp)) // tp
         possible = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
         require(
             self.context == "ring" or common % cp == 0,

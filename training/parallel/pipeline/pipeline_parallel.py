@@ -80,6 +80,7 @@ class Pipeline:
         self.reducers = reducers
         self.scale: Tensor | float = 1.0
         self.schedule = self._schedule([{}] * len(self.stages))
+        self._sequences = 0  # of a step, whose shapes the schedule has learned
 
     def fix_shapes(self, sequences: int, seq_len: int) -> None:
         """Give torch the shapes of micro-batches, which it else learns from the ranks before in the first step.
@@ -131,6 +132,9 @@ class Pipeline:
         Returns the summed loss in nats, 0-d, on the rank of the last stage, and zero on the others.
         """
         self.scale = scale
+        if self._sequences not in (0, len(batch.ids)):
+            self.schedule = self._schedule([{}] * len(self.stages))
+        self._sequences = len(batch.ids)
         losses: list[Tensor] = []
         first = (batch.ids,) if 0 in self.stages else ()
         last = {"target": batch.sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}

@@ -1,4 +1,4 @@
-"""Pipeline stages: the layers and the decoder modules of each stage. Stages are numbered in the order of layers."""
+"""Pipeline stages: the decoder modules of each stage. Stages are numbered in the order of layers."""
 
 from copy import deepcopy
 from typing import Any
@@ -6,30 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from training.model.decoder import Decoder
-from training.model.model_config import ModelConfig
 from training.parallel.layout import Layout
-
-
-def stage_layers(config: ModelConfig, stages: int, seq_len: int) -> list[range]:
-    """Split the layers into consecutive ranges, one per stage, that minimize the cost of the most expensive stage.
-
-    The output matrix counts as layers of the last stage; the embedding is a lookup and costs nothing. `seq_len`: tokens
-    of a training sequence, which may be fewer than the model's context. Every stage has at least one layer.
-    """
-    counts, costs = [1] * stages, [1.0] * stages
-    costs[-1] += _head_cost(config, seq_len)
-    for _ in range(config.layers - stages):
-        cheapest = costs.index(min(costs))
-        counts[cheapest], costs[cheapest] = counts[cheapest] + 1, costs[cheapest] + 1
-    ends = [sum(counts[: i + 1]) for i in range(stages)]
-    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-
-
-def _head_cost(config: ModelConfig, seq_len: int) -> float:
-    """Cost of the output matrix in layers: its multiplications over a layer's, with attention to half a sequence."""
-    attention = 2 * config.width * (config.q_width + config.kv_width)
-    mlp = (3 if config.is_gated else 2) * config.width * config.ffn_width
-    return config.vocab_size * config.width / (attention + mlp + config.q_width * seq_len)
+from training.parallel.pipeline.stage_layers import stage_layers
 
 
 class StageDecoder(Decoder):

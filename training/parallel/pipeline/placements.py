@@ -23,6 +23,6 @@ def tied_axis(layout: Layout, world: World) -> Axis:
         return axis
     for pair in zip(ranks[first].flatten().tolist(), ranks[last].flatten().tolist(), strict=True):
         # every rank must create every group
-        group = dist.new_group(list(pair), timeout=world.timeout, group_desc="tied embedding")
+        group = dist.new_group(list(pair), timeout=world.timeout, group_desc="tied")
         axis = Axis("tied", 2, pair.index(world.rank), group) if world.rank in pair else axis
     return axis

@@ -37,7 +37,7 @@ class TensorOptions:
 
     def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
         """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
-        return model.q_width // self.tp, model.kv_width // self.tp
+        return model.q_width // self.tp, model.kv_width * kv_copies(model, self.tp) // self.tp
 
     def describe_tensor(self) -> list[str]:
         """Words for logs, such as "tp 2"."""
@@ -49,9 +49,13 @@ class TensorOptions:
         advice = (
             f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
         )
-        for name in ("heads", "kv_heads", "ffn_width"):
+        for name in ("heads", "ffn_width"):
             size = getattr(model, name)
             require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
+        require(
+            divides_heads(model, tp),
+            f"model.kv_heads {model.kv_heads} is not divisible by parallel.tp {tp}, nor the other way; {advice}",
+        )
         require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
         require(
             not self.sequence_parallel or tp > 1,
@@ -64,8 +68,20 @@ class TensorOptions:
         )
 
 
+def kv_copies(model: ModelConfig, tp: int) -> int:
+    """Ranks that have the same head of keys and values: several where there are fewer of these heads than ranks."""
+    return max(1, tp // model.kv_heads)
+
+
+def divides_heads(model: ModelConfig, tp: int) -> bool:
+    """True if `tp` ranks divide the heads; of those of keys and values each has several, or several have one."""
+    return model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+
+
 def possible_sizes(model: ModelConfig) -> list[int]:
     """The numbers of ranks that divide the model, in ascending order."""
-    common = math.gcd(model.heads, model.kv_heads, model.ffn_width)
+    common = math.gcd(model.heads, model.ffn_width)
     # with a smaller vocabulary the last rank could be left without a row
-    return [n for n in range(1, common + 1) if common % n == 0 and n * n <= model.vocab_size]
+    return [
+        n for n in range(1, common + 1) if common % n == 0 and divides_heads(model, n) and n * n <= model.vocab_size
+    ]

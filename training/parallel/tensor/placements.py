@@ -2,16 +2,22 @@
 
 from training.sharding.placement import Placement
 
+KV = "kv"
+"""The axis of the tensor-parallel ranks that have the same head of keys and values."""
 
-def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
+
+def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str, Placement]:
     """Megatron's placement of each parameter over "tp", by the end of its name (Shoeybi et al. 2019, section 3).
 
     Norms, learned positions and biases of row-parallel products act outside the tensor-parallel regions. There each
     rank has all tokens and computes the same gradient, or with sequence parallelism some of the tokens and a term of it
-    (Korthikanti et al. 2022, section 4.2.2).
+    (Korthikanti et al. 2022, section 4.2.2). `copies`: ranks that have the same head of keys and values. Each attends
+    with queries of its own, and so computes a term of that head's gradient.
     """
     # torch stores (outputs, inputs)
     colwise, rowwise, vocab = Placement(shard={"tp": 0}), Placement(shard={"tp": 1}), Placement(shard={"tp": 0})
+    shared = Placement(shard={"tp": 0}, repeat={"tp": copies}, replicated=(KV,), gradient_sum=(KV,))
+    of_kv = shared if copies > 1 else colwise
     outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
     of_all_heads = Placement(replicated=("tp",), gradient_sum=("tp",))  # each rank's own give a term of its gradient
     table = {
@@ -21,8 +27,8 @@ def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
         "input_norm": {"weight": outside, "bias": outside},
         "attention_norm": {"weight": outside, "bias": outside},
         "attention.q": {"weight": colwise, "bias": colwise},  # shards the heads
-        "attention.k": {"weight": colwise, "bias": colwise},
-        "attention.v": {"weight": colwise, "bias": colwise},
+        "attention.k": {"weight": of_kv, "bias": of_kv},
+        "attention.v": {"weight": of_kv, "bias": of_kv},
         "attention.q_norm": {"weight": of_all_heads, "bias": of_all_heads},
         "attention.k_norm": {"weight": of_all_heads, "bias": of_all_heads},
         "attention.query": {"weight": of_all_heads},

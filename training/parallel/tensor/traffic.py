@@ -48,11 +48,15 @@ def _layers(inputs: TrafficInputs) -> Traffic:
 def _gradients(inputs: TrafficInputs) -> Traffic:
     """Sequence parallelism: replicated parameters have a partial gradient on each rank; one all-reduce sums them.
 
-    Norms of the queries and keys of each head have one without it, too.
+    Norms of the queries and keys of each head have one without it, too; and the ranks that have the same head of keys
+    and values sum what their own queries give.
     """
-    every = [p for stage in inputs.parameters.values() for p in stage if not p.divided]
-    sizes = [inputs.own_numel(p) for p in every if inputs.layout.sequence_parallel or p.of_heads]
-    return {("tp", "all-reduce"): Volume(bool(sizes), sum(sizes) * inputs.wide)}
+    every = [p for stage in inputs.parameters.values() for p in stage]
+    partial = [p for p in every if not p.divided and (inputs.layout.sequence_parallel or p.of_heads)]
+    return {
+        (axis, "all-reduce"): Volume(bool(summed), sum(map(inputs.own_numel, summed)) * inputs.wide)
+        for axis, summed in (("tp", partial), ("kv", [p for p in every if p.copies > 1]))
+    }
 
 
 def _loss_chunks(inputs: TrafficInputs) -> int:

@@ -27,6 +27,7 @@ from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
+from training.data.data_config import DataConfig
 from training.distributed.process_group import init_distributed
 from training.experimental.local_steps.replicas_config import ReplicasConfig
 from training.experimental.parallel_config import ParallelConfig
@@ -225,6 +226,7 @@ def test_a_server_without_workers_and_a_worker_without_server_end(exact: AsyncCo
         ({"parallel": ParallelConfig(compression="int8")}, "in full; try --parallel.compression none"),
         ({"precision": "fp16"}, "workers do not know it; try --precision bf16"),
         ({"parts": 5}, r"batch_size 12 is not divisible by parts 5 .*; try --data.batch_size 15"),
+        ({"data": DataConfig(Path(), Path(), batch_ramp=("6:99",))}, "batch_ramp 6:99: .* how much was read; leave it"),
         ({"branch_from": Path("x")}, "which parts are done; try --init_from"),
         ({"staleness": -1}, "staleness is -1"),
         ({"replicas": ReplicasConfig(folder=Path("x"))}, "no steps of their own; try .*, and no --replicas.folder"),

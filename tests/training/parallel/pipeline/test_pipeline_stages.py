@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.pipeline_stages import global_name, split_stages, stage_layers
+from training.parallel.pipeline.pipeline_stages import global_name, split_stages
+from training.parallel.pipeline.stage_layers import stage_layers
 
 
 def model(layers: int, vocabulary: int = 100, **sizes: object) -> ModelConfig:

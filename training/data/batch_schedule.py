@@ -1,0 +1,134 @@
+"""How many sequences each step and each micro-batch read, and where a step's begin in the order of the data."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gristmill.errors import require
+from training.data.data_config import DataConfig
+from training.parallel.layout import Layout
+
+Sizes = Sequence[tuple[int, int]]
+"""Batch sizes of a run: the first step of each, from 0, and its sequences per step."""
+
+
+class _Segment(NamedTuple):
+    """Steps of one batch size."""
+
+    step: int
+    """The first one, from 0."""
+    size: int
+    """Sequences of each global batch."""
+    read: int
+    """Sequences read before."""
+    place: int
+    """Where the sequence after the last one read stands in the order."""
+
+
+class BatchSchedule:
+    """The global batches of a run as parts of one order of sequences, whatever their sizes: no repeat and no gap.
+
+    The order of one data set is epoch after epoch. A batch lies in one epoch: the sequences at its end that do not fill
+    a batch are left out. The order of a mix has no end, and its batches follow each other.
+    """
+
+    def __init__(self, sizes: Sizes, epoch: int) -> None:
+        """`sizes` by ascending first steps, from 0 on. `epoch`: sequences of an epoch; 0: the order has no end."""
+        self.epoch = epoch
+        self._segments: list[_Segment] = []
+        for step, size in sizes:
+            read, place = (self.read(step), self._end(step)) if self._segments else (0, 0)
+            if not self._segments or size != self._segments[-1].size:
+                self._segments.append(_Segment(step, size, read, place))
+
+    @classmethod
+    def plan(cls, before: Sizes, step: int, ramp: Sequence[tuple[int, int]], size: int, epoch: int) -> "BatchSchedule":
+        """The sizes `before` until `step`; then those of a `ramp`, and at last `size`.
+
+        `ramp`: sizes, each until so many sequences were read in the whole run.
+        """
+        sizes, read = list(before), cls(before, epoch).read(step) if before else 0
+        for each, until in ramp:
+            if (steps := -(-(until - read) // each)) > 0:
+                sizes.append((step, each))
+                step, read = step + steps, read + steps * each
+        return cls([*sizes, (step, size)], epoch)
+
+    def size(self, step: int) -> int:
+        """Sequences of the global batch of a step, from 0."""
+        return self._segment(step).size
+
+    def read(self, step: int) -> int:
+        """Sequences that were read before a step."""
+        segment = self._segment(step)
+        return segment.read + (step - segment.step) * segment.size
+
+    def place(self, step: int) -> int:
+        """Where in the order the batch of a step begins."""
+        end, size = self._end(step), self.size(step)
+        beyond = end % self.epoch + size > self.epoch if self.epoch else False
+        return (end // self.epoch + 1) * self.epoch if beyond else end
+
+    def until(self, step: int) -> list[tuple[int, int]]:
+        """The batch sizes of the steps before `step`."""
+        return [(segment.step, segment.size) for segment in self._segments if segment.step < step]
+
+    def describe(self) -> str:
+        """The sizes in words; nothing for one size.
+
+        >>> BatchSchedule([(0, 8), (100, 16), (150, 32)], 0).describe()
+        'sequences a step: 8 until step 100, 16 until step 150, then 32'
+        """
+        pairs = zip(self._segments, self._segments[1:], strict=False)
+        changes = [f"{segment.size} until step {after.step}" for segment, after in pairs]
+        return f"sequences a step: {', '.join(changes)}, then {self._segments[-1].size}" if changes else ""
+
+    def _segment(self, step: int) -> _Segment:
+        return self._segments[bisect_right(self._segments, step, key=lambda segment: segment.step) - 1]
+
+    def _end(self, step: int) -> int:
+        """Where in the order the last batch before `step` ends."""
+        first, size, _, place = self._segment(step)
+        steps = step - first
+        fitting = (self.epoch - place % self.epoch) // size if self.epoch else steps
+        if steps <= fitting or size > self.epoch:  # larger than an epoch: read from other data
+            return place + steps * size
+        epochs, last = divmod(steps - fitting - 1, self.epoch // size)
+        return (place // self.epoch + 1 + epochs) * self.epoch + (last + 1) * size
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """Split of the global batch: `dp_size` replicas x `grad_accum_steps` micro-batches x `micro_batch_size` sequences.
+
+    With a pipeline, the `grad_accum_steps` micro-batches are those that its schedule interleaves.
+    """
+
+    dp_size: int
+    grad_accum_steps: int
+    micro_batch_size: int
+
+    @classmethod
+    def of(cls, config: DataConfig, layout: Layout, runs: int = 1) -> "BatchSplit":
+        """Split `data.batch_size` for a resolved layout, or for `runs` replicas that have one each.
+
+        Raises UsageError if it, or a size of `data.batch_ramp`, does not divide evenly.
+        """
+        parts, rows = runs * layout.dp * layout.micro_batches, layout.batch_shards
+        by_runs = f"replicas.count {runs} x " if runs > 1 else ""
+        by_rows = f" x {rows} rows of the grid of parallel.tp {layout.tp}" if rows > 1 else ""
+        sizes = [("batch_size", config.batch_size, ""), *(("batch_ramp", *each) for each in config.ramp)]
+        for option, size, until in sizes:
+            require(
+                size % (parts * rows) == 0,
+                f"data.{option} {size} is not divisible by {by_runs}parallel.dp {layout.dp} x "
+                f"parallel.micro_batches {layout.micro_batches}{by_rows}; try --data.{option} "
+                f"{-(-size // (parts * rows)) * parts * rows}{until and f':{until}'}",
+            )
+        return cls(runs * layout.dp, layout.micro_batches, config.batch_size // parts)
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per step over all ranks, at the end of a ramp."""
+        return self.dp_size * self.grad_accum_steps * self.micro_batch_size

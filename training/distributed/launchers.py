@@ -1,0 +1,77 @@
+"""Ranks of launchers other than torchrun: what Slurm's srun and Open MPI's mpirun say, in torchrun's variables."""
+
+import os
+import re
+import zlib
+from collections.abc import MutableMapping
+
+from gristmill.errors import UsageError, require
+
+_PORT = 29_400  # the first of 1,000
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
+
+
+def adopt_launcher(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where srun or mpirun is at work.
+
+    What is set already stays: torchrun's, and an address that the user gives. A job of one process changes nothing.
+    Raises UsageError where mpirun spans several machines and MASTER_ADDR is not set.
+    """
+    if "RANK" in environ:
+        return
+    found = _of_slurm(environ) or _of_open_mpi(environ)
+    if int(found.get("WORLD_SIZE", 1)) > 1:
+        for name, value in found.items():
+            environ.setdefault(name, value)
+
+
+def _of_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Of a step that srun started, as SLURM_STEP_NUM_TASKS tells: a batch script itself has ranks of none."""
+    if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
+        return {}
+    tasks = _tasks_by_node(environ.get("SLURM_STEP_TASKS_PER_NODE", environ["SLURM_STEP_NUM_TASKS"]))
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(tasks[int(environ.get("SLURM_NODEID", 0))]),
+        "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
+        "MASTER_PORT": _port(int(environ.get("SLURM_JOB_ID", 0)) + int(environ.get("SLURM_STEP_ID", 0))),
+    }
+
+
+def _of_open_mpi(environ: MutableMapping[str, str]) -> dict[str, str]:
+    names = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
+    found = {ours: environ.get(f"OMPI_COMM_WORLD_{theirs}", "") for ours, theirs in names.items()}
+    if not all(found.values()):
+        return {}
+    require(
+        found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] or "MASTER_ADDR" in environ,
+        f"mpirun started {found['WORLD_SIZE']} processes, {found['LOCAL_WORLD_SIZE']} of them here, and does not say "
+        "where the first is: give its machine's name to all by mpirun -x MASTER_ADDR=HOST, or start them with torchrun",
+    )
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
+    return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(zlib.crc32(job.encode()))}
+
+
+def _port(job: int) -> str:
+    """The port of a job: of two on one machine each has its own, but for one pair in a thousand."""
+    return str(_PORT + job % 1000)
+
+
+def first_host(hosts: str) -> str:
+    """The first host of a list as Slurm writes it.
+
+    >>> [first_host(hosts) for hosts in ("gpu[07-09,11],cpu1", "node3,node4", "a-[1,3]")]
+    ['gpu07', 'node3', 'a-1']
+    """
+    found = _FIRST_HOST.match(hosts)
+    if found is None:
+        raise UsageError(f"SLURM_STEP_NODELIST {hosts!r}: expected names of hosts; set MASTER_ADDR to the first one's")
+    return found[1] + (found[2] or "")
+
+
+def _tasks_by_node(counts: str) -> list[int]:
+    """Tasks of each node of a step: 2(x3),1 is 2, 2, 2 and 1."""
+    parts = (re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(","))
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]

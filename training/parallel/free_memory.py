@@ -1,0 +1,65 @@
+"""Memory is asked for before it is taken: what the states of a run need at least, and what is free."""
+
+import os
+
+import torch
+
+from gristmill.errors import UsageError
+from gristmill.limits import free_memory
+from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
+from training.memory.memory_config import MemoryConfig
+from training.parallel.layout import Layout
+from training.parallel.mesh import World
+
+_TO_TRAIN = "--memory.optimizer disk, a smaller model, or --memory.force true to start all the same"
+_TO_EVALUATE = "or a machine with more"
+
+
+def require_memory(
+    world: World, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, parameters: int
+) -> None:
+    """Raise UsageError on every rank where the states need more memory than is free on one of them; collective.
+
+    `parameters`: of this rank, before ZeRO shards them; `moments`: values that the optimizer keeps of each, None
+    without training.
+    """
+    if memory.force:
+        return
+    needed = state_bytes(parameters, layout, precision, memory, moments, world.device.type)
+    fault = _lack(needed, world.device, moments is not None)
+    if world.all_reduce_max(bool(fault)):
+        fault = fault or "another machine of this run has too little memory free"
+        others = _TO_EVALUATE if moments is None else _TO_TRAIN
+        raise UsageError(f"{fault}: try more ranks with --parallel.zero 3 or --parallel.tp, --precision bf16, {others}")
+
+
+def state_bytes(
+    parameters: int, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, device: str
+) -> int:
+    """Least bytes of weights, gradients, and what the optimizer updates and keeps, on a rank's `device`.
+
+    Without activations, buckets, and what operations work with.
+    """
+    e, wide, share = COMPUTE_BYTES[precision], ACCUMULATION_BYTES[precision], parameters // layout.shards
+    held = {"device": True, "cpu": device == "cpu", "disk": False}
+    if layout.zero == 3:
+        found = wide * share if held[memory.parameters] else 0
+    else:
+        found = e * parameters + (wide * share if e < wide and moments is not None else 0)
+    if moments is not None:
+        found += wide * (parameters if layout.zero == 0 else share)  # gradients
+        found += wide * moments * share if held[memory.optimizer] else 0
+    return found
+
+
+def _lack(needed: int, device: torch.device, is_training: bool) -> str:
+    """What is wrong where a rank needs more bytes than are free, or the ranks of this machine together; else ''."""
+    if device.type == "cuda":
+        free, owner = torch.cuda.mem_get_info(device)[0], "the GPU has"
+    else:
+        needed *= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        free, owner = free_memory(), "this machine has"
+    if needed <= free:
+        return ""
+    what = "parameters, gradients and the optimizer's state need" if is_training else "the parameters need"
+    return f"{what} {needed / 2**30:,.1f} GiB, and {owner} {free / 2**30:,.1f} GiB free"
