@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.dedup_tables import markdown
 from benchmarks.live_bytes import LiveBytes
-from benchmarks.memory_rows import Row, compare, kinds, table_rows, worst_ratio
+from benchmarks.memory_rows import KINDS, Row, compare, table_rows, worst_ratio
 from gristmill.command import run_with_exit_code
 from training.distributed.process_group import init_distributed
 from training.distributed.rank_pool import RankPool
@@ -232,11 +232,11 @@ def formula_table(rows: list[Row]) -> str:
     with RankPool(8) as pool:
         for row in rows:
             for rank, (estimate, measured) in compare(row, pool.run).items():
-                pairs = [(getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds()]
+                pairs = [(estimate[kind], measured.get(kind, 0)) for kind in KINDS]
                 cells = [f"{e / 1e3:,.0f} / {m / 1e3:,.0f}" if e or m else "" for e, m in pairs]
                 name = str(row) + f"; rank {rank}" * (row.resolved.pp > 1)
                 lines.append([name, *cells, f"{worst_ratio(estimate, measured, ('peak',)):.3f}"])
-    return markdown("kB of each kind at its peak: formula / live bytes", ("layout", *kinds(), "worst"), lines, [])
+    return markdown("kB of each kind at its peak: formula / live bytes", ("layout", *KINDS, "worst"), lines, [])
 
 
 def results_table(results: dict[str, Result], title: str) -> str:

@@ -1,9 +1,11 @@
-"""Benchmark: tokenization speed on one core, our encoder against SentencePiece, with a comparison of all ids.
+"""Benchmark: tokenization speed on one core, our encoder against the tokenizer's own library, ids compared.
 
     python benchmarks/bench_tokenize.py tokenizer.model NORM/book NORM/wikipedia …
+    python benchmarks/bench_tokenize.py tokenizer.json NORM/book NORM/wikipedia …
 
-Each path, a corpus file or folder, is a row of the table. Cold: an encoder with an empty word cache. Warm: a second
-run of the same encoder, as on a much larger corpus. Repetitive text favours our encoder.
+The library is SentencePiece for its models, and tokenizers for a tokenizer.json or a rank file of tiktoken; our encoder
+is bpe.py or gigatoken. Each path, a corpus file or folder, is a row of the table. Cold: an encoder with an empty word
+cache. Warm: a second run of the same encoder, as on a much larger corpus. Repetitive text favours our encoder.
 """
 
 import sys
@@ -16,7 +18,6 @@ from tempfile import TemporaryDirectory
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
-import sentencepiece
 import tyro
 from rich.table import Column, Table
 
@@ -28,8 +29,7 @@ from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.tokenize_corpus import BATCH_CHARACTERS, load_encoder
-from preprocessing.tokenizer.encoder import CACHE_BYTES, Encoder
+from preprocessing.tokenize_corpus import BATCH_CHARACTERS, new_encoder
 
 MEGABYTE = 1_000_000
 
@@ -42,7 +42,7 @@ class Result:
     documents: int
     megabytes: float
     tokens: int
-    sentencepiece: float
+    library: float
     cold: float
     warm: float
     different: int
@@ -53,31 +53,27 @@ def bench_tokenize(
     paths: tyro.conf.Positional[list[Path]],
     megabytes: float = 50,
     repeat: int = 3,
-    cache: int = CACHE_BYTES,
 ) -> Table:
-    """Encode each text with SentencePiece and with our encoder, on one core.
+    """Encode each text with the tokenizer's own library and with our encoder, on one core.
 
     Args:
-        tokenizer: A SentencePiece .model file.
+        tokenizer: A SentencePiece .model file, a tokenizer.json, or a rank file of tiktoken.
         paths: Corpus files (.jsonl, .jsonl.zst, .parquet, …) or folders of them.
         megabytes: Maximum text per path, in millions of bytes.
-        repeat: Runs of our encoder; the fastest is reported. SentencePiece runs once.
-        cache: Size of our encoder's word cache, in bytes.
+        repeat: Runs of our encoder; the fastest is reported. The library runs once.
     """
     if not tokenizer.is_file():
-        raise UsageError(f"{tokenizer}: no such file: give a SentencePiece model")
-    model, encoder = load_encoder(tokenizer)
-    results = [measure(str(path), read_texts(path, megabytes), model, repeat, cache) for path in paths]
-    return results_table(results, encoder.fallback)
+        raise UsageError(f"{tokenizer}: no such file: give a tokenizer")
+    model, encoder = new_encoder(tokenizer)
+    results = [measure(str(path), read_texts(path, megabytes), tokenizer, repeat) for path in paths]
+    return results_table(results, encoder.fallback, "SentencePiece" if model.kind == "sentencepiece" else "tokenizers")
 
 
-def measure(
-    name: str, texts: list[list[str]], model: sentencepiece.SentencePieceProcessor, repeat: int, cache: int
-) -> Result:
+def measure(name: str, texts: list[list[str]], tokenizer: Path, repeat: int) -> Result:
     """Time both encoders on the same batches, and compare every document's ids."""
     cold, warm = [], []
     for _ in range(max(1, repeat)):
-        encoder = Encoder(model, cache)
+        model, encoder = new_encoder(tokenizer)
         for times in (cold, warm):
             start = time.process_time()
             ours = [encoder.encode(batch) for batch in texts]
@@ -85,7 +81,7 @@ def measure(
     slow, different = 0.0, 0
     for batch, (ids, offsets) in zip(texts, ours, strict=True):
         start = time.process_time()
-        theirs = model.encode(batch, out_type=int, num_threads=1)
+        theirs = [model.encode(text) for text in batch]
         slow += time.process_time() - start
         parts = (ids[start:end] for start, end in pairwise(offsets))
         different += sum(not np.array_equal(part, wanted) for part, wanted in zip(parts, theirs, strict=True))
@@ -113,16 +109,16 @@ def read_texts(path: Path, megabytes: float) -> list[list[str]]:
     ]
 
 
-def results_table(results: list[Result], fallback: str) -> Table:
+def results_table(results: list[Result], fallback: str, library: str) -> Table:
     """The table, one row per text."""
-    numbers = ("documents", "MB", "bytes/token", "SentencePiece MB/s", "ours, cold", "ours, warm", "different")
-    title = f"One core. Encoded by SentencePiece: {fallback}" if fallback else "One core"
+    numbers = ("documents", "MB", "bytes/token", f"{library} MB/s", "ours, cold", "ours, warm", "different")
+    title = f"One core. Encoded by {library}: {fallback}" if fallback else "One core"
     table = Table("text", *(Column(name, justify="right") for name in numbers), title=title)
     for result in results:
         table.add_row(
             result.name, f"{result.documents:,}", f"{result.megabytes:.1f}",
-            f"{result.megabytes * MEGABYTE / max(1, result.tokens):.2f}", f"{result.sentencepiece:.1f}",
-            *(f"{speed:.1f} ({speed / result.sentencepiece:.1f}×)" for speed in (result.cold, result.warm)),
+            f"{result.megabytes * MEGABYTE / max(1, result.tokens):.2f}", f"{result.library:.1f}",
+            *(f"{speed:.1f} ({speed / result.library:.1f}×)" for speed in (result.cold, result.warm)),
             f"{result.different:,}",
         )  # fmt: skip
     return table

@@ -24,6 +24,7 @@ from benchmarks.exact_jaccard import similar_pairs
 from benchmarks.sample_documents import read_documents_of
 from dedup import Sketch, signatures
 from dedup.clustering.lsh import check_bands
+from dedup.minhash.matching_form import MAX_WORD, WIDTH_WITHOUT_WORDS
 from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
 from gristmill.command import run_with_exit_code
@@ -151,6 +152,8 @@ def plain_shingles(text: str, width: int, unit: str) -> set[str]:
     form = matching_form(text)
     units: Sequence[str] = form.split() if unit == "word" else form
     joint = " " if unit == "word" else ""
+    if unit == "word" and sum(map(len, units)) > MAX_WORD * len(units):
+        units, joint, width = form, "", WIDTH_WITHOUT_WORDS
     return {joint.join(units[i : i + width]) for i in range(len(units) - width + 1)}
 
 

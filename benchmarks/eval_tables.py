@@ -112,7 +112,7 @@ def removal_table(
         exact, all_similar = jaccard_of(known.sets, pairs), known.pairs[known.similarity >= threshold]
         found = _ratio(_have_common_band(digests, all_similar).sum(), len(all_similar))
         for verify in (None, "jaccard"):
-            done = deduplicate(given.texts, sketch, width, bands, verify=verify, threshold=threshold)
+            done = deduplicate(given.texts, sketch, width, bands, verify=verify, threshold=threshold if verify else 0.8)
             removed = done.duplicate_of != np.arange(len(given.texts))
             rows.append([f"{bands} × {width}", verify or "off", f"{len(pairs):,}",
                          _ratio(np.count_nonzero(exact >= threshold), len(pairs)), found, f"{removed.sum():,}",
@@ -160,7 +160,7 @@ def planted_table(
     exact, rows = jaccard_of(known.sets, planted), []
     for width, bands in settings:
         found = _have_common_band(digests_of(*signed, width, bands), planted)
-        clusters = deduplicate(given.texts, sketch, width, bands).duplicate_of[planted]
+        clusters = deduplicate(given.texts, sketch, width, bands, verify=None).duplicate_of[planted]
         together = np.count_nonzero(clusters[:, 0] == clusters[:, 1])
         theory = float(np.mean(1 - (1 - exact**width) ** bands))
         rows.append([f"{bands} × {width}", f"{len(planted):,}", f"{found.sum():,}", f"{together:,}", f"{theory:.3f}"])

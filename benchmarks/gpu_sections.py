@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,10 @@ from benchmarks.bench_training import write_tokens
 from benchmarks.training_worker import main as train_and_time
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.errors import GristmillError
-from gristmill_parity.parity import plan_certificate, run_cases, summary
-from gristmill_planner.memory import MemoryInputs, estimate_memory
+from gristmill_parity.certificate import plan_certificate, run_cases, summary
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.memory import RankMemory
+from gristmill_planner.planned_run import OptimizerStates, PlannedRun
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.reporting.throughput import peak_tflops
@@ -147,11 +149,14 @@ def resuming(setting: Setting) -> list[str]:
     """A run of four steps, and one that goes on from the second step's checkpoint: the same bytes."""
     tokens = _tokens(setting, setting.sizes.gpt2)
     options = {**setting.sizes.gpt2, **_SHORT, "optim.steps": 4, "checkpoint.every": 2, "precision": "bf16"}
+    options |= {"deterministic": "true"}
     first, second = setting.folder / "first", setting.folder / "second"
     seconds = []
     for folder in (first, second):
         started = time.monotonic()
-        _in_process(_train, [*_flags(options, tokens, setting.device), "--out_dir", str(folder)], setting, folder.name)
+        _in_process(
+            train_main, [*_flags(options, tokens, setting.device), "--out_dir", str(folder)], setting, folder.name
+        )
         seconds.append(time.monotonic() - started)
         if folder == first:
             shutil.copytree(first, second)
@@ -212,13 +217,6 @@ def _logged(log: Path, function: Callable[..., Any], argument: Any) -> None:
     function(argument)
 
 
-def _train(arguments: list[str]) -> None:
-    """Train with deterministic kernels: the default ones add in the order in which threads come."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    train_main(arguments)
-
-
 def _tokens(setting: Setting, options: Options) -> Path:
     """A folder of random tokens for a model, enough for two batches."""
     folder = setting.folder / f"tokens {options['model.vocab_size']}"
@@ -260,18 +258,13 @@ def estimated_peak(options: Options, device: Literal["cpu", "cuda"]) -> int:
     sizes = {key.removeprefix("model."): value for key, value in options.items() if key.startswith("model.")}
     seq_len = options["data.seq_len"]
     model = ModelConfig(**sizes).resolve(sizes["vocab_size"], seq_len)
-    inputs = MemoryInputs(
-        model,
-        ParallelConfig().resolve(1, model, seq_len),
-        options["data.batch_size"],
-        seq_len,
-        [range(model.layers)],
-        "bf16",
-        options.get("memory.recompute", "none"),
-        moments=options.get("memory.optimizer", "device"),
-        device=device,
-    )
-    return estimate_memory(inputs).peak
+    layout, usual = ParallelConfig().resolve(1, model, seq_len), find_device("h100")
+    cluster = Cluster(usual if device == "cuda" else replace(usual, element_bytes=4), 1)
+    run = PlannedRun(
+        model, layout, options["data.batch_size"], seq_len, cluster, options.get("memory.recompute", "none"),
+        states=OptimizerStates(moments=options.get("memory.optimizer", "device")),
+    )  # fmt: skip
+    return RankMemory(run, 0).peak
 
 
 def _profile_lines(found: dict[str, Any]) -> list[str]:

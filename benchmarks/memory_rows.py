@@ -1,7 +1,7 @@
 """Rows of bench_memory's table of formulas: live bytes of a layout by kind, measured in processes and estimated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+import gristmill_planner.memory
 import training.parallel.data.grad_reducer
 from benchmarks.live_bytes import LiveBytes
-from gristmill_planner.memory import MemoryEstimate, MemoryInputs, estimate_memory
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.memory import RankMemory
+from gristmill_planner.planned_run import OptimizerStates, PlannedRun
 from training.config import Precision
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.experimental.parallel_config import ParallelConfig
@@ -28,9 +31,11 @@ from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline.pipeline_stages import stage_layers
+from training.parallel.pipeline.stage_layers import stage_layers
 
 _ONE = ParallelConfig()
+_CPU = replace(find_device("a100-40gb"), element_bytes=4)
+KINDS = (*RankMemory.KINDS, "peak")
 _STEPS = 2  # measured: gloo's threads now and then hold for a moment what they have sent
 Run = Callable[..., list[Any]]
 
@@ -54,13 +59,17 @@ class Row:
     def resolved(self) -> ParallelConfig:
         return self.layout.resolve(self.processes, self.model, self.model.context)
 
-    def inputs(self, rank: int) -> MemoryInputs:
-        """Inputs of the formulas for a pipeline rank."""
+    def estimate(self, rank: int) -> dict[str, int]:
+        """Bytes by the formulas of a pipeline rank, by kind."""
         layout, model = self.resolved, self.model
-        return MemoryInputs(
-            model, layout, self.sequences, model.context, stage_layers(model, layout.stages, model.context),
-            self.precision, self.recompute, rank, self.optimizer, self.ema, bucket_bytes=self.bucket_bytes,
+        run = PlannedRun(
+            model, layout, self.sequences * layout.dp, model.context, Cluster(_CPU, self.processes), self.recompute,
+            stage_layers=tuple(map(len, stage_layers(model, layout.stages, model.context))),
+            states=OptimizerStates(self.optimizer, self.ema), precision=self.precision,
         )  # fmt: skip
+        with patch.object(gristmill_planner.memory, "BUCKET_BYTES", self.bucket_bytes):
+            memory = RankMemory(run, rank)
+            return {kind: getattr(memory, kind) for kind in KINDS}
 
     def __str__(self) -> str:
         layout = self.resolved
@@ -70,11 +79,11 @@ class Row:
         return ", ".join([*words, *[f"recompute {self.recompute}"] * (self.recompute != "none")])
 
 
-def compare(row: Row, run: Run) -> dict[int, tuple[MemoryEstimate, dict[str, int]]]:
+def compare(row: Row, run: Run) -> dict[int, tuple[dict[str, int], dict[str, int]]]:
     """Estimated and measured bytes by kind, of the first and the last pipeline rank; `run` as RankPool's."""
     layout, measured = row.resolved, run(row.processes, live_bytes, row)
     each = row.processes // layout.pp
-    return {rank: (estimate_memory(row.inputs(rank)), measured[rank * each]) for rank in sorted({0, layout.pp - 1})}
+    return {rank: (row.estimate(rank), measured[rank * each]) for rank in sorted({0, layout.pp - 1})}
 
 
 def live_bytes(row: Row) -> dict[str, int]:
@@ -192,11 +201,7 @@ def small(
     )
 
 
-def kinds() -> Sequence[str]:
-    return tuple(MemoryEstimate.__dataclass_fields__)
-
-
-def worst_ratio(estimate: MemoryEstimate, measured: dict[str, int], leave_out: Sequence[str] = ()) -> float:
+def worst_ratio(estimate: dict[str, int], measured: dict[str, int], leave_out: Sequence[str] = ()) -> float:
     """The largest ratio of a kind's estimate to what was measured, or the other way round."""
-    pairs = [(getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds() if kind not in leave_out]
+    pairs = [(estimate[kind], measured.get(kind, 0)) for kind in KINDS if kind not in leave_out]
     return max((max(a, b) / max(1, min(a, b)) for a, b in pairs if a or b), default=1.0)

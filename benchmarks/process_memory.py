@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 _INTERVAL = 0.004  # seconds between two samples
-_LISTED_EVERY = 8  # samples between two listings of the processes
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,16 @@ def measure_peak(command: Sequence[str], env: Mapping[str, str] | None = None, c
 
     A peak that is shorter than the time between two samples, some 5 ms, is missed.
     """
-    start, count, processes = time.perf_counter(), 0, [0]
+    start = time.perf_counter()
     used = files = most = 0
     with (
         TemporaryFile("w+") as output,
         subprocess.Popen(command, env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT) as child,
     ):
         while child.poll() is None:
-            if count % _LISTED_EVERY == 0:
-                processes = [child.pid, *descendants(child.pid)]
-            found = [resident_memory(pid) for pid in processes]
+            found = [resident_memory(pid) for pid in [child.pid, *descendants(child.pid)]]
             used, files = max(used, sum(one[0] for one in found)), max(files, sum(sum(one) for one in found))
-            most, count = max(most, sum(one[0] > 0 for one in found)), count + 1
+            most = max(most, sum(one[0] > 0 for one in found))
             time.sleep(_INTERVAL)
         output.seek(0)
         return MemoryPeak(used, files, most, time.perf_counter() - start, child.returncode, output.read())
@@ -59,13 +56,10 @@ def resident_memory(pid: int) -> tuple[int, int]:
 
 
 def descendants(root: int) -> list[int]:
-    """The processes below a process."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(folder.name))
-    found = children.get(root, [])
+    """The processes below a process, as Linux lists them."""
+    found = [root]
     for pid in found:
-        found += children.get(pid, [])
-    return found
+        for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+            with suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]

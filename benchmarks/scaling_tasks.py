@@ -13,15 +13,17 @@ from dedup.candidates.exact_copies import digest_slices
 from dedup.candidates.input_shards import ShardSummary, summarize_shards
 from dedup.candidates.pair_files import parse_pairs
 from dedup.candidates.signature_shards import SUFFIX, ShardHeader
+from dedup.generate_connected_components import write_components
 from dedup.minhash.signatures import Sketch
 from dedup.removal.clusters import MemberPlan, sort_members
+from dedup.to_hash import split_skipped
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
 from gristmill.engine.inputs.fetching import remote_ranges as ranges_read_by
 from gristmill.engine.ledger import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord
-from preprocessing.mixing.drops import write_drops
+from preprocessing.mixing.drops import split_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
 from preprocessing.mixing.sampling import choose_bin, find_kth
 from preprocessing.tokenize_corpus import ShardReport, TokenizerFacts, encode_slices, read_tokenizer, write_shard
@@ -54,15 +56,17 @@ class TaskModel:
         """The value of a task's record."""
         made: dict[Callable[..., Any], Callable[[dict[str, Any]], Any]] = {
             digest_slices: lambda arguments: [0] * len(arguments["group"]),
+            split_skipped: lambda arguments: _CLUSTERED * len(arguments["groups"]),
+            write_components: lambda _: [],
             parse_pairs: lambda _: dict.fromkeys(self.names, DOCUMENTS),
             summarize_shards: _summaries,
             sort_members: lambda _: self._members(),
-            write_drops: lambda _: (0, False),
+            split_drops: lambda _: (0, 0, False),
             write_weight_numbers: lambda arguments: DOCUMENTS * len(arguments["group"]),
             mix_group: lambda arguments: sum(part.size for part in arguments["group"]),
             choose_bin: lambda _: (0, 0),
             find_kth: lambda _: 1,
-            read_tokenizer: lambda _: TokenizerFacts("", 32_000, 2, ""),
+            read_tokenizer: lambda _: TokenizerFacts("", 32_000, -1, 2, "sentencepiece", ""),
             encode_slices: _shard_report,
             write_shard: _shard_report,
         }
