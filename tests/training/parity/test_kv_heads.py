@@ -85,7 +85,7 @@ def heads_in_another_order(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "seen_in"), [(terms_not_summed, "gradient"), (heads_in_another_order, "loss")], ids=lambda x: str(x)
+    ("fault", "seen_in"), [(terms_not_summed, "gradient"), (heads_in_another_order, "loss")], ids=["terms", "order"]
 )
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], seen_in: str
