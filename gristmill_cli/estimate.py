@@ -78,6 +78,12 @@ class EstimateConfig(RunConfig):
         options = replace(super().run_options, workers=1, quiet=True)
         return replace(options, executor="local", address="", shard="", scratch_size="")
 
+    @property
+    def unused(self) -> list[str]:
+        """Options that are given and say where a run works, not what it costs."""
+        names = ("workers", "scratch_size", "shard", "executor", "address")
+        return [f"--{name}" for name in names if getattr(self, name) != getattr(EstimateConfig, name)]
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -137,6 +143,8 @@ def estimate(config: EstimateConfig) -> Estimate:
     """
     size = parse_bytes(config.sample, "--sample")
     first, end = _check(config)
+    if config.unused:
+        print(f"note: {', '.join(config.unused)} say where a run works and do not change an estimate", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
         folder, corpus = Path(name), config.corpus
         if corpus is None:

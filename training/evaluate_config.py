@@ -90,6 +90,10 @@ class EvaluateConfig:
                 value in (0, "none"),
                 f"parallel.{name} is {value}, which has an effect on training alone; leave --parallel.{name} out",
             )
+        require(
+            self.parallel.pp > 1 or self.parallel.schedule == ParallelConfig.schedule,
+            f"parallel.schedule {self.parallel.schedule} has no effect with parallel.pp 1; leave --parallel.schedule out",
+        )
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
         require(
             bool(self.text) or not self.stride,

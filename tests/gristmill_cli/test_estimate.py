@@ -58,8 +58,10 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Pat
         10**12 / found.extent.text_bytes, rel=0.1
     )
     with pytest.raises(SystemExit, match="0"):
-        main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.vocab_size", "420"])
-    assert json.loads(capsys.readouterr().out)["total"]["requests"] > 0
+        main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.vocab_size", "420", "--workers", "3"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["total"]["requests"] > 0
+    assert "--workers say where a run works and do not change an estimate" in printed.err
 
 
 def test_files_of_one_name_in_a_bucket_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

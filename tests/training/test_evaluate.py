@@ -231,6 +231,7 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         ),
         (config_of(run, parallel=ParallelConfig(reduce_bf16=True)), "reduce_bf16 is True, .* on training alone"),
         (config_of(run, parallel=ParallelConfig(compression="int8")), "compression is int8, .* on training alone"),
+        (config_of(run, parallel=ParallelConfig(schedule="gpipe")), "schedule gpipe has no effect with parallel.pp 1"),
         (config_of(run, data["holdout"], seq_len=32), "seq_len is 32, and the checkpoint's model has .* --seq_len 16"),
         (config_of(run, text=(tmp_path / "a",), weights={"said": 1.0}), "weights is given, and there are no TOKENS"),
         (config_of(run, text=(tmp_path / "a",), lengths=(9,)), "lengths is given, and .*leave --lengths out"),
