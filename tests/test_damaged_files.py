@@ -256,7 +256,7 @@ def test_a_damaged_output_of_a_stage_is_an_error_that_names_the_stage(tmp_path: 
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     for _ in range(2):
-        with pytest.raises(InputError, match=r"k\.jsonl\.zst is not what normalize_text wrote: .* Run normalize_text"):
+        with pytest.raises(InputError, match=r"k\.jsonl\.zst is not what normalize_text wrote: .* run normalize_text"):
             to_hash("book", tmp_path / "out", tmp_path / "hash", 0, "0", 0, 99, options=LENIENT)
     with pytest.raises(InputError, match=r"k\.jsonl\.zst is not what normalize_text wrote"):
         pass1(tmp_path / "out", tmp_path / "mixed", options=LENIENT)

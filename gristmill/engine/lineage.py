@@ -10,15 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
 from gristmill.engine.ledger import Ledger, OutputRecord
 from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR, StateFolders
-from gristmill.storage.files import FileInfo, file_info, hash_file, is_folder, list_folder, list_names
+from gristmill.storage.files import FileInfo, file_info, hash_file, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.storage.objects import list_level
-from gristmill.urls import folders_above, is_remote, is_top
+from gristmill.urls import is_remote, is_top
 
 MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
@@ -195,16 +194,31 @@ def _state(record: OutputRecord) -> FileInfo:
     return FileInfo(record.size, record.mtime_ns, record.e_tag)
 
 
-def writer_of(path: Path) -> str:
+def writer_of(path: Path | str) -> str:
     """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file."""
-    name, is_written = name_of(path), False
-    for folder in folders_above(Path(name)):
-        ledgers = Ledger.all_in(folder / STATE_DIR)
-        for ledger in ledgers:
-            if name in ledger.outputs():
-                return ledger.stage
-        is_written |= bool(ledgers) or is_folder(folder / STATE_DIR)
-    return "the stage before" if is_written else ""
+    name = name_of(path)
+    producers = FileTags().producers(name.rpartition("/")[0] or "/")
+    named = (producer.ledger.stage for producer in producers if name in producer.outputs)
+    return next(named, "the stage before" if producers else "")
+
+
+def missing_input(path: Path | str, more: str = "") -> InputError:
+    """The error for a file that a stage wrote and that is gone; `more`: how many others are."""
+    stage = writer_of(path) or "the stage before"
+    return InputError(
+        f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it anew, and then the same "
+        f"command. (If it was removed on purpose: copy its folder without {STATE_DIR} to another place, and give that.)"
+    )
+
+
+def changed_input(path: Path | str) -> InputError:
+    """The error for a file that is not what the stage that wrote it recorded."""
+    stage = writer_of(path) or "the stage before"
+    return InputError(
+        f"{path} is not what {stage} wrote: it was changed or damaged since. Remove it, run {stage} again, which "
+        f"writes it anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
+        "another place, and give that.)"
+    )
 
 
 def reject_incomplete(folder: Path, paths: Iterable[Path], holders: Collection[str], tags: FileTags) -> None:
@@ -219,13 +233,18 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], holders: Collection[s
         name for each in producers for name, _ in each.below(top) if name not in found and not tags.listed(name)
     })  # fmt: skip
     if missing:
-        _raise_missing(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")
+        raise missing_input(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")
     owned = {producer: next(iter(found & producer.outputs.keys()), "") for producer in producers}
     for name in sorted(found):
         above = tags.producers(os.path.dirname(name))  # noqa: PTH120
         if not any(name in producer.outputs for producer in above):
             for producer in (producer for producer in above if owned[producer]):
-                _raise_foreign(folder, name, producer.ledger)
+                ledger, stage = producer.ledger.file, producer.ledger.stage
+                raise InputError(
+                    f"{name} is in the output of {stage}, which did not write it, or its ledger {ledger} is damaged. "
+                    f"Run {stage} again, and then the same command. (If it is to be read with the other files, copy "
+                    f"{folder} without {STATE_DIR} to another place, and give that; else move it away.)"
+                )
 
 
 def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
@@ -242,36 +261,4 @@ def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
         for path in tags.touched(paths):
             tags.set_hash(path, hash_file(path))
     for path in filter(tags.differs, paths):
-        if tags.stat(path) is None:
-            _raise_missing(str(path))
-        stage = writer_of(path)
-        raise InputError(
-            f"{path} is not what {stage} wrote: it was changed or damaged since. Run {stage} again, which writes it "
-            f"anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
-            "another place, and give that.)"
-        )
-
-
-def _raise_missing(path: str, more: str = "") -> NoReturn:
-    stage = writer_of(Path(path))
-    raise InputError(
-        f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it anew, and then the same "
-        f"command. (If it was removed on purpose: copy its folder without {STATE_DIR} to another place, and give that.)"
-    )
-
-
-def _raise_foreign(folder: Path, name: str, beside: Ledger) -> NoReturn:
-    """`beside` is the ledger of other files that were found."""
-    damaged = [
-        it.file for above in folders_above(Path(name)) for it in Ledger.all_in(above / STATE_DIR) if it.is_damaged
-    ]
-    if damaged:
-        raise InputError(
-            f"{name} may be of another run than the files next to it: the ledger {damaged[0]} is damaged, and does not "
-            f"name it. Run {beside.stage} again, and then the same command"
-        )
-    raise InputError(
-        f"{name} is in the output of {beside.stage}, which did not write it: it may be another run's. If it is to be "
-        f"read with the other files, copy {folder} without {STATE_DIR} to another place, and give that; else move it "
-        "away"
-    )
+        raise changed_input(path) if tags.stat(path) else missing_input(path)

@@ -222,14 +222,10 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
             for each in (ledger, *ledger.others):
                 unknown -= each.outputs().keys()
     if unknown:
-        which = f"{len(unknown):,} files that {ledger.file.stem} did not write, {Path(min(unknown)).name!r} the first"
-        if ledger.is_damaged:
-            raise OutputError(
-                f"{folder} holds {which}, or wrote: its ledger {ledger.file} is damaged and does not name all files "
-                "any more. Remove these files, which are then made again, or give a new folder."
-            )
         raise OutputError(
-            f"{folder} holds {which}: it may be another run's output. Give an empty or new folder, or remove them."
+            f"{folder} holds {len(unknown):,} files that {ledger.file.stem} did not write, "
+            f"{Path(min(unknown)).name!r} the first: they may be another run's, or its ledger {ledger.file} is "
+            "damaged. Remove them, or give an empty or new folder"
         )
 
 

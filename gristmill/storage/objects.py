@@ -108,7 +108,10 @@ def find_object(path: Path) -> FileInfo | None:
 
 
 class ChangedWhileRead(InputError):
-    """An object is another one than when its first bytes were read."""
+    """An object is another one than when it was listed, or when its first bytes were read; made with its path."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} was changed while it was read: run the same command again"
 
 
 def read_object(path: Path) -> tuple[bytes, FileInfo]:
@@ -294,7 +297,7 @@ class _Chunks:
                 self._at += len(chunk)
                 yield chunk
         except PreconditionError as error:
-            raise ChangedWhileRead(f"{self.path} was changed while it was read: run the same command again") from error
+            raise ChangedWhileRead(self.path) from error
 
 
 def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:

@@ -120,7 +120,7 @@ def test_a_file_that_is_not_what_a_stage_wrote_is_refused(source: Path, tmp_path
     (first / "whole").touch()
     assert join_and_meanwhile(first, second, int) == 1  # touched, and so hashed
     (first / "b").write_text(data)
-    with pytest.raises(InputError, match=r"first/b is not what upper wrote: it was changed .* Run upper again"):
+    with pytest.raises(InputError, match=r"first/b is not what upper wrote: it was changed .* run upper again"):
         join_and_meanwhile(first, second, int)
     assert upper_stage(source, first).ran == 1
     assert join_and_meanwhile(first, second, int) == 0
