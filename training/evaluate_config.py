@@ -92,7 +92,8 @@ class EvaluateConfig:
             )
         require(
             self.parallel.pp > 1 or self.parallel.schedule == ParallelConfig.schedule,
-            f"parallel.schedule {self.parallel.schedule} has no effect with parallel.pp 1; leave --parallel.schedule out",
+            f"parallel.schedule {self.parallel.schedule} has no effect with parallel.pp 1; leave --parallel.schedule "
+            "out",
         )
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
         require(
