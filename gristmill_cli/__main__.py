@@ -40,10 +40,13 @@ GROUPS: dict[str, dict[str, Command]] = {
         "apply": Command("preprocessing.apply:apply", "run a function of yours over every document"),
         "filter-quality": Command("preprocessing.filter_quality:filter_quality", "keep what a recipe's rules allow"),
         "preview": Command("gristmill_cli.preview:preview", "show what each rule of a recipe would remove"),
+        "decontaminate": Command(
+            "preprocessing.decontaminate:decontaminate", "keep the items of benchmarks out of a corpus"
+        ),
         "filter": Command("preprocessing.filter:filter", "list documents that are too short"),
         "mix": Command("preprocessing.shuffle_holdout:pass1", "drop listed documents, weigh the sources", ("pass1",)),
         "shuffle": Command("preprocessing.shuffle_holdout:pass2", "shuffle, and split off a holdout", ("pass2",)),
-        "decontaminate": Command(
+        "drop-holdout": Command(
             "dedup.dedup_train:dedup_train", "remove holdout documents from the train set", ("dedup_train",)
         ),
         "train-tokenizer": Command(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import numpy as np
 
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.schemes import Hash
@@ -18,6 +19,7 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+from preprocessing.contamination.ngrams import find_keys, find_words, hash_ngrams
 from preprocessing.quality.recipe import load_recipe
 from preprocessing.quality.words import WordSplitter
 
@@ -55,6 +57,8 @@ def _run_pipeline() -> None:
                 until="generate_duplicates_dict",
             )
         )
+        ngrams = hash_ngrams(find_words(_TEXT).hashes, 13)
+        find_keys(ngrams, np.zeros(1, np.uint64), np.ones(3, np.int64), 63, np.zeros(64, np.int64))
         load_recipe("gopher").judge(_TEXT * 4, WordSplitter())
         options = RunOptions(workers=1, quiet=True)
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)

@@ -20,6 +20,7 @@ from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import Dedup, RunConfig, Tokenizer
 from preprocessing.datasets import source_weights
+from preprocessing.decontaminate import check_limits, list_benchmarks
 from preprocessing.filter import check_threshold
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
@@ -59,6 +60,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             version_of(config.apply.function)
     if config.recipe:
         load_recipe(config.recipe)
+    with _section("decontaminate"):
+        if config.decontaminate.against:
+            list_benchmarks(config.decontaminate.against, config.decontaminate.template)
+            check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

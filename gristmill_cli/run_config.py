@@ -15,11 +15,12 @@ from dedup.minhash.signatures import Sketch
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.sources import Source
+from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
 StageName = Literal[
-    "normalize_text", "apply", "filter_quality", "filter", "generate_exact_pairs", "to_hash",
+    "normalize_text", "apply", "filter_quality", "decontaminate", "filter", "generate_exact_pairs", "to_hash",
     "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
     "train_tokenizer", "tokenize_corpus", "tokenize_holdout",
 ]  # fmt: skip
@@ -43,6 +44,24 @@ class Apply:
 
     function: str | None = None
     """The function as module:function, such as my_filters:keep_english; None: no such stage."""
+
+
+@dataclass(frozen=True)
+class Decontaminate:
+    """Section [decontaminate]: benchmarks that are kept out; see `gristmill decontaminate --help`."""
+
+    against: tuple[Path, ...] = ()
+    """Files or folders of benchmarks, each record an item; none: no such stage."""
+    template: str = ALL_FIELDS
+    """The text of an item, of its fields: "{question} {choices} {answer}"; by default of all."""
+    policy: Policy = "drop"
+    """drop the documents that have an item; cut the places; or report, and leave the corpus as it is."""
+    margin: int = 200
+    """Characters that cut takes before and after a place."""
+    min_ngrams: int = 1
+    """Different n-grams of an item that a document must have."""
+    common: int = 1000
+    """N-grams in this many documents or more are boilerplate, and not looked for; 0: all are."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +202,7 @@ class RunConfig:
     """Rules of quality, between apply and the filter: gopher, c4, fineweb, or a TOML file; none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
+    decontaminate: Decontaminate = field(default_factory=Decontaminate)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
@@ -198,6 +218,11 @@ class RunConfig:
     @property
     def clean(self) -> Path:
         """Folder of the documents that are filtered, compared and mixed."""
+        return self.out / "decontaminated" if self.decontaminate.against else self.judged
+
+    @property
+    def judged(self) -> Path:
+        """Folder of the documents before benchmarks are kept out."""
         return self.out / "quality" if self.recipe else self.applied
 
     @property

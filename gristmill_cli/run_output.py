@@ -83,6 +83,12 @@ def _reject_other_run(config: RunConfig) -> None:
     if bool(before.get("recipe")) != bool(config.recipe):
         has = "with" if not config.recipe else "without"
         raise OutputError(f"{config.out} holds a run {has} a --recipe: give another --out, or remove the folder")
+    kept_out = before.get("decontaminate")
+    if bool(isinstance(kept_out, dict) and kept_out.get("against")) != bool(config.decontaminate.against):
+        has = "with" if not config.decontaminate.against else "without"
+        raise OutputError(
+            f"{config.out} holds a run {has} --decontaminate.against: give another --out, or remove the folder"
+        )
     applied = before.get("apply")
     if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
         has = "with" if config.apply.function is None else "without"

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.io.documents import CORPUS_SUFFIXES
 from gristmill_cli.funnel import HELD_OUT, TRAIN
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_config import Decontaminate, RunConfig
 from preprocessing.apply import apply
+from preprocessing.decontaminate import decontaminate, report_paths
 from preprocessing.filter import KEPT
 from preprocessing.filter import filter as find_short
 from preprocessing.filter_quality import filter_quality, removed_path
@@ -119,10 +120,23 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         stages.append(
             PipelineStage(
                 "filter_quality",
-                lambda: filter_quality(config.applied, config.clean, recipe, options, text_column=column),
-                config.clean, {"recipe": recipe, "rules": rules}, before,
+                lambda: filter_quality(config.applied, config.judged, recipe, options, text_column=column),
+                config.judged, {"recipe": recipe, "rules": rules}, before,
                 keeps=WRITTEN, hint=f"see what each rule removes: gristmill preview {recipe} {config.applied}",
-                needs=(before,), beside=(removed_path(config.clean),), folders=(config.clean,),
+                needs=(before,), beside=(removed_path(config.judged),), folders=(config.judged,),
+            )
+        )  # fmt: skip
+    if (benchmarks := config.decontaminate).against:
+        before = _judged_by(config)
+        stages.append(
+            PipelineStage(
+                "decontaminate",
+                lambda: decontaminate(
+                    config.judged, config.clean, options=options, text_column=column, **_fields(benchmarks)
+                ),
+                config.clean, {name: str(value) for name, value in _fields(benchmarks).items()}, before,
+                keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
+                needs=(before,), beside=report_paths(config.clean), folders=(config.clean,),
             )
         )  # fmt: skip
     stages.append(
@@ -145,8 +159,17 @@ def _code_of(function: str) -> str:
     return version if version.startswith("version ") else version[:12]
 
 
+def _fields(section: Decontaminate) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in fields(section)}
+
+
 def _cleaned_by(config: RunConfig) -> str:
     """The stage that writes the documents that are filtered, compared and mixed."""
+    return "decontaminate" if config.decontaminate.against else _judged_by(config)
+
+
+def _judged_by(config: RunConfig) -> str:
+    """The stage that writes the documents before benchmarks are kept out."""
     return "filter_quality" if config.recipe else "apply" if config.apply.function else "normalize_text"
 
 

@@ -111,7 +111,8 @@ def decode_value(raw: msgspec.Raw) -> Any:
 def take_text(fields: dict[str, Any], column: str) -> str:
     """The text of a field in other fields, named as `meta.text`, or of a template, `{title}\\n\\n{meta.body}`.
 
-    A field of the whole name comes first. In a template a null is no text, and a number is one. Raises Malformed.
+    A field of the whole name comes first. In a template a null is no text, a number is one, a list or an object has a
+    line for each of its values, and {*} is all fields. Raises Malformed.
 
     >>> fields = {"title": "On mills", "meta": {"body": "They grind.", "year": 1860}}
     >>> take_text(fields, "meta.body"), take_text(fields, "{title} ({meta.year})")
@@ -134,10 +135,12 @@ def fields_named(column: str) -> list[str]:
     >>> fields_named("meta.text"), fields_named("{title}: {body}")
     (['meta.text'], ['title', 'body'])
     """
-    return _NAMED.findall(column) or [column]
+    return [name for name in _NAMED.findall(column) or [column] if name != "*"]
 
 
 def _value_in(fields: dict[str, Any], name: str) -> Any:
+    if name == "*":
+        return [_value_in(fields, field) for field in fields if field != "*"]
     value: Any = fields
     for part in [name] if name in fields else name.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -151,6 +154,8 @@ def _value_in(fields: dict[str, Any], name: str) -> Any:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "\n".join(map(_spell, value.values() if isinstance(value, dict) else value))
     return "" if value is None else str(value)
 
 

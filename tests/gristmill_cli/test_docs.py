@@ -1,10 +1,12 @@
 """Every command of the pages on the data pipeline is run, and SlimPajama's command lines give what one run gives."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
@@ -12,7 +14,7 @@ from tests.tokenizers_of_models import content_of
 
 TRAINING = {"README.md", "training.md", "parallelism.md", "checkpoints.md"}  # run by test_readme.py
 NODES = {"cluster.md"}  # run by tests/training/test_cluster.py
-DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md"}
+DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md", "decontamination.md"}
 
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
@@ -42,6 +44,19 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     similar = pq.read_table(tmp_path / "NEAR" / "duplicates.parquet").column("similarity").to_pylist()
     assert similar and min(similar) >= 0.8
     assert done.stdout.count("funnel: documents") == 2
+
+
+def test_benchmarks_are_kept_out(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    text = next(document.text for document in read_corpus(corpus) if len(document.text) > 600)
+    quiz, out = tmp_path / "quiz.jsonl", tmp_path / "out"
+    quiz.write_text(json.dumps({"question": text[200:500]}) + "\n")
+    (block,) = commands("decontamination.md")
+    block = block.rstrip() + " --tokenizer.vocab_size 420 --mix.holdout 0.05"
+    done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(out), BENCHMARKS=str(quiz))
+    assert done.returncode == 0, done.stderr
+    assert "quiz: 1 of 1 items found" in done.stderr
+    assert (out / "decontaminated.contamination.parquet").exists()
 
 
 def test_tokenizers_of_models_and_byte_level_ones(tmp_path: Path) -> None:

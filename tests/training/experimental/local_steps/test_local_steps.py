@@ -254,7 +254,7 @@ def traffic_of(config: TrainConfig) -> tuple[dict[tuple[str, str], Volume], int]
         with counter:
             for step in range(1, config.optim.steps + 1):
                 trainer.step(step)
-        found = {("all" if axis == "tied" else axis, kind): n for (axis, kind), n in counter.traffic.items()}
+        found = {("all" if axis == "default_pg" else axis, kind): n for (axis, kind), n in counter.traffic.items()}
         return found, trainer.parameters
 
 

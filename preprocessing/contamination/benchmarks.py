@@ -1,0 +1,198 @@
+"""The items of benchmarks, the index of their n-grams, and the search for them in a text.
+
+Items → words → n-grams, sorted by hash; a text's n-grams are looked up there, and words compared, so that a found
+item is there: no filter that errs, and no hash that is trusted.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gristmill.counts import MALFORMED, Counts
+from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
+from gristmill.storage.local import atomic_write
+from preprocessing.contamination.ngrams import ALONE, Words, find_keys, find_words, fold_table, hash_ngrams
+
+LENGTH = 13  # words of an n-gram
+SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
+MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
+_SHORT = np.uint64(0x5BD1E9955BD1E995)  # marks hashes of SHORTEST words
+_BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
+
+ENTRY = np.dtype([("key", "<u8"), ("item", "<u4"), ("word", "<u4")])
+_ITEMS = pa.schema({"benchmark": pa.string(), "item": pa.string(), "text": pa.string()})
+
+
+class Match(NamedTuple):
+    """A place of an item in a text: the item's number, its n-grams in all of the text, characters of the place."""
+
+    item: int
+    ngrams: int
+    start: int
+    end: int
+
+
+class IndexSummary(NamedTuple):
+    """What an index has of a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items."""
+
+    items: int
+    too_short: int
+    shared: int
+
+
+def write_index(files: Sequence[CorpusFile], entries: Path, items: Path) -> dict[str, IndexSummary]:
+    """Write the n-grams of all items (ENTRY, sorted by key) and the items themselves; return what is in them.
+
+    Raises InputError for a record without the text.
+    """
+    rows, parts, summary = list[tuple[str, str, str]](), list[NDArray](), dict[str, IndexSummary]()
+    for file in files:
+        name, first, short = stem(file.name), len(rows), 0
+        for key, text in _read_items(file, entries):
+            words = find_words(text).hashes
+            keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
+            short += not len(keys)
+            found = np.empty(len(keys), ENTRY)
+            found["key"], found["item"], found["word"] = keys, len(rows), np.arange(len(keys))
+            parts.append(found)
+            rows.append((name, key, text))
+        summary[name] = IndexSummary(len(rows) - first, short, 0)
+    table = np.concatenate([np.empty(0, ENTRY), *parts])
+    table = table[np.argsort(table["key"], kind="stable")]
+    table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
+    is_shared = _is_shared(table)
+    for number, count in zip(*np.unique(table["item"][is_shared], return_counts=True), strict=True):
+        name = rows[number][0]
+        summary[name] = summary[name]._replace(shared=summary[name].shared + int(count))
+    with atomic_write(entries) as temporary, temporary.open("wb") as sink:
+        np.save(sink, table[~is_shared])
+    columns = zip(*rows, strict=True) if rows else [()] * 3
+    values = [pa.array(column, field.type) for column, field in zip(columns, _ITEMS, strict=True)]
+    with atomic_write(items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
+        writer.write_table(pa.table(values, schema=_ITEMS))
+    return summary
+
+
+def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, str]]:
+    """The key and text of each record."""
+    counts = Counts({}, [])
+    (part,) = slices_at(file, ONE_SLICE)
+    for document in read_documents(part, counts, Rejects(output)):
+        yield str(document.key), document.text
+    if any(reason.startswith(MALFORMED) for reason in counts.reasons):
+        raise InputError(
+            f"--against: {counts.examples[0]}; expected the text of each item: name its fields, as in --template "
+            "'{question} {choices} {answer}'"
+        )
+
+
+def _keys(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
+    hashes = hash_ngrams(words, length)
+    return hashes ^ _SHORT if length == SHORTEST else hashes
+
+
+def _is_shared(table: NDArray) -> NDArray[np.bool_]:
+    """Of each entry whether more than MOST_ITEMS items have its key."""
+    starts = np.flatnonzero(_differs(table["key"]))
+    items = np.diff([*starts, len(table)])
+    return np.repeat(items > MOST_ITEMS, items)
+
+
+def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
+    """Whether each value is another than the one before."""
+    found = np.ones(len(sorted_values), bool)
+    found[1:] = sorted_values[1:] != sorted_values[:-1]
+    return found
+
+
+class Benchmarks:
+    """An index, mapped: all workers share its pages. `common` are keys that are not looked for."""
+
+    def __init__(self, entries: Path, items: Path, common: NDArray[np.uint64] | None = None) -> None:
+        with wrap_read_errors(entries):
+            table = np.load(entries, mmap_mode="r")
+        self.keys, self.entries = np.ascontiguousarray(table["key"]), table
+        edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
+        self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
+        self.items = pa.ipc.open_file(pa.memory_map(str(items))).read_all()
+        self.common = np.empty(0, np.uint64) if common is None else common
+        self.words_of = cache(self._words_of)
+
+    def keys_in(self, words: Words) -> NDArray[np.uint64]:
+        """The different keys of the index that a text has, ascending."""
+        hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *hits]))
+
+    def find(self, text: str, words: Words, least: int = 1) -> list[Match]:
+        """The runs of items of which a text has `least` different n-grams or more, in the order of the text."""
+        found, ngrams = defaultdict[tuple[int, int, int], list[int]](list), defaultdict[int, set[int]](set)
+        for length, _, positions, firsts in self._hits(words):
+            for position, first in zip(positions.tolist(), firsts.tolist(), strict=True):
+                key, entry = self.keys[first], first
+                while entry < len(self.keys) and self.keys[entry] == key:
+                    _, item, word = self.entries[entry].item()
+                    found[item, position - word, length].append(position)
+                    entry += 1
+        spans = defaultdict[int, list[tuple[int, int]]](list)
+        for (item, shift, length), at in found.items():
+            for start, end in _runs(at):
+                first, count = start - shift, end - start
+                # an item that is too short for an n-gram is looked for as a whole
+                last = start + len(self.words_of(item)) if length == SHORTEST else end + length - 1
+                if self.words_of(item)[first : last - shift] == _spell(text, words, start, last):
+                    ngrams[item].update(range(first, first + count))
+                    spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
+        kept = [item for item in spans if len(ngrams[item]) >= least]
+        matches = [Match(item, len(ngrams[item]), *span) for item in kept for span in _joined(spans[item])]
+        return sorted(matches, key=lambda match: (match.start, match.item))
+
+    def _hits(self, words: Words) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
+        """For each length of n-grams: it, the text's keys, where it has one of the index, and that one's entry."""
+        for length in (LENGTH, SHORTEST):
+            keys = _keys(words.hashes, length)
+            found = np.empty(len(keys), np.int64)
+            find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, found)
+            found[np.isin(keys, self.common)] = -1
+            (positions,) = np.nonzero(found >= 0)
+            if len(positions):
+                yield length, keys, positions, found[positions]
+
+    def _words_of(self, item: int) -> list[str]:
+        text = self.items.column("text")[item].as_py()
+        words = find_words(text)
+        return _spell(text, words, 0, len(words))
+
+
+def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers of an ascending list: the first of each, and the one after its last."""
+    start = positions[0]
+    for one, following in zip(positions, [*positions[1:], -1], strict=True):
+        if following != one + 1:
+            yield start, one + 1
+            start = following
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that overlap as one."""
+    joined = list[tuple[int, int]]()
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _spell(text: str, words: Words, first: int, last: int) -> list[str]:
+    """Words of a text as they are compared."""
+    table, spans = fold_table(), zip(words.starts[first:last].tolist(), words.ends[first:last].tolist(), strict=True)
+    return ["".join(chr(int(table[ord(letter)]) & (ALONE - 1)) for letter in text[start:end]) for start, end in spans]

@@ -1,0 +1,314 @@
+"""Stage: keep benchmarks out of a corpus: find their items by exact n-grams of words, and drop or cut what has them."""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tyro.conf import Positional
+
+from gristmill.budget import reserve_memory
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.ledger import StepResult
+from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.task import FileSet, Result, Stage, Task
+from gristmill.errors import UsageError, require
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, paths_of
+from gristmill.io.files import STATE_DIR
+from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.storage.files import file_info, is_file
+from gristmill.storage.local import atomic_write, atomic_write_bytes
+from gristmill.text import utf8_size
+from preprocessing.contamination.benchmarks import SHORTEST, Benchmarks, IndexSummary, Match, write_index
+from preprocessing.contamination.ngrams import Words, find_words
+from preprocessing.rewriting import plan_targets, rewrite_corpus
+
+STAGE = Stage("decontaminate", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+Policy = Literal["drop", "cut", "report"]
+CONTAMINATED = "in a benchmark"
+ALL_FIELDS = "{*}"
+_SCHEMA = pa.schema(
+    {
+        "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
+        "ngrams": pa.int64(), "start": pa.int64(), "end": pa.int64(), "text": pa.string(), "item_text": pa.string(),
+    }
+)  # fmt: skip
+_KEY_COUNT = np.dtype([("key", "<u8"), ("documents", "<u8")])
+_MEMORY_A_CHARACTER = 40  # bytes, of a text while its words are looked up: code points, hashes, places
+_SHOWN = 600  # characters of a text in the table
+
+
+class BenchmarkReport(msgspec.Struct):
+    """What was found of one benchmark; `documents` by source."""
+
+    items: int
+    too_short: int
+    shared_ngrams: int
+    found: int
+    documents: dict[str, int]
+
+
+class Report(msgspec.Struct):
+    """TARGET_DIR.benchmarks.json: each benchmark, and how many n-grams are in too many documents to say anything."""
+
+    benchmarks: dict[str, BenchmarkReport]
+    common_ngrams: int
+
+
+def decontaminate(
+    data_dir: Positional[Path],
+    target_dir: Positional[Path],
+    against: tuple[Path, ...],
+    options: RunOptions = RunOptions(),
+    *,
+    template: str = ALL_FIELDS,
+    policy: Policy = "drop",
+    margin: int = 200,
+    min_ngrams: int = 1,
+    common: int = 1000,
+    text_column: str = "text",
+) -> Counts:
+    """Write the documents of a corpus that have no item of a benchmark in them.
+
+    A document has an item if 13 words of it follow one another in both, or all its words if it has 8 to 12; case,
+    punctuation, line ends and JSON's escapes do not matter, and a character is a word where a script has no spaces.
+    Words are compared, not only hashes. The table TARGET_DIR.contamination.parquet has each place found, with both
+    texts; TARGET_DIR.benchmarks.json has, for each benchmark, the share found and the documents by source.
+
+    Args:
+        data_dir: Folder of the corpus.
+        target_dir: Output folder; files keep their relative paths.
+        against: Benchmarks: files or folders of .jsonl, .parquet or the like, each record an item.
+        options: Workers, memory, and when to stop; they change no output.
+        template: The text of an item, of its fields: "{question} {choices} {answer}"; by default of all.
+        policy: drop the document; cut the places, with a margin; or report, which writes the corpus as it is.
+        margin: Characters that cut takes before and after a place.
+        min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
+        common: N-grams in this many documents or more are boilerplate, and not looked for; 0: all are.
+        text_column: The column or field that holds the text.
+
+    Returns:
+        Documents read, written, and left out, and the bytes cut (changed), per source.
+    """
+    require(bool(against), "expected files or folders of benchmarks, got none; try --against BENCHMARKS")
+    check_limits(margin, min_ngrams, common)
+    benchmarks = list_benchmarks(against, template)
+    files = list_corpus(data_dir, text_column=text_column)
+    reject_overlapping_folders(data_dir, target_dir)
+    targets, (table, report) = plan_targets(files, target_dir), report_paths(target_dir)
+    with open_stage(
+        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table, report]
+    ) as run:
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        index = (run.work / "entries.npy", run.work / "items.arrow")
+        task = Task("index", index_benchmarks, {"files": benchmarks, "entries": index[0], "items": index[1]}, index)
+        (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])
+        boilerplate = _find_common(run, files, index, common)
+        arguments: dict[str, Any] = {"index": index, "common": boilerplate, "least": min_ngrams}
+        done = rewrite_corpus(
+            run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
+            beside=run.ledger.root / STATE_DIR / run.output,
+        )  # fmt: skip
+        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
+        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
+        merged = {"tables": tables, "common": boilerplate, "summary": summary, "output": table, "report": report}
+        run.step("report", [Task("report", write_report, merged, (table, report))])
+        counts = run.finish(done.counts)
+    if not options.quiet:
+        for line in describe(read_report(report)):
+            print(line, file=sys.stderr)
+    return counts
+
+
+def check_limits(margin: int, min_ngrams: int, common: int) -> None:
+    """Raise UsageError for a number out of range."""
+    for name, value, least in (("margin", margin, 0), ("min_ngrams", min_ngrams, 1), ("common", common, 0)):
+        require(value >= least, f"--{name}: expected {least} or more, got {value}")
+
+
+def report_paths(target_dir: Path) -> tuple[Path, Path]:
+    """The table of the places found, and the report, next to `target_dir`."""
+    name = target_dir.name
+    return target_dir.with_name(f"{name}.contamination.parquet"), target_dir.with_name(f"{name}.benchmarks.json")
+
+
+def read_report(path: Path) -> Report:
+    """The report of a finished run."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def describe(report: Report) -> list[str]:
+    """A line for each benchmark."""
+    lines = []
+    for name, it in report.benchmarks.items():
+        by_source = ", ".join(f"{source} {count:,}" for source, count in it.documents.items())
+        short = f"; {it.too_short:,} have fewer than {SHORTEST} words and are not looked for" if it.too_short else ""
+        lines.append(
+            f"{name}: {it.found:,} of {it.items:,} items found ({it.found / max(1, it.items):.1%}) in "
+            f"{sum(it.documents.values()):,} documents{by_source and f' ({by_source})'}{short}"
+        )
+    return lines
+
+
+def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list[CorpusFile]:
+    """The files of some benchmarks, each named by its folder and itself, with the template of their texts."""
+    files = list[CorpusFile]()
+    for path in against:
+        if is_file(path):
+            info = file_info(path)
+            assert info is not None
+            files.append(CorpusFile(path, path.name, info.size, template))
+        else:
+            files += list_corpus(path, f"{path.name}/", template)
+    twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
+    if twice:
+        raise UsageError(f"--against: expected benchmarks of different names, got {twice[0]} twice; rename one of them")
+    return files
+
+
+def index_benchmarks(files: list[CorpusFile], entries: Path, items: Path) -> Result:
+    """Task: write the index of all benchmarks; the value is what it has of each."""
+    return Result(Counts({}, []), write_index(files, entries, items))
+
+
+def _find_common(run: StageRun, files: list[CorpusFile], index: tuple[Path, Path], common: int) -> Path | None:
+    """Run the steps that find the n-grams of `common` documents or more; None if all are looked for."""
+    if not common:
+        return None
+
+    def count(groups: list[SliceGroup]) -> Iterable[Task]:
+        for group in groups:
+            output = run.work / "ngrams" / f"{group[0].label}.npy"
+            arguments = {"group": group, "index": index, "output": output}
+            yield Task(group[0].label, count_ngrams, arguments, (output,), sum(part.size for part in group))
+
+    counted: StepResult = read_slices(run, "ngrams", cut_raw_corpus(run, files), count)
+    outputs = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in counted.records))
+    path = run.work / "common.npy"
+    run.step("common", [Task("common", find_common, {"counted": outputs, "least": common, "output": path}, (path,))])
+    return path
+
+
+@leaves_out_damaged
+def count_ngrams(group: SliceGroup, index: tuple[Path, Path], output: Path) -> Counts:
+    """Task: count the documents that have each n-gram of a benchmark."""
+    counts, benchmarks, found = Counts({}, []), Benchmarks(*index), Counter[int]()
+    for part in group:
+        for document in read_documents(part, Counts({}, []), Rejects(output)):
+            with _memory_for(document):
+                found.update(benchmarks.keys_in(find_words(document.text)).tolist())
+    _save(output, np.array(sorted(found.items()), _KEY_COUNT))
+    return counts
+
+
+def find_common(counted: FileSet, least: int, output: Path) -> None:
+    """Task: write the keys that `least` documents or more have, ascending."""
+    total = np.empty(0, _KEY_COUNT)
+    for start in range(0, len(counted.paths), 64):  # the sum has the benchmarks' keys at most
+        parts = [total, *(np.load(path) for path in counted.paths[start : start + 64])]
+        both = np.concatenate(parts)
+        keys, places = np.unique(both["key"], return_inverse=True)
+        total = np.empty(len(keys), _KEY_COUNT)
+        total["key"], total["documents"] = keys, np.bincount(places, both["documents"], len(keys)).astype(np.uint64)
+    _save(output, total["key"][total["documents"] >= least])
+
+
+@leaves_out_damaged
+def search_slices(
+    group: SliceGroup,
+    outputs: tuple[Path, ...],
+    index: tuple[Path, Path],
+    common: Path | None,
+    least: int,
+    policy: Policy,
+    margin: int,
+    beside: Path,
+) -> Counts:
+    """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
+    counts, rows = Counts({}, []), list[tuple[Any, ...]]()
+    benchmarks = Benchmarks(*index, None if common is None else np.load(common))
+    for part, output in zip(group, outputs, strict=True):
+        with open_jsonl_writer(output) as sink:
+            for document in read_documents(part, counts, Rejects(output)):
+                size = utf8_size(document.text)
+                with _memory_for(document):
+                    words: Words = find_words(document.text)
+                    matches = benchmarks.find(document.text, words, least)
+                rows += (_row(document, benchmarks, match) for match in matches)
+                text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
+                if matches and (policy == "drop" or not text):
+                    counts.add(part.source, CONTAMINATED, size)
+                    continue
+                document.replace_text(text)
+                sink.write(document.to_json())
+                counts.add_written(part.source, utf8_size(text), size)
+    columns = zip(_SCHEMA, zip(*rows, strict=True) if rows else [()] * len(_SCHEMA), strict=True)
+    write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
+    return counts
+
+
+def write_report(
+    tables: FileSet, common: Path | None, summary: dict[str, IndexSummary], output: Path, report: Path
+) -> None:
+    """Task: join the tables of all tasks, in the order of the corpus, and count what was found."""
+    found, documents = defaultdict[str, set[str]](set), defaultdict[str, Counter[str]](Counter)
+    with open_table_writer(output, _SCHEMA) as write:
+        for path in tables.paths:
+            seen = set[tuple[str, str, int]]()
+            for table in stream_table(path, _SCHEMA.names):
+                write({name: table.column(name) for name in _SCHEMA.names})
+                for row in table.select(["file", "row", "source", "benchmark", "item"]).to_pylist():
+                    found[row["benchmark"]].add(row["item"])
+                    if (key := (row["benchmark"], row["file"], row["row"])) not in seen:
+                        seen.add(key)
+                        documents[row["benchmark"]][row["source"]] += 1
+    benchmarks = {
+        name: BenchmarkReport(*index, len(found[name]), dict(sorted(documents[name].items())))
+        for name, index in summary.items()
+    }
+    known = Report(benchmarks, 0 if common is None else len(np.load(common)))
+    atomic_write_bytes(report, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+
+
+def _memory_for(document: Document) -> Any:
+    return reserve_memory(_MEMORY_A_CHARACTER * len(document.text), f"the words of {document.key}")
+
+
+def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any, ...]:
+    benchmark, item, text = (column[match.item].as_py() for column in benchmarks.items.columns)
+    place = document.text[match.start : min(match.end, match.start + _SHOWN)]
+    file, row = document.key
+    return (file, row, document.source, benchmark, item, match.ngrams, match.start, match.end, place, text[:_SHOWN])
+
+
+def _cut(text: str, matches: Sequence[Match], margin: int) -> str:
+    """The text without the places and `margin` characters around each; an empty line stands for each gap."""
+    kept, end = list[str](), 0
+    for match in matches:
+        if (start := max(0, match.start - margin)) > end:
+            kept.append(text[end:start].strip())
+        end = max(end, match.end + margin)
+    return "\n\n".join(part for part in (*kept, text[end:].strip()) if part)
+
+
+def _save(path: Path, values: NDArray) -> None:
+    with atomic_write(path) as temporary, temporary.open("wb") as sink:
+        np.save(sink, values)
+
+
+if __name__ == "__main__":
+    command(decontaminate)

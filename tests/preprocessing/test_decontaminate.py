@@ -1,0 +1,216 @@
+"""decontaminate: planted items are found in every disguise, and nothing else, as a plain program of this test finds."""
+
+import json
+import random
+import re
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.engine.options import RunOptions
+from gristmill.errors import GristmillError, UsageError
+from gristmill.io.readers import read_corpus
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
+from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
+from preprocessing.contamination.ngrams import find_words, hash_ngrams
+from preprocessing.decontaminate import decontaminate, read_report, report_paths
+from tests.gristmill.engine.sandbox import sandboxed
+from tests.gristmill_cli.corpus import make_corpus, tree
+
+ITEM = 'What is the "capital" of the country where the river Seine flows, and who designed its most famous iron tower?'
+DISGUISES = {
+    "verbatim": ITEM,
+    "other signs": ITEM.replace('"', "").replace(",", " –").replace("?", "!!"),
+    "other case": ITEM.upper(),
+    "two paragraphs": ITEM.replace(", and", ",\n\n  and"),
+    "JSON": json.dumps({"id": 3, "question": "Read:\n" + ITEM, "answer": "Paris"}),
+    "other quotes": ITEM.replace('"capital"', "« capital »"),
+    "the end of it": "…" + ITEM[30:],
+}
+PLAIN = re.compile(r"\w+")
+OPTIONS = RunOptions(workers=1, quiet=True)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def plain_words(text: str) -> list[str]:
+    """Words by Python's own tables, one at a time; JSON's escapes are no words."""
+    text = re.sub(r"\\[nrtu\"/\\]", "  ", text)
+    words, word = [], ""
+    for letter in text + " ":
+        is_part = unicodedata.category(letter)[0] in "LMN"
+        is_alone = is_part and ("\u3040" <= letter <= "\u9fff" or "\u0e00" <= letter <= "\u0eff")
+        if word and (not is_part or is_alone):
+            words.append(word)
+            word = ""
+        if is_alone:
+            words.append(letter.lower())
+        elif is_part:
+            word += letter.lower() if len(letter.lower()) == 1 else letter
+    return words
+
+
+def plain_search(texts: list[str], items: list[str]) -> set[tuple[int, int]]:
+    """(text, item) of each item that is in a text, by sets of n-grams."""
+    found = set()
+    of_items = [plain_words(item) for item in items]
+    for number, words in enumerate(map(plain_words, texts)):
+        grams = {n: {tuple(words[i : i + n]) for i in range(len(words) - n + 1)} for n in range(SHORTEST, LENGTH + 1)}
+        for item, wanted in enumerate(of_items):
+            n = min(LENGTH, len(wanted))
+            if n >= SHORTEST and any(tuple(wanted[i : i + n]) in grams[n] for i in range(len(wanted) - n + 1)):
+                found.add((number, item))
+    return found
+
+
+def table_of(target: Path) -> set[tuple[int, int]]:
+    rows = pq.read_table(report_paths(target)[0]).to_pylist()
+    return {(row["row"], int(row["item"].rpartition("@")[2])) for row in rows}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_an_item_is_found_in_each_disguise_and_its_place_is_in_the_table(tmp_path: Path, disguise: str) -> None:
+    clean = "A text of its own about mills, which grind the grain that bakers need, day after day."
+    texts = [clean, f"{clean} {DISGUISES[disguise]} {clean}", clean + " What is the capital of the country?"]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
+    quiz = write(tmp_path / "quiz.jsonl", [{"question": ITEM, "answer": "Paris"}])
+    counts = decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, template="{question}")
+    assert [d.text for d in read_corpus(tmp_path / "out")] == [texts[0], texts[2]]
+    assert counts.total("in a benchmark").documents == 1
+    (row,) = pq.read_table(report_paths(tmp_path / "out")[0]).to_pylist()
+    assert (row["file"], row["row"], row["item"], row["item_text"]) == ("web/a.jsonl", 1, "quiz.jsonl@0", ITEM)
+    place = texts[1][row["start"] : row["end"]]
+    assert plain_words(place) == plain_words(row["text"]) and plain_words(place)[-1] == "tower"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_found_equals_a_plain_program(tmp_path: Path, seed: int) -> None:
+    """Few different words, so that parts of items are there by chance, and characters of scripts without spaces."""
+    chosen = random.Random(seed)
+    known = [*"abcDEF", "İx", "naïve", "漢字", "かな", "ไทย", "x1", "a\\n", "it's", "…", "--"]
+
+    def make(least: int, most: int) -> str:
+        return " ".join(chosen.choices(known, [60, 9, *[1] * (len(known) - 2)], k=chosen.randint(least, most)))
+
+    items, texts = [make(1, 30) for _ in range(60)], [make(0, 120) for _ in range(80)]
+    texts += [f"{make(0, 9)} {item} {make(0, 9)}" for item in items[::3]] + ["a " * 99, "漢" * 99]
+    items += ["a " * 40, "漢" * 20]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": item} for item in items])
+    decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report", common=0)
+    expected = plain_search(texts, items)
+    assert table_of(tmp_path / "out") == expected and len(expected) > 20
+    report = read_report(report_paths(tmp_path / "out")[1]).benchmarks["quiz"]
+    assert report.found == len({item for _, item in expected})
+    assert report.documents == {"web": len({text for text, _ in expected})}
+    assert report.too_short == sum(len(plain_words(item)) < SHORTEST for item in items)
+
+
+def test_cut_takes_the_places_and_a_margin_and_drops_what_is_empty(tmp_path: Path) -> None:
+    texts = ["before " * 20 + ITEM + " after" * 20, ITEM, "x " * 9 + ITEM + " y" * 300 + ITEM + " z" * 300]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text, "id": n} for n, text in enumerate(texts)])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": ITEM}])
+    counts = decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="cut", margin=40)
+    kept = {document.value("id"): document.text for document in read_corpus(tmp_path / "out")}
+    assert kept.keys() == {0, 2} and counts.total("in a benchmark").documents == 1
+    assert set(plain_words(kept[0])[1:-1]) <= {"before", "be", "after", "ter"}
+    assert len(kept[0]) == pytest.approx(len(texts[0]) - len(ITEM) - 80, abs=8)
+    assert kept[2].count("\n\n") == 1 and not set("xq") & set(kept[2])
+
+
+def test_boilerplate_and_n_grams_of_many_items_are_not_looked_for(tmp_path: Path) -> None:
+    rule = "please read the following text with care and then choose the one best answer from"
+    items = [f"{rule} item {n} {' '.join(f'w{n}x{k}' for k in range(14))}" for n in range(MOST_ITEMS + 1)]
+    licence = "permission is hereby granted free of charge to any person obtaining a copy of this software"
+    texts = [f"text {n} says {licence}" for n in range(9)] + [f"one more {rule}", items[3], items[4].split("item")[1]]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": item} for item in [*items, licence]])
+    decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report", common=9)
+    assert table_of(tmp_path / "out") == {(10, 3), (11, 4)}
+    report = read_report(report_paths(tmp_path / "out")[1])
+    assert report.common_ngrams == len(licence.split()) - LENGTH + 1
+    assert report.benchmarks["quiz"].shared_ngrams == (len(rule.split()) + 1 - LENGTH + 1) * len(items)
+    decontaminate(tmp_path / "corpus", tmp_path / "all", (quiz,), OPTIONS, policy="report", common=0)
+    assert len({row for row, _ in table_of(tmp_path / "all")}) == 11
+    decontaminate(tmp_path / "corpus", tmp_path / "four", (quiz,), OPTIONS, policy="report", common=9, min_ngrams=4)
+    assert table_of(tmp_path / "four") == {(10, 3)}
+
+
+def test_a_run_keeps_benchmarks_out_and_workers_change_no_byte(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    texts = [document.text for document in read_corpus(corpus)]
+    long = [text for text in texts if len(plain_words(text)) > 60][:5]
+    quiz = tmp_path / "benchmarks"
+    write(quiz / "a.jsonl", [{"question": " ".join(plain_words(text)[20:50])} for text in long])
+    write(quiz / "b.jsonl", [{"choices": ["none of", "these words"], "n": 1, "none": None}])
+    config = RunConfig(
+        corpus, tmp_path / "out", workers=1, decontaminate=Decontaminate((quiz,), policy="cut", margin=0),
+        mix=Mix(holdout=0.05), tokenizer=Tokenizer(vocab_size=420),
+    )  # fmt: skip
+    assert run(config) is not None
+    report = read_report(report_paths(config.clean)[1])
+    assert report.benchmarks["benchmarks/a"].found == len(long) and not report.benchmarks["benchmarks/b"].found
+    cleaned = [document.text for document in read_corpus(config.clean)]
+    assert not plain_search(cleaned, [" ".join(plain_words(text)[20:50]) for text in long])
+    other = replace(config, out=tmp_path / "four", workers=3, until="decontaminate")
+    run(other)
+    assert tree(other.clean) == tree(config.clean)
+    for path, same in zip(report_paths(other.clean), report_paths(config.clean), strict=True):
+        assert path.read_bytes() == same.read_bytes()
+    write(quiz / "b.jsonl", [{"question": " ".join(plain_words(long[0])[51:80])}])
+    run(replace(other, decontaminate=Decontaminate((quiz,))))
+    assert read_report(report_paths(other.clean)[1]).benchmarks["benchmarks/b"].found == 1
+
+
+def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": "a"}])
+    quiz = write(tmp_path / "quiz.jsonl", [{"question": ITEM}])
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other/quiz.jsonl", [{"question": ITEM}])
+    for changes, fault in (
+        ({"against": ()}, "expected files or folders of benchmarks, got none"),
+        ({"against": (tmp_path / "none",)}, "none: expected a folder"),
+        ({"against": (quiz, tmp_path / "other/quiz.jsonl")}, r"got quiz.jsonl twice; rename one"),
+        ({"template": "{text}"}, r"quiz.jsonl line 1: .*text.*; expected the text of each item: .*--template"),
+        ({"margin": -1}, "--margin: expected 0 or more, got -1"),
+        ({"min_ngrams": 0}, "--min_ngrams: expected 1 or more, got 0"),
+    ):
+        arguments = {"against": (quiz,), "options": OPTIONS, **changes}
+        with pytest.raises(GristmillError, match=fault):
+            decontaminate(tmp_path / "corpus", tmp_path / "out", **arguments)
+    with pytest.raises(UsageError, match="give a folder outside it"):
+        decontaminate(tmp_path / "corpus", tmp_path / "corpus/out", (quiz,), OPTIONS)
+
+
+def test_hostile_texts_cost_what_their_length_says(tmp_path: Path) -> None:
+    """Places found, not seconds: one for each item, whatever is repeated."""
+    texts = ["a " * 50_000, "漢" * 50_000, "\\" * 50_000, "a" * 50_000]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": "a " * 5000}, {"q": "漢" * 5000}])
+    decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report")
+    assert pq.read_table(report_paths(tmp_path / "out")[0]).num_rows == 2
+
+
+def test_hashes_of_n_grams_depend_on_their_words_alone() -> None:
+    words = find_words("one two three four five six one two three").hashes
+    hashes = hash_ngrams(words, 3)
+    assert hashes[0] == hashes[-1] and len(np.unique(hashes)) == len(hashes) - 1
+    assert len(hash_ngrams(words, 10)) == 0
+
+
+def test_outputs_depend_on_nothing_outside(tmp_path: Path) -> None:
+    """As stages that run elsewhere: the task opens only what its arguments name."""
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": ITEM}, {"text": "b"}])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": ITEM}])
+    with sandboxed(tmp_path):
+        decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS)
+    assert [document.text for document in read_corpus(tmp_path / "out")] == ["b"]
