@@ -16,7 +16,6 @@ from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
@@ -173,15 +172,10 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
     return options
 
 
-def _work_of(config: RunConfig) -> RunIdentity:
+def _work_of(config: RunConfig) -> str:
     """What the run does, with all options that change bytes."""
-    options, names = list[str](), {"corpus": resolved(config.corpus), "out": resolved(config.out)}
-    for name, value in ({**_options_of(config), **names}).items():
-        if isinstance(value, dict):
-            options += [f"--{name}.{key} {it}" for key, it in value.items()]
-        elif name not in OWN_OPTIONS:
-            options.append(f"--{name.rstrip('_')} {value}")
-    return RunIdentity("run", tuple(sorted(options)))
+    options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
+    return msgspec.json.encode({name: value for name, value in options.items() if name not in OWN_OPTIONS}).decode()
 
 
 def _record_config(config: RunConfig) -> None:

@@ -21,11 +21,10 @@ from gristmill.counts import Counts
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
-from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.inputs.recorded import ledger_folders
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, run_name
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
-from gristmill.engine.options import RunOptions
+from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.outputs import Marks, Ownership
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Stage, Task, paths_read_by
@@ -288,7 +287,7 @@ def open_stage(
     ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
     lock = state / f"{whole if is_remote(state) else name}.lock"
-    work = RunIdentity.of_command(name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
+    work = " ".join([name, *words_of_work(sys.argv[1:]), *map(str, map(resolved, (*reads, *publishes, *files)))])
     with ExitStack() as stack:
         for above in reversed(ledger.wholes if not is_remote(state) else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.engine.executors.local import Executor, LocalExecutor
-from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.task_queue import TaskQueue
 from gristmill.engine.options import RunOptions
@@ -36,12 +35,12 @@ class ExecutionContext(NamedTuple):
 
 @contextmanager
 def open_execution_context(
-    options: RunOptions, lock: Path, whole: bool = False, work: RunIdentity = RunIdentity()
+    options: RunOptions, lock: Path, whole: bool = False, work: str = ""
 ) -> Iterator[ExecutionContext]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
-    finished it, UsageError if they have other options, or if a time in the environment is none.
+    finished it, UsageError if they have other versions, or if a time in the environment is none.
     """
     for read in (lease_seconds, log_seconds):
         read()  # a wrong one is refused at once: the first use may be in the middle of the work

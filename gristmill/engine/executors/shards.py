@@ -20,9 +20,9 @@ from msgspec.structs import replace as changed
 
 from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.run_identity import RunIdentity, check_same_code, code_versions
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
+from gristmill.engine.executors.versions import check_same_code, code_versions
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
 from gristmill.engine.scratch import Scratch
@@ -32,7 +32,6 @@ from gristmill.errors import (
     OutputError,
     StorageError,
     TakenOver,
-    UsageError,
     WorkerDied,
 )
 from gristmill.storage.files import is_file
@@ -52,12 +51,12 @@ class StepOver(Exception):
 class ShardExecutor:
     """Runs tasks of run_task together with the other processes that see the queue.
 
-    `help` is what a process does while another one is in charge; `run` is for the one that is. `work` says what all of
-    them do: a process helps with the same work only.
+    `help` is what a process does while another one is in charge; `run` is for the one that is. A process helps with its
+    own `work` only; for any other it waits, and then plans its own.
     """
 
     def __init__(
-        self, local: LocalExecutor, queue: TaskQueue, options: RunOptions, work: RunIdentity, state: ProcessState,
+        self, local: LocalExecutor, queue: TaskQueue, options: RunOptions, work: str, state: ProcessState,
         scratch: Scratch,
     ) -> None:  # fmt: skip
         self.local, self.queue, self.options, self.work = local, queue, options, work
@@ -89,13 +88,11 @@ class ShardExecutor:
     def help(self) -> None:
         """Run tasks of the step that is posted until it is over, or wait a moment if there is none to help with.
 
-        Raises as reject_finished, and UsageError if the process in charge has other versions or other options.
+        Raises as reject_finished, and UsageError if the process in charge has other versions.
         """
         self.reject_finished()
         manifest = self.queue.read()
-        if manifest and manifest.state == "working" and manifest.work != self.work:
-            self._reject_other_options(manifest)
-        elif manifest and manifest.state == "working":
+        if manifest and manifest.state == "working" and manifest.work == self.work:
             check_same_code(manifest.versions, f"process {self.state.process} on {self.state.host}")
             self._helped.add((manifest.session, 0))
             if manifest.step and (manifest.session, manifest.step) not in self._helped:
@@ -124,18 +121,6 @@ class ShardExecutor:
     def _runs(self, manifest: StepManifest) -> bool:
         """Whether a step is not over."""
         return is_file(self.queue.fence(manifest))
-
-    def _reject_other_options(self, manifest: StepManifest) -> None:
-        """Raise UsageError if a process that is alive does the same part of the work with other options.
-
-        Other parts of the work, and a session whose process has died, are waited for like any lock.
-        """
-        if manifest.work.part == self.work.part and self.queue.processes.has_beaten(manifest.session):
-            raise UsageError(
-                f"process {manifest.session} works on the same output with other options: "
-                f"{self.work.differences(manifest.work)}. Give all processes the same command, or wait until it has "
-                "ended"
-            )
 
     def reject_finished(self) -> None:
         """Raise FinishedElsewhere, or the error, if a session that this process has helped has ended its work."""
@@ -253,7 +238,7 @@ def attempt(call: Call) -> tuple[Any, float, int]:
 
 @contextmanager
 def shard_executor(
-    local: LocalExecutor, folder: Path, options: RunOptions, work: RunIdentity, scratch: Scratch
+    local: LocalExecutor, folder: Path, options: RunOptions, work: str, scratch: Scratch
 ) -> Iterator[ShardExecutor]:
     """Context: an executor that shares its tasks by the queue in `folder`; others see that this process lives."""
     queue = TaskQueue(folder)

@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.run_identity import RunIdentity
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import Shard
@@ -77,7 +76,7 @@ class StepManifest(msgspec.Struct, frozen=True):
     """The step that runs: `step` counts from 1 in each session, which is a run of the process in charge."""
 
     session: str
-    work: RunIdentity = RunIdentity()
+    work: str = ""  # the command and its folders, without options that change no byte
     step: int = 0
     tasks: int = 0
     name: str = ""  # of the stage and the step
@@ -112,7 +111,6 @@ class ProcessState(msgspec.Struct):
 class _Beat(NamedTuple):
     info: FileInfo | None  # of a heartbeat's file; None: there is none
     since: float
-    has_beaten: bool = False
 
 
 class Heartbeats:
@@ -131,11 +129,6 @@ class Heartbeats:
         """Whether a process may be alive; one that never wrote its file, from when it is asked for."""
         now = self._look()
         return now - self._beats.setdefault(name, _Beat(None, now)).since < lease_seconds()
-
-    def has_beaten(self, name: str) -> bool:
-        """Whether a process has shown a sign of life since this one watches it: it was alive a moment ago."""
-        self._look()
-        return name in self._beats and self._beats[name].has_beaten
 
     def states(self) -> dict[str, ProcessState]:
         """What the processes do, by name, those that died without a word included."""
@@ -159,8 +152,7 @@ class Heartbeats:
             for name in listed.keys() | self._beats.keys():
                 before, info = self._beats.get(name), listed.get(name)
                 if before is None or info != before.info:
-                    is_sign = info is not None and before is not None and before.info is not None
-                    self._beats[name] = _Beat(info, now if info else float("-inf"), is_sign)
+                    self._beats[name] = _Beat(info, now if info else float("-inf"))
         return now
 
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace as posted
 
 from gristmill.counts import Counts
 from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.run_identity import RunIdentity, code_versions
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
+from gristmill.engine.executors.versions import code_versions
 from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.scratch import Scratch
@@ -112,7 +112,7 @@ def test_an_error_keeps_its_class() -> None:
     assert type(unknown) is GristmillError and str(unknown) == "NewError: something"
 
 
-def help_once(folder: Path, posting: StepManifest, work: RunIdentity = RunIdentity()) -> None:
+def help_once(folder: Path, posting: StepManifest, work: str = "") -> None:
     """What a process that waits does when it finds a posting, and finds it ended the next time."""
     options = RunOptions(workers=1, shard="1/2")
     with shard_executor(LocalExecutor(1), folder, options, work, Scratch(folder)) as team:
@@ -132,9 +132,7 @@ def test_who_fails_when_the_step_is_over_leaves_nothing_of_it(
 ) -> None:
     folder, task = queues[0].folder, Task("a", fail_late, {"source": tmp_path / "a"})
     queues[0].post(posted(STEP, tasks=1), [Call(fail_late, {"task": task, "folder": folder})])
-    with shard_executor(
-        LocalExecutor(1), folder, RunOptions(workers=1, shard="1/2"), RunIdentity(), Scratch(tmp_path)
-    ) as team:
+    with shard_executor(LocalExecutor(1), folder, RunOptions(workers=1, shard="1/2"), "", Scratch(tmp_path)) as team:
         team.help()
     assert sorted(path.name for path in folder.iterdir()) == ["processes", "step.json"]
 
@@ -152,25 +150,11 @@ def test_who_helped_ends_with_the_work_unless_its_own_is_another(tmp_path: Path)
     with pytest.raises(FinishedElsewhere, match="session has finished the work; this process helped with 0 tasks"):
         help_once(tmp_path, StepManifest("session", state="finished"))
     TaskQueue(tmp_path).post(StepManifest("session"))
-    help_once(tmp_path, StepManifest("session", state="finished"), RunIdentity("another part"))
+    help_once(tmp_path, StepManifest("session", state="finished"), "another part")
     failure = Failure.of(UsageError("--threshold 3"))
     TaskQueue(tmp_path).post(StepManifest("session"))
     with pytest.raises(UsageError, match="--threshold 3"):
         help_once(tmp_path, StepManifest("session", state="failed", failure=failure))
-
-
-def test_a_process_with_other_options_does_not_help_and_is_told_when_the_other_is_alive(queues, tmp_path: Path) -> None:
-    queue, options = queues[0], RunOptions(workers=1, shard="1/2", quiet=True)
-    queue.post(posted(STEP, session=queue.name, work=RunIdentity("upper", ("--threshold 0.7", "in"))), CALLS)
-    own = RunIdentity("upper", ("--threshold 0.8", "in"))
-    with shard_executor(LocalExecutor(1), queue.folder, options, own, Scratch(tmp_path)) as team:
-        team.help()  # it may be a session that was killed
-        with Heartbeat(queue.processes.folder, queue.name), pytest.raises(UsageError) as caught:
-            while True:
-                team.help()
-    assert f"process {queue.name} works on the same output with other options: " in str(caught.value)
-    assert "--threshold 0.7 instead of --threshold 0.8. Give all processes the same command" in str(caught.value)
-    assert not queue.list_states(STEP).taken
 
 
 def test_the_tasks_of_a_session_that_was_killed_are_taken_down(queues: tuple[TaskQueue, TaskQueue]) -> None:
@@ -180,10 +164,3 @@ def test_the_tasks_of_a_session_that_was_killed_are_taken_down(queues: tuple[Tas
     queue.post(ended := posted(STEP, state="finished"))
     queue.close()
     assert queue.read() == ended
-
-
-def test_how_options_are_spelt_and_resources_do_not_matter() -> None:
-    words = "gristmill in --a_b=1 --flag --c 2 3 --workers 8", "x.py in --c 2 3 --a-b 1 --shard 1/2 --flag --memory=1G"
-    one, other = (RunIdentity.of_command("part", each.split(), ["/in"]) for each in words)
-    assert one == other
-    assert one.differences(RunIdentity("part", ("in", "--c 2 3"))) == "without instead of --a_b 1, --flag, on /in"
