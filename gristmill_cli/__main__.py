@@ -40,6 +40,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "apply": Command("preprocessing.apply:apply", "run a function of yours over every document"),
         "filter-quality": Command("preprocessing.filter_quality:filter_quality", "keep what a recipe's rules allow"),
         "preview": Command("gristmill_cli.preview:preview", "show what each rule of a recipe would remove"),
+        "remove-lines": Command("dedup.remove_lines:remove_lines", "leave out lines that a corpus repeats"),
         "decontaminate": Command(
             "preprocessing.decontaminate:decontaminate", "keep the items of benchmarks out of a corpus"
         ),

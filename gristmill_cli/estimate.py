@@ -39,8 +39,8 @@ TRAINING = "train_tokenizer"
 SERIAL = ("generate_connected_components", "generate_duplicates_dict", TRAINING)  # one process does the work
 AFTER_MIX = ("pass2", "dedup_train", TRAINING, "tokenize_corpus", "tokenize_holdout")  # read no duplicates
 REQUESTS = {  # a slice, by benchmarks/bench_scaling.py, at 100,000 slices; of filter_quality and decontaminate by count
-    "normalize_text": 3.0, "apply": 3.0, "filter_quality": 5.0, "decontaminate": 7.0, "filter": 4.0,
-    "generate_exact_pairs": 6.0, "to_hash": 5.0, "generate_connected_components": 4.0,
+    "normalize_text": 3.0, "apply": 3.0, "filter_quality": 5.0, "remove_lines": 9.0, "decontaminate": 7.0,
+    "filter": 4.0, "generate_exact_pairs": 6.0, "to_hash": 5.0, "generate_connected_components": 4.0,
     "generate_duplicates_dict": 7.3, "pass1": 11.0, "pass2": 4.5, "dedup_train": 5.0, TRAINING: 4.0,
     "tokenize_corpus": 9.2,
 }  # fmt: skip

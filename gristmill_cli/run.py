@@ -99,7 +99,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    rewritten = [counts[name] for name in ("apply", "filter_quality", "decontaminate") if name in counts]
+    rewritten = [
+        counts[name] for name in ("apply", "filter_quality", "remove_lines", "decontaminate") if name in counts
+    ]
     funnel = build_funnel(
         counts["normalize_text"], rewritten, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests,
         counts["generate_connected_components"].warnings,

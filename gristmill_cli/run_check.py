@@ -6,11 +6,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
+from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, require, wrap_write_errors
 from gristmill.io.documents import ASKED_FOR, Corpus, scan_corpus
@@ -18,7 +20,7 @@ from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
-from gristmill_cli.run_config import Dedup, RunConfig, Tokenizer
+from gristmill_cli.run_config import Decontaminate, Dedup, Lines, RunConfig, Tokenizer
 from preprocessing.datasets import source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks
 from preprocessing.filter import check_threshold
@@ -60,7 +62,16 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             version_of(config.apply.function)
     if config.recipe:
         load_recipe(config.recipe)
+    with _section("lines"):
+        check_limits_of_lines(config.lines.least, config.lines.min_characters)
+        given = [it.name for it in fields(Lines) if getattr(config.lines, it.name) != getattr(Lines, it.name)]
+        if config.lines.unit == "none" and given:
+            raise UsageError(f"--{given[0]} has no effect with --unit none; try --lines.unit line")
     with _section("decontaminate"):
+        given = [it.name for it in fields(Decontaminate) if it.name != "against"
+                 and getattr(config.decontaminate, it.name) != getattr(Decontaminate, it.name)]  # fmt: skip
+        if given and not config.decontaminate.against:
+            raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
         if config.decontaminate.against:
             list_benchmarks(config.decontaminate.against, config.decontaminate.template)
             check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from dedup.candidates.input_shards import Scope
+from dedup.candidates.repeated_units import KeepUnit, TextUnit
 from dedup.clustering.lsh import Bands, choose_bands
 from dedup.clustering.similarity import Measure
 from dedup.minhash.matching_form import Unit
@@ -20,8 +21,8 @@ from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
 StageName = Literal[
-    "normalize_text", "apply", "filter_quality", "decontaminate", "filter", "generate_exact_pairs", "to_hash",
-    "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
+    "normalize_text", "apply", "filter_quality", "remove_lines", "decontaminate", "filter", "generate_exact_pairs",
+    "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
     "train_tokenizer", "tokenize_corpus", "tokenize_holdout",
 ]  # fmt: skip
 
@@ -44,6 +45,22 @@ class Apply:
 
     function: str | None = None
     """The function as module:function, such as my_filters:keep_english; None: no such stage."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Section [lines]: lines or paragraphs that the corpus repeats go; see `gristmill remove-lines --help`."""
+
+    unit: TextUnit | Literal["none"] = "none"
+    """line, paragraph, or none: no such stage."""
+    keep: KeepUnit = "first"
+    """Of equal units keep the first in the order of the corpus, or none."""
+    least: int = 6
+    """Units that are there fewer times stay."""
+    min_characters: int = 20
+    """Shorter units stay."""
+    scope: Scope = "global"
+    """per-source counts the units of each source alone."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +219,7 @@ class RunConfig:
     """Rules of quality, between apply and the filter: gopher, c4, fineweb, or a TOML file; none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
+    lines: Lines = field(default_factory=Lines)
     decontaminate: Decontaminate = field(default_factory=Decontaminate)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)
@@ -218,11 +236,16 @@ class RunConfig:
     @property
     def clean(self) -> Path:
         """Folder of the documents that are filtered, compared and mixed."""
-        return self.out / "decontaminated" if self.decontaminate.against else self.judged
+        return self.out / "decontaminated" if self.decontaminate.against else self.unrepeated
+
+    @property
+    def unrepeated(self) -> Path:
+        """Folder of the documents before benchmarks are kept out."""
+        return self.out / "lines" if self.lines.unit != "none" else self.judged
 
     @property
     def judged(self) -> Path:
-        """Folder of the documents before benchmarks are kept out."""
+        """Folder of the documents before repeated lines are left out."""
         return self.out / "quality" if self.recipe else self.applied
 
     @property

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.outputs import reject_unknown_files
 from gristmill.errors import OutputError
@@ -80,21 +82,21 @@ def _reject_other_run(config: RunConfig) -> None:
             f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, or "
             "remove the folder"
         )
-    if bool(before.get("recipe")) != bool(config.recipe):
-        has = "with" if not config.recipe else "without"
-        raise OutputError(f"{config.out} holds a run {has} a --recipe: give another --out, or remove the folder")
-    kept_out = before.get("decontaminate")
-    if bool(isinstance(kept_out, dict) and kept_out.get("against")) != bool(config.decontaminate.against):
-        has = "with" if not config.decontaminate.against else "without"
-        raise OutputError(
-            f"{config.out} holds a run {has} --decontaminate.against: give another --out, or remove the folder"
-        )
-    applied = before.get("apply")
-    if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
-        has = "with" if config.apply.function is None else "without"
-        raise OutputError(
-            f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
-        )
+    for option in ("recipe", "apply.function", "lines.unit", "decontaminate.against"):
+        had, has = _has_stage(before, option), _has_stage(msgspec.to_builtins(config, enc_hook=str), option)
+        if had != has:
+            raise OutputError(
+                f"{config.out} holds a run {'with' if had else 'without'} --{option}: give another --out, or remove "
+                "the folder"
+            )
+
+
+def _has_stage(options: dict[str, Any], option: str) -> bool:
+    """Whether options of a run ask for the stage that an option adds."""
+    value: Any = options
+    for name in option.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return bool(value) and value != "none"
 
 
 def _reject_foreign_outputs(stage: PipelineStage) -> None:

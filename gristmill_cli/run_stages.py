@@ -14,13 +14,14 @@ from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import CLUSTERED, generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
+from dedup.remove_lines import lost_path, remove_lines
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.io.documents import CORPUS_SUFFIXES
 from gristmill_cli.funnel import HELD_OUT, TRAIN
-from gristmill_cli.run_config import Decontaminate, RunConfig
+from gristmill_cli.run_config import Decontaminate, Lines, RunConfig
 from preprocessing.apply import apply
 from preprocessing.decontaminate import decontaminate, report_paths
 from preprocessing.filter import KEPT
@@ -126,13 +127,26 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
                 needs=(before,), beside=(removed_path(config.judged),), folders=(config.judged,),
             )
         )  # fmt: skip
-    if (benchmarks := config.decontaminate).against:
+    if (lines := config.lines).unit != "none":
         before = _judged_by(config)
+        stages.append(
+            PipelineStage(
+                "remove_lines",
+                lambda: remove_lines(
+                    config.judged, config.unrepeated, options=options, text_column=column, **_fields(lines)
+                ),
+                config.unrepeated, _fields(lines), before,
+                keeps=WRITTEN, hint="try a larger --lines.least", needs=(before,),
+                beside=(lost_path(config.unrepeated),), folders=(config.unrepeated,),
+            )
+        )  # fmt: skip
+    if (benchmarks := config.decontaminate).against:
+        before = _unrepeated_by(config)
         stages.append(
             PipelineStage(
                 "decontaminate",
                 lambda: decontaminate(
-                    config.judged, config.clean, options=options, text_column=column, **_fields(benchmarks)
+                    config.unrepeated, config.clean, options=options, text_column=column, **_fields(benchmarks)
                 ),
                 config.clean, {name: str(value) for name, value in _fields(benchmarks).items()}, before,
                 keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
@@ -159,17 +173,22 @@ def _code_of(function: str) -> str:
     return version if version.startswith("version ") else version[:12]
 
 
-def _fields(section: Decontaminate) -> dict[str, Any]:
+def _fields(section: Lines | Decontaminate) -> dict[str, Any]:
     return {field.name: getattr(section, field.name) for field in fields(section)}
 
 
 def _cleaned_by(config: RunConfig) -> str:
     """The stage that writes the documents that are filtered, compared and mixed."""
-    return "decontaminate" if config.decontaminate.against else _judged_by(config)
+    return "decontaminate" if config.decontaminate.against else _unrepeated_by(config)
+
+
+def _unrepeated_by(config: RunConfig) -> str:
+    """The stage that writes the documents before benchmarks are kept out."""
+    return "remove_lines" if config.lines.unit != "none" else _judged_by(config)
 
 
 def _judged_by(config: RunConfig) -> str:
-    """The stage that writes the documents before benchmarks are kept out."""
+    """The stage that writes the documents before repeated lines are left out."""
     return "filter_quality" if config.recipe else "apply" if config.apply.function else "normalize_text"
 
 

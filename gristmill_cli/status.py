@@ -231,6 +231,7 @@ def _run_stages(out: Path, state: str) -> dict[str, str]:
         return {}
     asked = {
         "filter_quality": options.get("recipe"),
+        "remove_lines": options.get("lines", {}).get("unit", "none") != "none",
         "decontaminate": options.get("decontaminate", {}).get("against"),
         "apply": options.get("apply", {}).get("function"),
         "generate_exact_pairs": options.get("dedup", {}).get("exact"),

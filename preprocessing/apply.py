@@ -17,6 +17,7 @@ from gristmill.counts import Counts, Tally
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
@@ -25,7 +26,6 @@ from gristmill.io.documents import CORPUS_SUFFIXES, Document, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
-from preprocessing.rewriting import plan_targets, rewrite_corpus
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))

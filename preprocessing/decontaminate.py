@@ -21,6 +21,7 @@ from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
@@ -35,7 +36,6 @@ from gristmill.storage.local import atomic_write, atomic_write_bytes
 from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import SHORTEST, Benchmarks, IndexSummary, Match, write_index
 from preprocessing.contamination.ngrams import Words, find_words
-from preprocessing.rewriting import plan_targets, rewrite_corpus
 
 STAGE = Stage("decontaminate", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]

@@ -13,6 +13,7 @@ from gristmill.counts import Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Stage, Task
@@ -24,7 +25,6 @@ from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
-from preprocessing.rewriting import plan_targets, rewrite_corpus
 
 STAGE = Stage("filter_quality", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "rule": pa.string(), "value": pa.float64()})

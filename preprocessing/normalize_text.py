@@ -20,6 +20,7 @@ from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import Targets, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
@@ -32,7 +33,6 @@ from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.listings import listed_once
 from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
-from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
 
 STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama

@@ -324,7 +324,7 @@ def test_a_function_of_the_user_stands_between_normalisation_and_the_filter(tmp_
     lines = capfd.readouterr().err.splitlines()
     assert lines[1].startswith("apply: 100 read = 49 written + 51 dropped by keep_long")
     assert lines[2].startswith("filter: 49 read")
-    with pytest.raises(OutputError, match="holds a run with an"):
+    with pytest.raises(OutputError, match="holds a run with --apply"):
         run_here(replace(config, apply=Apply()))
     with pytest.raises(UsageError, match=r"\[apply\] there is no module 'own_filters'"):
         run_here(replace(config, apply=Apply("own_filters:keep_long")))

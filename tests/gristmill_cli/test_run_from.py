@@ -145,7 +145,7 @@ def test_a_dry_run_is_refused_where_a_run_is(
     (tmp_path / "passes.py").write_text(FUNCTION.format(0))
     for option, fault in (
         (("--corpus", tmp_path / "other"), f"holds a run of the corpus {ended.corpus}, not of {tmp_path}/other"),
-        (("--corpus", ended.corpus, "--apply.function", "passes:keep"), "holds a run without an --apply.function"),
+        (("--corpus", ended.corpus, "--apply.function", "passes:keep"), "holds a run without --apply.function"),
     ):
         for dry in ((), ("--dry_run",)):
             with chdir(tmp_path), pytest.raises(SystemExit) as ended_with:

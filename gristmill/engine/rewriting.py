@@ -43,16 +43,21 @@ def rewrite_corpus(
     arguments: dict[str, Any],
     foreign: str = "",
     beside: Path | None = None,
+    of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     `foreign`: see Task. With `beside`, a folder, each task has a further output there, its argument `beside`.
+    `of_group`: arguments that differ from group to group.
     """
     slices = cut_raw_corpus(run, files)
     pieces = [part for part in slices if is_piece(part)]
     done = read_slices(
-        run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, beside)
+        run,
+        step,
+        slices,
+        lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, beside, of_group),
     )
     if pieces:
         run.step("join", _join_tasks(run, pieces, targets, done))
@@ -67,12 +72,13 @@ def _slice_tasks(
     arguments: dict[str, Any],
     foreign: str,
     beside: Path | None,
+    of_group: Callable[[SliceGroup], dict[str, Any]] | None,
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
     for group in groups:
         outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
         size = sum(part.size for part in group)
-        given = {"group": group, "outputs": outputs, **arguments}
+        given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {})}
         more = (beside / f"{group[0].label}.removed",) if beside else ()
         if more:
             given["beside"] = more[0]

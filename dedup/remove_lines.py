@@ -1,0 +1,177 @@
+"""Stage: leave out lines, or paragraphs, that a corpus repeats, such as menus, notices and licences.
+
+Documents → digests of their units → sorted, equal ones are repeats → documents without them.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import pyarrow as pa
+from tyro.conf import Positional
+
+from dedup.candidates.input_shards import Scope
+from dedup.candidates.repeated_units import (
+    SCHEMA,
+    KeepUnit,
+    TextUnit,
+    digest_units,
+    join_units,
+    scatter_units,
+    split_repeats,
+    write_without,
+)
+from gristmill.batches import batched
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
+from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.errors import require
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
+from gristmill.io.external_sort import MAX_SCATTERED
+from gristmill.io.files import STATE_DIR
+from gristmill.io.parquet_tables import open_table_writer, stream_table
+
+STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+_SORT_FACTOR, _MAX_SORTED = 8, 256 << 20  # memory per byte of records that are sorted; most bytes that a task sorts
+_MIN_BUNDLE = 16  # groups that one task scatters, or as many as there are parts
+
+
+def remove_lines(
+    data_dir: Positional[Path],
+    target_dir: Positional[Path],
+    unit: TextUnit = "line",
+    options: RunOptions = RunOptions(),
+    *,
+    keep: KeepUnit = "first",
+    least: int = 6,
+    min_characters: int = 20,
+    scope: Scope = "global",
+    text_column: str = "text",
+) -> Counts:
+    """Write the documents of a corpus without the lines, or paragraphs, that it repeats.
+
+    Units are compared but for spaces around them. The table TARGET_DIR.lines.parquet has each document that lost
+    something: its file and row in data_dir, the units and bytes it lost, and of how many units.
+
+    Args:
+        data_dir: Folder of the corpus.
+        target_dir: Output folder; files keep their relative paths.
+        unit: line, or paragraph: what is between empty lines.
+        options: Workers, memory, and when to stop; they change no output.
+        keep: Of equal units keep the first in the order of the corpus, or none.
+        least: Units that are there fewer times stay.
+        min_characters: Shorter units stay: in code and in verse they repeat with good reason.
+        scope: per-source counts the units of each source alone.
+        text_column: The column or field that holds the text.
+
+    Returns:
+        Documents read, written, and left out as nothing was left of them, and the bytes that others lost (changed).
+    """
+    check_limits(least, min_characters)
+    files = list_corpus(data_dir, text_column=text_column)
+    reject_overlapping_folders(data_dir, target_dir)
+    targets, table = plan_targets(files, target_dir), lost_path(target_dir)
+    with open_stage(
+        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
+    ) as run:
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        repeats = _find_repeats(
+            run, files, {"unit": unit, "min_characters": min_characters, "scope": scope}, least, keep
+        )
+        done = rewrite_corpus(
+            run, "write", files, targets, write_without, {"unit": unit},
+            beside=run.ledger.root / STATE_DIR / run.output,
+            of_group=lambda group: {"repeats": repeats[group[0].label]},
+        )  # fmt: skip
+        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
+        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
+        run.step("merge", [Task("merge", merge_lost, {"tables": tables, "output": table}, (table,))])
+        return run.finish(done.counts)
+
+
+def check_limits(least: int, min_characters: int) -> None:
+    """Raise UsageError for a number out of range."""
+    require(least >= 2, f"--least: expected 2 or more, got {least}; try 6")
+    require(min_characters >= 0, f"--min_characters: expected 0 or more, got {min_characters}; try 20")
+
+
+def lost_path(target_dir: Path) -> Path:
+    """The table of what documents lost, next to `target_dir`."""
+    return target_dir.with_name(f"{target_dir.name}.lines.parquet")
+
+
+def _find_repeats(
+    run: StageRun, files: list[CorpusFile], arguments: dict[str, Any], least: int, keep: KeepUnit
+) -> dict[str, Path]:
+    """Run the steps that find the repeats; the file of each group's, by the group's label."""
+    slices = cut_raw_corpus(run, files)
+
+    def digest(groups: list[SliceGroup]) -> list[Task]:
+        outputs = [run.work / "digests" / f"{group[0].label}.bin" for group in groups]
+        return [
+            Task(group[0].label, digest_units, {"group": group, **arguments, "output": output}, (output,),
+                 sum(part.size for part in group))
+            for group, output in zip(groups, outputs, strict=True)
+        ]  # fmt: skip
+
+    digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
+    digests = [run.ledger.path(record.outputs[0]) for record in digested.records]
+    sizes = [record.outputs[0].size for record in digested.records]
+    share = max(1, min(run.options.memory_per_worker, _MAX_SORTED))
+    parts = min(MAX_SCATTERED, 1 << (sum(sizes) * _SORT_FACTOR // share).bit_length())
+    scatter = list(_scatter_tasks(run, digests, sizes, parts))
+    run.step("scatter", scatter)
+    join = []
+    for part in range(parts):
+        output, scattered = (
+            run.work / f"{parts} parts" / f"repeats-{part:04}.bin",
+            [task.outputs[part] for task in scatter],
+        )
+        given = {"scattered": FileSet(tuple(scattered)), "least": least, "keep": keep, "output": output}
+        join.append(
+            Task(
+                f"{part:04} of {parts}",
+                join_units,
+                given,
+                (output,),
+                sum(sizes) // parts,
+                run.options.memory_per_worker,
+            )
+        )
+    run.step("join", join)
+    outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
+    given = {"found": FileSet(tuple(task.outputs[0] for task in join)), "outputs": outputs}
+    run.step("split", [Task("split", split_repeats, given, outputs, memory=run.options.memory_bytes)])
+    return {group[0].label: output for group, output in zip(groups, outputs, strict=True)}
+
+
+def _scatter_tasks(run: StageRun, digests: list[Path], sizes: list[int], parts: int) -> Iterator[Task]:
+    """Tasks that write the records of a bundle of groups to a file for each part."""
+    first = 0
+    for number, bundle in enumerate(batched(zip(digests, sizes, strict=True), count=max(parts, _MIN_BUNDLE))):
+        outputs = tuple(run.work / f"{parts} parts" / f"{number:06}" / f"{part:04}.bin" for part in range(parts))
+        paths, of_paths = zip(*bundle, strict=True)
+        given = {"digested": FileSet(paths), "first_group": first, "outputs": outputs}
+        yield Task(f"{number:06} of {parts}", scatter_units, given, outputs, sum(of_paths))
+        first += len(bundle)
+
+
+def merge_lost(tables: FileSet, output: Path) -> None:
+    """Task: join the tables of all tasks, in the order of the corpus."""
+    with open_table_writer(output, SCHEMA) as write:
+        for path in tables.paths:
+            for table in stream_table(path, SCHEMA.names):
+                write({name: pa.chunked_array(table.column(name)) for name in SCHEMA.names})
+
+
+if __name__ == "__main__":
+    command(remove_lines)
