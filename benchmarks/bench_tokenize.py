@@ -29,7 +29,8 @@ from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.tokenize_corpus import BATCH_CHARACTERS, new_encoder
+from preprocessing.tokenize_corpus import BATCH_CHARACTERS
+from preprocessing.tokenizer.loading import new_encoder
 
 MEGABYTE = 1_000_000
 

@@ -175,6 +175,11 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
         require(
             not getattr(config, option), f"--{option} has no effect on an estimate, which resumes no run: leave it out"
         )
+    for option in ("bytes", "tokens"):
+        require(
+            not getattr(config.mix, option),
+            f"--mix.{option}: expected --mix.weights, as the epochs of an amount follow from a whole run",
+        )
     if config.corpus is None:
         require(
             bool(config.documents and config.bytes),

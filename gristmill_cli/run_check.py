@@ -21,7 +21,7 @@ from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import Decontaminate, Dedup, Lines, RunConfig, Tokenizer
-from preprocessing.datasets import source_weights
+from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks
 from preprocessing.filter import check_threshold
 from preprocessing.mixing.sampling import check_seed
@@ -81,6 +81,12 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         _check_dedup(config, sources)
     with _section("mix"):
         source_weights(config.weights, sources)
+        require(
+            not config.mix.tokens or config.tokenizer.file is not None,
+            "--tokens needs a tokenizer that is there before the mix: expected --tokenizer.file; try --mix.bytes",
+        )
+        tokenizer = config.tokenizer.file if config.mix.tokens else None
+        source_amounts(config.mix.bytes, config.mix.tokens, tokenizer, config.weights, sources)
         check_holdout(config.mix.holdout)
         check_seed(config.mix_seed)
     with _section("tokenizer"):

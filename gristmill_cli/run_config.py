@@ -141,6 +141,11 @@ class Mix:
 
     weights: dict[str, float] = field(default_factory=dict)
     """Epochs per source; the defaults are in preprocessing/datasets.py."""
+    bytes: dict[str, float] = field(default_factory=dict)
+    """In place of weights, bytes of text of each source: book 2e9 web 8e9. Epochs follow from what is neither short nor
+    a duplicate; a source that is not named is read once."""
+    tokens: dict[str, float] = field(default_factory=dict)
+    """Or tokens, which --tokenizer.file counts; those that begin and end documents are not counted."""
     holdout: float = 0.0017
     """Fraction of each source's documents in the holdout."""
     seed: int | None = None

@@ -268,14 +268,18 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     out, spec = config.out, config.mix
     train, holdout, deduped = out / "train", out / "holdout", out / "train_deduped"
     inputs = (config.clean, out / "pass1", duplicates_path(config), out / "filtered.pickle")
+    amounts: dict[str, Any] = {"bytes": spec.bytes} if spec.bytes else {}
+    if spec.tokens:
+        amounts |= {"tokens": spec.tokens, "tokenizer": str(config.tokenizer.file)}
     smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
     return [
         PipelineStage(
             "pass1", lambda: pass1(
-                *inputs, config.weights, config.mix_seed, text_column=config.text_column, options=options
+                *inputs, config.weights, config.mix_seed, options, config.text_column,
+                bytes=spec.bytes, tokens=spec.tokens, tokenizer=config.tokenizer.file if spec.tokens else None,
             ),
             out / "pass1",
-            {"weights": config.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
+            {"weights": config.weights, "seed": config.mix_seed, **amounts}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
             needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"), folders=(out / "pass1",),
         ),

@@ -8,18 +8,18 @@ half of them once more, 0.25 an exact random quarter. Set weights on the command
 
 import csv
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
+from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 
 DEFAULT_WEIGHT = 1.0
-MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 
 WEIGHTS: dict[str, float] = {
     "arxiv": 1.0,
@@ -42,18 +42,12 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
     """
-    if isinstance(given, str):
-        given = _from_toml(Path(given)) if given.endswith(".toml") else parse_weights(given)
-    sources = sorted(sources)
+    given, sources = _read(given, "weights"), sorted(sources)
     if MANIFEST_NAME in sources:
         raise UsageError(
             f"a source is named {MANIFEST_NAME}, as a file that pass1 writes next to it: rename its folder"
         )
-    if unknown := sorted(set(given) - set(sources)):
-        raise UsageError(
-            f"--weights names {', '.join(map(repr, unknown))}: the corpus has the sources "
-            f"{', '.join(map(repr, sources))}; give weights of these only"
-        )
+    _reject_unknown(given, sources, "weights")
     for source, weight in given.items():
         if not 0 <= weight <= MAX_WEIGHT:  # nan neither
             raise UsageError(
@@ -66,13 +60,63 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
     return weights
 
 
-def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:
+def source_amounts(
+    by_bytes: Mapping[str, float] | str,
+    by_tokens: Mapping[str, float] | str,
+    tokenizer: Path | None,
+    weights: Mapping[str, float] | str,
+    sources: Iterable[str],
+) -> Amounts:
+    """The amounts of --bytes or of --tokens, in the forms that source_weights takes; of no source if neither is given.
+
+    Raises UsageError for both, or weights with them; for tokens without a tokenizer, or it alone; for a source that the
+    corpus does not have, and an amount that is not above 0.
+    """
+    unit, given = ("tokens", by_tokens) if by_tokens else ("bytes", by_bytes)
+    require(not (by_bytes and by_tokens), "--bytes and --tokens are both given: expected one of them")
+    require(
+        not (given and weights),
+        f"--{unit} and --weights are both given: expected one of them; a source without an amount is read once",
+    )
+    require(
+        bool(by_tokens) == bool(tokenizer),
+        "--tokens needs --tokenizer, to count them by: give both"
+        if by_tokens
+        else "--tokenizer has no effect without --tokens: give both",
+    )
+    amounts = _read(given, unit)
+    _reject_unknown(amounts, sorted(sources), unit)
+    for source, amount in amounts.items():
+        require(
+            0 < amount < float("inf"),
+            f"--{unit} {source}={amount:g}: expected a number of {unit} above 0, such as 2e9; to leave out a source, "
+            "leave its folder out of the corpus",
+        )
+    return Amounts(amounts, tokenizer)
+
+
+def _read(given: Mapping[str, float] | str, option: str) -> Mapping[str, float]:
+    if not isinstance(given, str):
+        return given
+    return _from_toml(Path(given), option) if given.endswith(".toml") else parse_weights(given, option)
+
+
+def _reject_unknown(given: Iterable[str], sources: Sequence[str], option: str) -> None:
+    if unknown := sorted(set(given) - set(sources)):
+        raise UsageError(
+            f"--{option} names {', '.join(map(repr, unknown))}: the corpus has the sources "
+            f"{', '.join(map(repr, sources))}; give {option} of these only"
+        )
+
+
+def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts = Amounts()) -> Table:
     """Table of each source's share of the mix, requested and realised, by documents and by bytes of text.
 
     Requested is computed from the weights and the documents that were not dropped; realised is what was written.
+    Where amounts were asked for, they are there, too, and the bytes that were written.
     """
     table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
-    for name in ("documents", "by documents", "by bytes"):
+    for name in ("documents", "by documents", "by bytes", *([amounts.unit] if amounts.of else [])):
         table.add_column(name, justify="right")
     kept = {source: _kept(counts, source) for source in weights}
     requested = [sum(weights[s] * kept[s][i] for s in weights) or 1 for i in (0, 1)]
@@ -85,6 +129,9 @@ def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:
                 [(written.documents, total.documents), (written.bytes, total.bytes)]
             )
         ]
+        if source in amounts.of:
+            realised = "" if amounts.tokenizer else f" → {written.bytes:,}"
+            cells.append(f"{amounts.of[source]:,.0f}{realised}")
         table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
 
@@ -99,8 +146,8 @@ def _kept(counts: Counts, source: str) -> tuple[int, int]:
     return documents, size
 
 
-def parse_weights(text: str) -> dict[str, float]:
-    """Parse the text form of weights: name=epochs, separated by commas. UsageError for any other form.
+def parse_weights(text: str, option: str = "weights") -> dict[str, float]:
+    """Parse the text form of weights, or amounts: name=number, separated by commas. UsageError for any other form.
 
     The last `=` of a part ends the name. A name with a comma is in double quotes, and a double quote in
     it is doubled.
@@ -116,18 +163,18 @@ def parse_weights(text: str) -> dict[str, float]:
         names, weights = [], {}
     if not all(names) or len(weights) < len(names) or bool(text.strip()) > bool(names):
         raise UsageError(
-            f"--weights {text}: expected source=epochs,… with each source once, such as book=2.5,c4=1 (a name with "
+            f"--{option} {text}: expected source=number,… with each source once, such as book=2.5,c4=1 (a name with "
             'a comma in double quotes: "a,b"=2), or a .toml file'
         )
     return weights
 
 
-def _from_toml(path: Path) -> dict[str, float]:
+def _from_toml(path: Path, option: str) -> dict[str, float]:
     try:
         return {name: _number(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f'--weights {path}: expected a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
+            f'--{option} {path}: expected a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
         ) from error
 
 

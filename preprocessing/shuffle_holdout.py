@@ -11,6 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +35,10 @@ from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Slice
+from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.storage.files import is_file
 from gristmill.storage.names import absolute
-from preprocessing.datasets import shares_table, source_weights
+from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, split_drops
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
@@ -50,7 +52,7 @@ from preprocessing.mixing.split import (
     split_tasks,
 )
 
-PASS_1 = Stage("pass1", version=3, libraries=("zstandard", "pyarrow"))
+PASS_1 = Stage("pass1", version=4, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number of buckets, of which pass2 takes some
 MAX_PART_BYTES = 128 << 20  # of lines after weights, estimated; twice as many if measured
@@ -67,6 +69,10 @@ def pass1(
     seed: int = 1,
     options: RunOptions = RunOptions(),
     text_column: str = "text",
+    *,
+    bytes: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
+    tokens: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
+    tokenizer: Path | None = None,
 ) -> Counts:
     """Drop short documents and duplicates, weight the sources, and scatter all documents over random parts.
 
@@ -80,6 +86,10 @@ def pass1(
         seed: Seed of all random choices: sampling by weight, parts, order and holdout.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
+        bytes: In place of weights, bytes of text that the mix has of each source: book=2e9,web=8e9, or a file. Epochs
+            follow from what is neither short nor a duplicate, as a fraction of the documents.
+        tokens: Or tokens, without those that begin and end documents.
+        tokenizer: The tokenizer that counts them, as tokenize_corpus takes it.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason. Fewer may be dropped as duplicates than
@@ -89,21 +99,26 @@ def pass1(
     check_seed(seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    source_weight = source_weights(weights, {file.source for file in files})
-    with open_stage(PASS_1, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
+    sources = {file.source for file in files}
+    amounts = source_amounts(bytes, tokens, tokenizer and find_tokenizer_file(tokenizer), weights, sources)
+    source_weight, stage = source_weights(weights, sources), PASS_1
+    if amounts.tokenizer:
+        library = "sentencepiece" if amounts.tokenizer.suffix == ".model" else "tokenizers"
+        stage = replace(stage, libraries=(*stage.libraries, library))
+    with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
-        text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
-        buckets = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
-        is_gathered = max(len(groups), buckets) > FAN_OUT
-        folder = run.work / "mixed" if is_gathered else out_dir
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         _note_provenance(duplicates, is_of_others, options)
-        epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
+        source_weight, epochs = find_epochs(run, source_weight, amounts, groups, drops, seed, FAN_OUT)
+        text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
+        buckets = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
+        is_gathered = max(len(groups), buckets) > FAN_OUT
+        folder = run.work / "mixed" if is_gathered else out_dir
         placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
         mixed = run.step("mix", [
             mix_task(
@@ -125,7 +140,7 @@ def pass1(
         if both and run.ran and not options.quiet:
             print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
     if not options.quiet:
-        wide_console().print(shares_table(source_weight, counts))
+        wide_console().print(shares_table(source_weight, counts, amounts))
         lines = warn_of_losses(counts, DUPLICATE) if run.ran else []
         print("".join(f"warning: {line}\n" for line in lines), end="", file=sys.stderr)
     return counts

@@ -5,7 +5,6 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +42,9 @@ from gristmill.io.tokenizer_file import (
     COMPANIONS,
     AnyTokenizer,
     Kind,
-    SentencePieceTokenizer,
     companions_of,
     find_tokenizer_file,
-    open_tokenizer,
     read_config,
-    read_json,
     require_tokenizers,
     special_id,
 )
@@ -57,6 +53,7 @@ from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
+from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:
@@ -66,7 +63,6 @@ STAGE = Stage("tokenize_corpus", version=2, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
-_LONG_TEXT = 1 << 16  # characters: a longer text is encoded in parts, which hold the memory that they need
 
 
 class TokenizerFacts(msgspec.Struct):
@@ -200,30 +196,6 @@ def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) 
     return Result(Counts({}, []), TokenizerFacts(sha256, size, begin, end, model.kind, encoder.fallback, has_bytes))
 
 
-def load_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
-    """Load a tokenizer and its encoder, once per process, so that all slices share the word cache.
-
-    Raises UsageError if `path` is no tokenizer.
-    """
-    return _load(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)
-def _load(path: Path, mtime_ns: int) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:  # noqa: ARG001
-    """As new_encoder; cached until the modification time of the file changes."""
-    return new_encoder(path)
-
-
-def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
-    """Load a tokenizer and its encoder."""
-    model = open_tokenizer(path)
-    if not isinstance(model, SentencePieceTokenizer):
-        return model, JsonEncoder(model, read_json(path, path.read_bytes()) or "")
-    from preprocessing.tokenizer.encoder import Encoder  # here, as it imports numba
-
-    return model, Encoder(model.model)
-
-
 def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, facts: TokenizerFacts) -> Iterator[Task]:
     """A task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
@@ -308,7 +280,7 @@ def _encode_batch(
     """Encode documents into a shard, long ones in parts; return the number of tokens of each."""
     lengths: list[int] = []
     first = np.array([begin] if begin >= 0 else [], np.int32)
-    for is_long, some in groupby(batch, lambda document: len(document.text) > _LONG_TEXT):
+    for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
         if is_long:
             parts = (encoder.encode_parts(document.text, end, what=f"the text {document.key}") for document in some)
             lengths += (shard.add_parts(chain([first], ids)) for ids in parts)

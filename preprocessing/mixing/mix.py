@@ -7,9 +7,9 @@ files.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
+from gristmill.errors import UsageError
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -41,45 +42,89 @@ from preprocessing.mixing.shuffle_buckets import (
 )
 
 LEFT_OUT = "left out by weight"
+MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 _FILE_BYTES = 64 << 20  # of lines in a file that a task writes, about
 _MIN_TASKS = 32  # in a level, if it has so many files: for the workers
 _BATCH_DOCUMENTS = 512  # that get their random numbers in one call
 _BATCH_CHARACTERS = 1 << 20  # at most that of a long text: its memory is held until the next document is read
 
 
+@dataclass(frozen=True)
+class Amounts:
+    """How much of each source the mix asks for: bytes of text or, with a tokenizer, tokens. Others have a weight."""
+
+    of: Mapping[str, float] = field(default_factory=dict)
+    tokenizer: Path | None = None
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if self.tokenizer else "bytes"
+
+    def weight(self, source: str, kept: int) -> float:
+        """Epochs of a source that has `kept` of the unit. Raises UsageError for more than MAX_WEIGHT."""
+        asked, most = self.of[source], kept * MAX_WEIGHT
+        if asked <= most:
+            return asked / kept
+        raise UsageError(
+            f"--{self.unit} {source}={asked:g}: expected at most {most:,}, {MAX_WEIGHT:,} times the {kept:,} that are "
+            f"left without short documents and duplicates; try {'less' if kept else 'to leave out this source'}"
+        )
+
+
 def find_epochs(
     run: StageRun,
-    weights: dict[str, float],
+    weights: Mapping[str, float],
+    amounts: Amounts,
     groups: Sequence[SliceGroup],
     drops: dict[tuple[str, ...], Path],
     seed: int,
     fan_in: int,
-) -> dict[str, SourceEpochs]:
-    """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
-    numbers: dict[str, list[Path]] = {source: [] for source, weight in weights.items() if weight % 1}
-    tasks, totals = [], dict.fromkeys(numbers, 0)
+) -> tuple[dict[str, float], dict[str, SourceEpochs]]:
+    """The weights and epochs of all sources.
+
+    One with an amount, or a fractional weight, is read once: to measure what is kept, and to sample an exact fraction.
+    """
+    sampled_sources = {source for source, weight in weights.items() if weight % 1} | amounts.of.keys()
+    numbers: dict[str, list[Path]] = {source: [] for source in weights if source in sampled_sources}
+    tasks, documents, sizes = [], dict.fromkeys(numbers, 0), dict.fromkeys(numbers, 0)
     sampled = [group for group in groups if group[0].source in numbers]
     for group in sampled:
-        output = run.work / "sampling" / f"{group[0].label}.zst"
-        arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "output": output}
+        output, source = run.work / "sampling" / f"{group[0].label}.zst", group[0].source
+        tokenizer = amounts.tokenizer if source in amounts.of else None
+        arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer,
+                     "output": output}  # fmt: skip
         tasks.append(Task(group[0].label, write_weight_numbers, arguments, (output,), _bytes(group)))
-        numbers[group[0].source].append(output)
-    for group, total in zip(sampled, run.step("sampling", tasks).values(int), strict=True):
-        totals[group[0].source] += total
-    ranks = {source: round(weights[source] % 1 * total) for source, total in totals.items()}
+        numbers[source].append(output)
+    measured = run.step("sampling", tasks).values(tuple[int, int])
+    for group, (number, size) in zip(sampled, measured, strict=True):
+        documents[group[0].source] += number
+        sizes[group[0].source] += size
+    weights = {**weights, **{source: amounts.weight(source, sizes[source]) for source in amounts.of}}
+    ranks = {source: round(weights[source] % 1 * total) for source, total in documents.items()}
     limits = select_kth(run, "epochs", numbers, ranks, fan_in)
-    return {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+    return weights, {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
 
 
-def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> Result:
-    """Task: write a random number for each document that is not dropped, to sample by; return how many."""
-    chunks = [np.empty(0, np.uint64)]
+def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, tokenizer: Path | None, output: Path) -> Result:
+    """Task: write a random number for each document that is not dropped, to sample by.
+
+    The value is how many they are, and how many bytes of text they have, or tokens if a tokenizer is given.
+    """
+    chunks, size = [np.empty(0, np.uint64)], 0
     for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
         numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
         chunks.append(numbers[[not reason for reason in batch.reasons]])
-        del batch
+        kept = [it.text for it, reason in zip(batch.documents, batch.reasons, strict=True) if not reason]
+        size += _count_tokens(tokenizer, kept) if tokenizer else sum(map(utf8_size, kept))
+        del batch, kept
     write_numbers(output, np.concatenate(chunks))
-    return Result(Counts({}, []), sum(map(len, chunks)))
+    return Result(Counts({}, []), (sum(map(len, chunks)), size))
+
+
+def _count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
+    from preprocessing.tokenizer.loading import count_tokens  # here, as it imports libraries of tokenizers
+
+    return count_tokens(tokenizer, texts)
 
 
 def mix_outputs(group: SliceGroup, folder: Path, out_dir: Path) -> tuple[Path, Path]:

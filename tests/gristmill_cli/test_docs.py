@@ -26,7 +26,7 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     for source in ("code", "tiny", "web"):  # each source is three processes of seconds
         shutil.rmtree(corpus / source)
-    whole, by_hand = commands("slimpajama.md")
+    whole, amounts, by_hand = commands("slimpajama.md")
     for block, option in ((whole, "--mix.weights book 2.5 "), (by_hand, '--holdout_dir "$OUT/holdout"')):
         assert option in block
     whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 1000", "vocab_size 420")
@@ -34,7 +34,9 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
     curve, near, shown = commands("dedup.md")
     shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
-    done = shell(by_hand + curve + near + whole + shown, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path))
+    done = shell(
+        by_hand + curve + near + whole + shown + amounts, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     for folder in ("train", "holdout", "train_deduped", "tokens"):
@@ -43,7 +45,7 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     assert "9 bands" in done.stdout and "skipped" in done.stderr and "confirmed" in done.stderr
     similar = pq.read_table(tmp_path / "NEAR" / "duplicates.parquet").column("similarity").to_pylist()
     assert similar and min(similar) >= 0.8
-    assert done.stdout.count("funnel: documents") == 2
+    assert done.stdout.count("funnel: documents") == 2 and "100,000 → " in done.stdout
 
 
 def test_benchmarks_are_kept_out(tmp_path: Path) -> None:

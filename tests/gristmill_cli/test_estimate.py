@@ -18,6 +18,7 @@ MISTAKES = {
     "--documents 9": "expected the folder of a corpus, or --documents and --bytes",
     "--documents 9 --bytes 4.5XB": "--bytes: expected a size with a unit, got '4.5XB'",
     "--documents 9 --bytes 3": "--documents: expected 1 to 3, one for each byte, got 9",
+    "--documents 9 --bytes 9kB --mix.bytes a 2": "--mix.bytes: expected --mix.weights",
     "--documents 9 --bytes 9kB --mix.weights a 2": "name sources of a corpus; try with its folder",
     "{corpus} --sample 0": "--sample: expected a size",
     "{corpus} --cores 0": "--cores: expected 1 to 1,000,000, got 0; try 64",
