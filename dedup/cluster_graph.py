@@ -29,7 +29,7 @@ from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.documents import CorpusFile, DocKey
+from gristmill.io.documents import CorpusFile, DocKey, Document
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.kernels import kernel
@@ -254,7 +254,12 @@ def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
 
 
 def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[tuple[DocKey, str]]:
-    """Yield the texts of a few documents straight from a corpus, reading only the slices that hold them.
+    """Yield the texts of a few documents, as read_some does."""
+    return ((document.key, document.text) for document in read_some(corpus, keys, text_column))
+
+
+def read_some(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[Document]:
+    """Yield a few documents straight from a corpus, reading only the slices that hold them.
 
     InputError if a file or a document is missing.
     """
@@ -269,15 +274,15 @@ def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") 
             yield from _read_rows(replace(files[name], path=path), rows)
 
 
-def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[tuple[DocKey, str]]:
-    """The texts in some rows of a file."""
+def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[Document]:
+    """The documents in some rows of a file."""
     slices = plan_slices(file)
     numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
     for number in sorted(numbers):
         for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
             if document.key.row in rows:
                 rows.remove(document.key.row)
-                yield document.key, document.text
+                yield document
             if not rows:
                 break
     if rows:

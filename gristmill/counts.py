@@ -1,7 +1,7 @@
 """Counts of documents, bytes and files per source and reason; documents are conserved.
 
 A stage counts each document twice: as read, and under the reason it leaves by (written, or the
-reason it was dropped). Per source, `read + repeated` must equal the sum of all other reasons;
+reason it was dropped). Per source, `read + repeated + further parts` must equal the sum of all other reasons;
 otherwise documents were lost and the stage fails. Bytes are UTF-8 bytes of the text, or of the raw
 line of a malformed record. A corpus file is counted once: under `read`, or, with its size on disk and
 no documents, under `not read: <reason>`.
@@ -24,7 +24,8 @@ CHANGED = "changed"  # bytes, not documents, by which normalisation changed the 
 MALFORMED = "malformed"
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
-INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
+PARTS = "further parts"  # documents that a function of yours made of one, but for the first of them
+INCOMING = (READ, REPEATED, PARTS)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
 _FEW, _MUCH, _TIMES = 20, 0.1, 3  # documents, share, and times the others' share: a source loses far more than these

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from dedup.cluster_graph import pairwise_jaccard, read_texts
+from dedup.cluster_graph import pairwise_jaccard, read_some
 from dedup.minhash.matching_form import Unit
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import UsageError, require
 from gristmill.io.corpus_names import normal_name, parse_name
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import PART_FIELD, DocKey, Document
 from gristmill.io.files import RUN_FILE
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
@@ -179,14 +179,16 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
 
     A similarity that the run did not measure is computed here, of the run's shingles.
     """
-    texts = dict(read_texts(corpus, sorted({key for pair in pairs for key in (pair.removed, pair.kept)}), text_column))
+    keys = sorted({key for pair in pairs for key in (pair.removed, pair.kept)})
+    documents = {document.key: document for document in read_some(corpus, keys, text_column)}
     for pair in pairs:
-        removed, kept = texts[pair.removed], texts[pair.kept]
+        names = [_name(documents[key]) for key in (pair.removed, pair.kept)]
+        removed, kept = (documents[key].text for key in (pair.removed, pair.kept))
         found = pair.similarity
         if found is None:
             found = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
         said = "shorter than a shingle" if isnan(found) else f"similarity {found:.2f}"
-        yield Text(f"\n{pair.removed} beside {pair.kept}, {said}", "bold")
+        yield Text(f"\n{names[0]} beside {names[1]}, {said}", "bold")
         if removed == kept:
             yield Text("the texts are equal")
             continue
@@ -195,6 +197,16 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
         )
         table.add_row(*mark_differences(removed, kept))
         yield table
+
+
+def _name(document: Document) -> str:
+    """The key of a document, with its own `id`, and of which document a function made it as a part."""
+    own = [
+        f"{what} {found}"
+        for what, field in (("id", "id"), ("part", PART_FIELD))
+        if (found := document.value(field)) is not None
+    ]
+    return f"{document.key} ({', '.join(own)})" if own else str(document.key)
 
 
 def _shingles_of(out: Path) -> tuple[int, Unit]:

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -13,7 +13,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import Counts, Tally
+from gristmill.counts import PARTS, Counts, Tally
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
@@ -22,7 +22,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, Document, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, PART_FIELD, Document, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -30,6 +30,7 @@ from preprocessing.user_function import DocumentFunction, describe, load_functio
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
+_WHOLE, _PART = 1, 2
 _NAN, _INFINITY, _MINUS_INFINITY = (msgspec.Raw(name) for name in (b"NaN", b"Infinity", b"-Infinity"))
 
 
@@ -44,7 +45,8 @@ def apply(
     """Run a function of yours over every document of a corpus; it yields those to keep.
 
     The function is a generator: it takes an iterator over documents and yields documents, each at most once,
-    changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
+    changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. To make several of
+    one, it yields `document.part(text)` for each. It is called for each
     file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
     documents alone. Processes that it starts must end before it returns. Values that it sets must be JSON's or NumPy's.
 
@@ -87,7 +89,9 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
             for document in call.run(loaded):
                 size, line = call.encode(document)
                 sink.write(line)
-                counts.add_written(part.source, size, document.size)
+                if document.is_further_part:
+                    counts.add(part.source, PARTS, size)
+                counts.add_written(part.source, size, size if document.is_further_part else document.size)
         if call.dropped.documents:
             counts.add(
                 part.source, f"dropped by {function.partition(':')[2]}", call.dropped.bytes, call.dropped.documents
@@ -100,6 +104,18 @@ class GivenDocument(Document):
 
     original: str = ""
     size: int = 0
+    parts: int = 0  # made of it
+    number: int | None = None  # of a part
+    is_further_part: bool = False  # it is yielded, and another part was before
+
+    def part(self, text: str, **fields: Any) -> Self:
+        """A part of the document, such as a chapter, as a document of its own, with the same fields and `fields`.
+
+        Its field gristmill_part has the document's key and the part's number, from 0: book/a.jsonl@12#0.
+        """
+        own = {**self.fields, self.text_column: text, **fields, PART_FIELD: f"{self.key}#{self.parts}"}
+        self.parts += 1
+        return type(self)(text, self.key, own, self.text_column, text, self.size, number=self.parts - 1)
 
 
 class _Call:
@@ -110,7 +126,8 @@ class _Call:
         self.given = self._give(documents)
         self.last = "no document"  # the key and the line of the last one given
         self.dropped = Tally()
-        self.yielded = bytearray()  # of each row, 1 if its document was; not in the document, as it may be a copy
+        self.yielded = bytearray()  # of each row, _WHOLE or _PART if that was; not in the document: it may be a copy
+        self.parts: set[tuple[int, int]] = set()  # row and number of those that were yielded
         self.error: GristmillError | None = None  # of the reader; kept, as the function may catch it
 
     def _give(self, documents: Iterator[Document]) -> Iterator[GivenDocument]:
@@ -151,13 +168,19 @@ class _Call:
             raise UsageError(f"{self.name} yielded a {type(document).__name__} after {self.last}: expected {_FORM}")
         place = document.key.row - self.part.first_row
         self.yielded.extend(bytes(max(0, place + 1 - len(self.yielded))))
-        if self.yielded[place]:
+        before, is_part = self.yielded[place], document.number is not None
+        if before == _WHOLE or (before and not is_part) or (place, document.number) in self.parts:
+            what = f"part {document.number} of {document.key}" if is_part else str(document.key)
             raise UsageError(
-                f"{self.name} yielded {document.key} twice: expected each document at most once. (Copies are made by "
-                "weights, when the corpus is mixed.)"
+                f"{self.name} yielded {what} twice: expected each document at most once, or each of its parts "
+                "(document.part). (Copies are made by weights, when the corpus is mixed.)"
             )
-        self.yielded[place] = 1
-        self.dropped.add(-1, -document.size)
+        if document.number is not None:
+            self.parts.add((place, document.number))
+        document.is_further_part = bool(before)
+        self.yielded[place] = _PART if is_part else _WHOLE
+        if not before:
+            self.dropped.add(-1, -document.size)
 
     def encode(self, document: GivenDocument) -> tuple[int, bytes]:
         """The size of a document's text, and its record as a line of JSON. UsageError if it has none."""

@@ -37,6 +37,7 @@ from gristmill.storage.walking import Found, list_anew, walk_all
 from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
+PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of walking.py
 CACHE = "cache of Hugging Face datasets"
 ODD_NAME = "name that is no key"

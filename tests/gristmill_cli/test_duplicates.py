@@ -16,7 +16,7 @@ from rich.console import Console
 from gristmill.errors import UsageError
 from gristmill_cli.duplicates import mark_differences, show_duplicates
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.object_store import BUCKET, object_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,3 +181,37 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(out: Path, tmp_path: Path
             show_duplicates(out)
     finally:
         (out / "gone").rename(out / "normalized")
+
+
+SPLIT = """
+def halves(documents):
+    for document in documents:
+        middle = len(document.text) // 2
+        yield from (document.part(document.text[:middle]), document.part(document.text[middle:]))
+"""
+
+
+def test_a_run_whose_function_makes_parts_names_them_and_the_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts of all stages add up, and both names of a duplicate are printed."""
+    (tmp_path / "halving.py").write_text(SPLIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    others = [" ".join(f"{word}x{number}" for word in WORDS) for number in range(20)]
+    (tmp_path / "corpus/web").mkdir(parents=True)
+    with (tmp_path / "corpus/web/a.jsonl").open("w") as file:
+        for number, text in enumerate([*others, " ".join(WORDS) + "!" * 400, " ".join(WORDS) + "?" * 400]):
+            file.write(json.dumps({"text": text, "id": f"page-{number}"}) + "\n")
+    funnel = run(
+        RunConfig(
+            tmp_path / "corpus", tmp_path / "out", workers=1, apply=Apply("halving:halves"), mix=Mix(holdout=0.1),
+            filter=Filter(threshold=10), tokenizer=Tokenizer(vocab_size=300, exact=False),
+        )
+    )  # fmt: skip
+    assert funnel is not None and funnel.tallies["web"]["further parts"].documents == 22
+    written = io.StringIO()
+    Console(width=160, file=written).print(show_duplicates(tmp_path / "out"))
+    assert (
+        "web/a.jsonl@42 (id page-21, part web/a.jsonl@21#0) beside web/a.jsonl@40 (id page-20, part web/a.jsonl@20#0)"
+        in written.getvalue()
+    )

@@ -65,6 +65,21 @@ MODULE = """
             yield document
 
 
+    def words(documents):
+        for document in documents:
+            yield from [document.part(word, place=i) for i, word in enumerate(document.text.split())][::-1]
+
+
+    def same_part_twice(documents):
+        for document in documents:
+            yield from [document.part("a")] * 2
+
+
+    def whole_and_part(documents):
+        for document in documents:
+            yield from [document.part("a"), document]
+
+
     def texts(documents):
         yield from (document.text for document in documents)
 
@@ -208,6 +223,19 @@ def test_documents_are_changed_and_reordered(
     assert counts.total("dropped by shout").documents == 2
 
 
+def test_a_document_becomes_several_that_say_so(tmp_path: Path, module: str, write, read, quiet: RunOptions) -> None:
+    write(tmp_path / "in/book/a.jsonl", [{"text": "one", "id": 7}, {"text": ""}, {"text": "a bc ünd", "id": 8}])
+    counts = apply(tmp_path / "in", tmp_path / "out", f"{module}:words", quiet)
+    records = read(tmp_path / "out")
+    assert [record["gristmill_part"] for record in records] == [
+        "book/a.jsonl@0#0", "book/a.jsonl@2#2", "book/a.jsonl@2#1", "book/a.jsonl@2#0",
+    ]  # fmt: skip
+    assert records[1] == {"text": "ünd", "id": 8, "place": 2, "gristmill_part": "book/a.jsonl@2#2"}
+    found = {reason: counts.total(reason).documents for reason in counts.reasons}
+    assert found == {"read": 3, "further parts": 2, "written": 4, "dropped by words": 1}
+    assert counts.total("written").bytes == 3 + 4 + 2 + 1 and counts.check_conserved("apply")
+
+
 def test_the_text_may_be_set_in_its_field(source: Path, tmp_path: Path, module: str, read, quiet: RunOptions) -> None:
     counts = apply(source, tmp_path / "out", f"{module}:sets_the_field", quiet)
     texts = [record["text"] for record in read(tmp_path / "out")]
@@ -237,6 +265,8 @@ def test_a_function_that_ends_early_drops_the_rest(
     [
         ("twice", r"yielded book/a\.jsonl@0 twice: expected each document at most once"),
         ("doubles", r"yielded book/a\.jsonl@0 twice: expected each document at most once"),
+        ("same_part_twice", r"yielded part 0 of book/a\.jsonl@0 twice: expected each document at most once, or each"),
+        ("whole_and_part", r"yielded book/a\.jsonl@0 twice"),
         ("texts", r"yielded a str after book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): expected a generator"),
         ("fails", r"failed after it was given book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
