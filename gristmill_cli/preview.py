@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
 from gristmill.io.readers import read_corpus
-from preprocessing.quality.measures import MEASURES, TextMeasures
+from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import Bounds, Recipe, load_recipe
 from preprocessing.quality.words import WordSplitter
 
@@ -68,13 +68,14 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
     first: dict[str, list[tuple[Document, float]]] = {step.name: [] for step in bounds}
     rewritten = 0
     for document in sample:
-        measures, removed = TextMeasures(document.text, splitter), False
+        url = str(document.value(recipe.url_field) or "") if recipe.url_field else ""
+        measures, removed = TextMeasures(document.text, splitter, url), False
         for step in recipe.steps:
             if not isinstance(step, Bounds):
                 changed = step.rewrite(measures.text)
-                measures = measures if changed == measures.text else TextMeasures(changed, splitter)
+                measures = measures if changed == measures.text else measures.of(changed)
                 continue
-            value = MEASURES[step.name](measures)
+            value = step.value(measures)
             values[step.name].append(value)
             if not removed and not step.allows(value):
                 removed = True

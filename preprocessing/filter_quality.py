@@ -1,6 +1,7 @@
 """Stage: keep the documents that a recipe of quality rules allows, as Gopher's, C4's and FineWeb's."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -26,8 +27,10 @@ from gristmill.text import utf8_size
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
-STAGE = Stage("filter_quality", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
-_SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "rule": pa.string(), "value": pa.float64()})
+STAGE = Stage("filter_quality", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+_SCHEMA = pa.schema(
+    {"file": pa.string(), "row": pa.int64(), "rule": pa.string(), "value": pa.float64(), "detail": pa.string()}
+)
 
 
 def filter_quality(
@@ -40,8 +43,9 @@ def filter_quality(
 ) -> Counts:
     """Write the documents of a corpus that the rules of a recipe allow, each counted once by the first rule it fails.
 
-    The table TARGET_DIR.removed.parquet has each document that was removed (its file and row in data_dir), the rule and
-    the value of its measure. Rules for lines and for personal data rewrite the text for the rules that follow.
+    The table TARGET_DIR.removed.parquet has each document that was removed (its file and row in data_dir), the rule,
+    the value of its measure, and what it is of: the language, or the domain. Rules for lines and for personal data
+    rewrite the text for the rules that follow.
 
     Args:
         data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
@@ -55,16 +59,17 @@ def filter_quality(
         Documents read, written, and removed by each rule, per source.
     """
     content = read_recipe(recipe)
-    parse_recipe(content, recipe)
+    rules = parse_recipe(content, recipe)
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
     targets, table = plan_targets(files, target_dir), removed_path(target_dir)
+    stage = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries))
     with open_stage(
-        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
+        stage, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
     ) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         done = rewrite_corpus(
-            run, "judge", files, targets, judge_slices, {"rules": content},
+            run, "judge", files, targets, judge_slices, {"rules": content, "lists": dict(rules.lists)},
             beside=run.ledger.root / STATE_DIR / run.output,
         )  # fmt: skip
         found = [run.ledger.path(output) for record in done.records for output in record.outputs]
@@ -79,22 +84,25 @@ def removed_path(target_dir: Path) -> Path:
 
 
 @leaves_out_damaged
-def judge_slices(group: SliceGroup, outputs: tuple[Path, ...], rules: str, beside: Path) -> Counts:
+def judge_slices(
+    group: SliceGroup, outputs: tuple[Path, ...], rules: str, lists: dict[str, Path], beside: Path
+) -> Counts:
     """Task: write the documents of each slice that the rules allow, and a table of the others."""
-    counts, recipe, splitter = Counts({}, []), parse_recipe(rules, "of the run"), WordSplitter()
-    removed = list[tuple[str, int, str, float]]()
+    counts, recipe, splitter = Counts({}, []), parse_recipe(rules, "of the run", lists), WordSplitter()
+    removed, field = list[tuple[str, int, str, float, str]](), recipe.url_field
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                size, verdict = utf8_size(document.text), recipe.judge(document.text, splitter)
+                url, size = str(document.value(field) or "") if field else "", utf8_size(document.text)
+                verdict = recipe.judge(document.text, splitter, url)
                 if verdict.rule:
-                    removed.append((document.key.file, document.key.row, verdict.rule, verdict.value))
+                    removed.append((*document.key, verdict.rule, verdict.value, verdict.detail))
                     counts.add(part.source, verdict.rule, size)
                     continue
                 document.replace_text(verdict.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
-    columns = zip(_SCHEMA, zip(*removed, strict=True) if removed else [()] * 4, strict=True)
+    columns = zip(_SCHEMA, zip(*removed, strict=True) if removed else [()] * len(_SCHEMA), strict=True)
     write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
     return counts
 

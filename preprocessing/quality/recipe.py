@@ -1,6 +1,7 @@
 """Recipes: rules in the order in which they look at a document, from a TOML file of the package or of the user."""
 
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,12 +10,17 @@ from typing import Any
 
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
+from preprocessing.quality.language import LIBRARIES as LANGUAGE
+from preprocessing.quality.language import check_language
 from preprocessing.quality.lines import LineRules
+from preprocessing.quality.lists import listed_domain, read_list
 from preprocessing.quality.measures import MEASURES, UNBOUNDED, TextMeasures
 from preprocessing.quality.personal import PersonalRules
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
+_FURTHER = ("language", "listed_words", "listed_urls")
+_SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
 _REWRITES = {"lines": LineRules, "personal": PersonalRules}
 
 
@@ -26,20 +32,68 @@ class Bounds:
     least: float = -math.inf
     most: float = math.inf
 
+    def value(self, it: TextMeasures) -> float:
+        return float(MEASURES[self.name](it))
+
+    def detail(self, it: TextMeasures) -> str:  # noqa: ARG002
+        """What the value is of, where it is not of the text as a whole."""
+        return ""
+
     def allows(self, value: float) -> bool:
         return self.least <= value <= self.most
 
 
 @dataclass(frozen=True)
+class LanguageRule(Bounds):
+    """A rule: the probability of the most likely language, or 0 if that is not one of those that are allowed."""
+
+    allow: tuple[str, ...] = ()
+
+    def value(self, it: TextMeasures) -> float:
+        language, score = it.language
+        return score if language in self.allow else 0.0
+
+    def detail(self, it: TextMeasures) -> str:
+        return it.language[0]
+
+
+@dataclass(frozen=True)
+class WordList(Bounds):
+    """A rule: the share of the words that are in a list."""
+
+    path: Path = Path()
+
+    def value(self, it: TextMeasures) -> float:
+        words, listed = it.text.lower().split(), read_list(self.path)
+        return sum(word.strip(_SIGNS) in listed for word in words) / max(1, len(words))
+
+
+@dataclass(frozen=True)
+class UrlList(Bounds):
+    """A rule: 1 if the domain of the document's address, or one above it, is in a list, else 0."""
+
+    path: Path = Path()
+    field: str = "url"
+
+    def value(self, it: TextMeasures) -> float:
+        return float(bool(self.detail(it)))
+
+    def detail(self, it: TextMeasures) -> str:
+        return listed_domain(it.url, read_list(self.path))
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What rules say of a document: the text to keep, or the rule that it fails, with the value of its measure."""
+    """What rules say of a document: the text to keep, or the rule that it fails, the value of its measure, and more."""
 
     text: str
     rule: str = ""
     value: float = 0.0
+    detail: str = ""
 
 
 Step = Bounds | LineRules | PersonalRules
+Lists = Mapping[str, Path]  # rule → the file of its list
 
 
 @dataclass(frozen=True)
@@ -49,16 +103,31 @@ class Recipe:
     name: str
     steps: tuple[Step, ...]
 
-    def judge(self, text: str, splitter: WordSplitter) -> Verdict:
-        """Apply the steps until one removes the document."""
-        measures = TextMeasures(text, splitter)
+    def judge(self, text: str, splitter: WordSplitter, url: str = "") -> Verdict:
+        """Apply the steps until one removes the document; `url` is its address, for lists of these."""
+        measures = TextMeasures(text, splitter, url)
         for step in self.steps:
             if isinstance(step, Bounds):
-                if not step.allows(value := MEASURES[step.name](measures)):
-                    return Verdict(measures.text, step.name, float(value))
+                if not step.allows(value := step.value(measures)):
+                    return Verdict(measures.text, step.name, value, step.detail(measures))
             elif (changed := step.rewrite(measures.text)) != measures.text:
-                measures = TextMeasures(changed, splitter)
+                measures = measures.of(changed)
         return Verdict(measures.text)
+
+    @property
+    def url_field(self) -> str:
+        """The field with a document's address, if a rule looks at it."""
+        return next((step.field for step in self.steps if isinstance(step, UrlList)), "")
+
+    @property
+    def lists(self) -> Lists:
+        """The files of lists, by rule."""
+        return {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose versions decide what a rule finds."""
+        return LANGUAGE if any(isinstance(step, LanguageRule) for step in self.steps) else ()
 
 
 def shipped_recipes() -> list[str]:
@@ -69,6 +138,11 @@ def shipped_recipes() -> list[str]:
 def load_recipe(name: str) -> Recipe:
     """A recipe of the package by its name, or of a TOML file. Raises UsageError that names the file and the key."""
     return parse_recipe(read_recipe(name), name)
+
+
+def _folder(name: str) -> Path:
+    """Where the lists of a recipe are looked for: beside its file."""
+    return Path(name).parent if name.endswith(".toml") else _SHIPPED
 
 
 def read_recipe(name: str) -> str:
@@ -82,24 +156,64 @@ def read_recipe(name: str) -> str:
         raise UsageError(f"recipe {name}: expected a TOML file that can be read, got {error}") from error
 
 
-def parse_recipe(content: str, name: str) -> Recipe:
-    """A recipe from TOML; `name` is for messages. Raises UsageError."""
+def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
+    """A recipe from TOML; `name` is that of its file, or of the package. Raises UsageError.
+
+    `lists`: where its lists are; by default as the TOML says, from the folder of the file.
+    """
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe {name}: expected TOML, got {error}") from error
     if not table:
         raise UsageError(f"recipe {name}: expected rules such as words.min = 50, got none")
-    return Recipe(name, tuple(_step(name, key, value) for key, value in table.items()))
+    return Recipe(name, tuple(_step(name, key, value, lists) for key, value in table.items()))
 
 
-def _step(recipe: str, key: str, value: Any) -> Step:
-    known = [*MEASURES, *_REWRITES]
+def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
+    known = [*MEASURES, *_REWRITES, *_FURTHER]
     if key not in known:
         raise UsageError(f"recipe {recipe}: unknown rule {key!r}; {one_of(key, known)}")
     if not isinstance(value, dict):
         raise UsageError(f"recipe {recipe}: {key}: expected numbers such as {key}.max = 1, got {value!r}")
+    if key == "language":
+        return _language(recipe, value)
+    if key in _FURTHER:
+        return _list(recipe, key, value, lists)
     return _rewrite(recipe, key, value) if key in _REWRITES else _bounds(recipe, key, value)
+
+
+def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
+    allow, least = value.get("allow"), value.get("min_score", 0.0)
+    if not isinstance(allow, list) or not allow or not all(isinstance(code, str) for code in allow):
+        raise UsageError(f"recipe {recipe}: language.allow: expected codes of languages such as ['en'], got {allow!r}")
+    if unknown := sorted(value.keys() - {"allow", "min_score"}):
+        raise UsageError(f"recipe {recipe}: language.{unknown[0]}: expected language.allow or language.min_score")
+    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
+        raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {least!r}")
+    check_language()
+    return LanguageRule("language", max(least, sys.float_info.min), allow=tuple(allow))
+
+
+def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) -> WordList | UrlList:
+    file, extra = value.get("file"), "max" if key == "listed_words" else "field"
+    if not isinstance(file, str) or not file:
+        raise UsageError(f"recipe {recipe}: {key}.file: expected the name of a file with an entry a line, got {file!r}")
+    if unknown := sorted(value.keys() - {"file", extra}):
+        raise UsageError(f"recipe {recipe}: {key}.{unknown[0]}: expected {key}.file or {key}.{extra}")
+    path = lists[key] if lists else _folder(recipe) / file
+    if not lists:
+        try:
+            read_list(path)
+        except UsageError as error:
+            raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
+    if key == "listed_urls":
+        field = value.get("field", "url")
+        if not isinstance(field, str) or not field:
+            raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
+        return UrlList(key, most=0.0, path=path, field=field)
+    most = _bounds(recipe, key, {"max": value.get("max", 0)}).most
+    return WordList(key, most=most, path=path)
 
 
 def _bounds(recipe: str, key: str, value: Mapping[str, Any]) -> Bounds:

@@ -56,6 +56,16 @@ CASES = [
     ("stop_words", "min = 2", "The the cat that the", "The the cat the"),
     ("lorem_ipsum", "max = 0", "lorem, ipsum", "A Lorem Ipsum text"),
     ("curly_brackets", "max = 0", "f(x) }", "f(x) {"),
+    ("latin_letters", "min = 0.5", "ab вг 12", "a вг!"),
+    ("cyrillic_letters", "max = 0.5", "ab вг", "a вг"),
+    ("greek_letters", "min = 1", "αβγ 3", "αβγ a"),
+    ("arabic_letters", "max = 0", "a", "سلام"),
+    ("hebrew_letters", "max = 0", "a", "שלום"),
+    ("devanagari_letters", "min = 1", "अनाज", "अनाज a"),
+    ("thai_letters", "min = 1", "ข้าว", "ข้าว a"),
+    ("hangul_letters", "min = 1", "곡식", "곡식 a"),
+    ("kana_letters", "max = 0.5", "粉こ", "粉こな"),
+    ("han_letters", "max = 0.5", "粉 a", "粉麦 a"),
     ("sentences", "min = 3", "One two. Three!\nFour Mr. Five", "One two... three Mr. X.\nFour"),
     ("ended_lines", "min = 0.5", "a.\nb\n\nc!\nd", "a.\nb\nc,\nd"),
     ("short_lines", "max = 0.5", "a" * 31 + "\n" + "a" * 30, "a" * 30 + "\n" + "b" * 30),
@@ -132,6 +142,13 @@ def test_shipped_recipes_have_the_published_numbers() -> None:
         ("bullet_lines.max = 1.1", "bullet_lines.max: expected a share from 0 to 1, got 1.1"),
         ("words = { min = 3, max = 2 }", "min up to max"),
         ("lines.min_word = 3", "lines: unknown rule 'min_word'; did you mean min_words?"),
+        ("language.min_score = 0.5", "language.allow: expected codes of languages such as ['en'], got None"),
+        ("language = { allow = ['en'], least = 1 }", "language.least: expected language.allow or language.min_score"),
+        ("language = { allow = ['en'], min_score = 2 }", "min_score: expected a probability from 0 to 1, got 2"),
+        ("listed_words.max = 0", "listed_words.file: expected the name of a file with an entry a line, got None"),
+        ("listed_words = { file = 'none.txt' }", "none.txt: expected a list, a UTF-8 file with an entry a line"),
+        ("listed_urls = { file = 'own.toml', max = 0 }", "listed_urls.max: expected listed_urls.file or"),
+        ("listed_urls = { file = 'own.toml', field = '' }", "listed_urls.field: expected the name of a field, got ''"),
         ("lines.min_words = true", "lines.min_words: expected a whole number of 0 or more, got True"),
     ],
 )
@@ -141,6 +158,60 @@ def test_a_wrong_recipe_is_refused_in_a_sentence(tmp_path: Path, content: str, m
     with pytest.raises(UsageError) as error:
         load_recipe(str(path))
     assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_languages_are_told_apart_and_the_table_has_them(
+    tmp_path: Path, quiet: RunOptions, write: Callable[..., Path]
+) -> None:
+    texts = {
+        "en": "The miller grinds the grain in the early morning, and the baker buys the flour.",
+        "de": "Der Müller mahlt das Korn am frühen Morgen, und der Bäcker kauft das Mehl.",
+        "fr": "Le meunier moud le grain de bon matin,\net le boulanger achète la farine.",
+        "zh": "中国的农民在秋天收获小麦，然后把它们送到磨坊，这里的工人会把小麦磨成面粉。",
+    }
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in [*texts.values(), "xqz 1 2 3"]])
+    own = tmp_path / "own.toml"
+    own.write_text('language = { allow = ["en", "fr"], min_score = 0.65 }')
+    with sandboxed():
+        filter_quality(tmp_path / "corpus", tmp_path / "out", str(own), quiet)
+    assert [document.text for document in read_corpus(tmp_path / "out")] == [texts["en"], texts["fr"]]
+    rows = pq.read_table(tmp_path / "out.removed.parquet").to_pylist()
+    assert [(row["rule"], row["detail"]) for row in rows[:2]] == [("language", "de"), ("language", "zh")]
+    assert rows[0]["value"] == 0 and rows[2]["value"] < 0.65
+
+
+def test_lists_of_words_and_domains_are_inputs(tmp_path: Path, quiet: RunOptions, write: Callable[..., Path]) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": "good grain", "url": "https://www.mill.example/a"},
+        {"text": "good Chaff, good", "url": "http://mill.example:80/b"},
+        {"text": "chaff and tares", "url": "mill.example"},
+        {"text": "good bread", "url": "https://shop.spam.example/?q=1"},
+        {"text": "good flour", "url": "https://notspam.example/"},
+        {"text": "good oven", "url": None},
+        {"text": "good oven", "url": "http://[broken"},
+    ]
+    write(tmp_path / "corpus/web/a.jsonl", rows)
+    (tmp_path / "bad.txt").write_text("# words\nchaff\nTares  # and more\n\n")
+    (tmp_path / "domains.txt").write_text("spam.example\n")
+    own = tmp_path / "own.toml"
+    own.write_text('listed_urls = { file = "domains.txt" }\nlisted_words = { file = "bad.txt", max = 0.4 }\n')
+
+    def judge() -> None:
+        filter_quality(tmp_path / "corpus", tmp_path / "out", str(own), quiet)
+
+    def kept() -> list[int]:
+        return [row for row in range(len(rows)) if row not in removed_rows()]
+
+    def removed_rows() -> dict[int, str]:
+        table = pq.read_table(tmp_path / "out.removed.parquet").to_pylist()
+        return {row["row"]: row["detail"] for row in table}
+
+    with sandboxed():
+        judge()
+    assert kept() == [0, 1, 4, 5, 6] and removed_rows() == {2: "", 3: "spam.example"}
+    (tmp_path / "domains.txt").write_text("example\n")
+    judge()
+    assert kept() == [5, 6]
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest(tmp_path: Path) -> None:
