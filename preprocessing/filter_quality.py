@@ -17,7 +17,7 @@ from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_
 from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
-from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
@@ -75,7 +75,10 @@ def filter_quality(
         found = [run.ledger.path(output) for record in done.records for output in record.outputs]
         tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
         run.step("merge", [Task("merge", merge_removed, {"tables": tables, "output": table}, (table,))])
-        return run.finish(done.counts)
+        counts = run.finish(done.counts)
+    if (replaced := sum(done.values(int))) and not options.quiet:
+        print(f"{STAGE.name}: {replaced:,} mail and IP addresses replaced in the documents written", file=sys.stderr)
+    return counts
 
 
 def removed_path(target_dir: Path) -> Path:
@@ -86,9 +89,12 @@ def removed_path(target_dir: Path) -> Path:
 @leaves_out_damaged
 def judge_slices(
     group: SliceGroup, outputs: tuple[Path, ...], rules: str, lists: dict[str, Path], beside: Path
-) -> Counts:
-    """Task: write the documents of each slice that the rules allow, and a table of the others."""
-    counts, recipe, splitter = Counts({}, []), parse_recipe(rules, "of the run", lists), WordSplitter()
+) -> Result:
+    """Task: write the documents of each slice that the rules allow, and a table of the others.
+
+    The value is how many addresses were replaced in those that are written.
+    """
+    replaced, counts, recipe, splitter = 0, Counts({}, []), parse_recipe(rules, "of the run", lists), WordSplitter()
     removed, field = list[tuple[str, int, str, float, str]](), recipe.url_field
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
@@ -99,12 +105,13 @@ def judge_slices(
                     removed.append((*document.key, verdict.rule, verdict.value, verdict.detail))
                     counts.add(part.source, verdict.rule, size)
                     continue
+                replaced += verdict.replaced
                 document.replace_text(verdict.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
     columns = zip(_SCHEMA, zip(*removed, strict=True) if removed else [()] * len(_SCHEMA), strict=True)
     write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
-    return counts
+    return Result(counts, replaced)
 
 
 def merge_removed(tables: FileSet, output: Path) -> None:

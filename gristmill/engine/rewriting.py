@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
-from gristmill.engine.task import Task
+from gristmill.engine.task import Result, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus_names import normal_name
 from gristmill.io.documents import CorpusFile, stem
@@ -39,7 +39,7 @@ def rewrite_corpus(
     step: str,
     files: Sequence[CorpusFile],
     targets: Targets,
-    function: Callable[..., Counts],
+    function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
     foreign: str = "",
     beside: Path | None = None,
@@ -68,7 +68,7 @@ def _slice_tasks(
     run: StageRun,
     groups: list[SliceGroup],
     targets: Targets,
-    function: Callable[..., Counts],
+    function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
     foreign: str,
     beside: Path | None,

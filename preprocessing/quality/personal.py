@@ -20,13 +20,21 @@ class PersonalRules:
 
     def rewrite(self, text: str) -> str:
         """The text with replacements; itself if it has no such address."""
+        return self.replace(text)[0]
+
+    def replace(self, text: str) -> tuple[str, int]:
+        """The text with replacements, and how many there are."""
+        mails, public = 0, 0
         if self.mail and "@" in text:
-            text = _MAIL.sub(_NOBODY, text)
-        return _IP.sub(_replace_public, text) if self.ip else text
+            text, mails = _MAIL.subn(_NOBODY, text)
+        if self.ip:
+            public = sum(_is_public(found) for found in _IP.findall(text))
+            text = _IP.sub(lambda found: _NOWHERE if _is_public(found[0]) else found[0], text) if public else text
+        return text, mails + public
 
 
-def _replace_public(found: re.Match[str]) -> str:
+def _is_public(address: str) -> bool:
     try:
-        return _NOWHERE if ipaddress.ip_address(found[0]).is_global else found[0]
+        return ipaddress.ip_address(address).is_global
     except ValueError:
-        return found[0]
+        return False

@@ -84,12 +84,16 @@ class UrlList(Bounds):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What rules say of a document: the text to keep, or the rule that it fails, the value of its measure, and more."""
+    """What rules say of a document: the text to keep, or the rule that it fails, the value of its measure, and more.
+
+    `replaced`: how many addresses of the text that is kept were replaced.
+    """
 
     text: str
     rule: str = ""
     value: float = 0.0
     detail: str = ""
+    replaced: int = 0
 
 
 Step = Bounds | LineRules | PersonalRules
@@ -105,14 +109,19 @@ class Recipe:
 
     def judge(self, text: str, splitter: WordSplitter, url: str = "") -> Verdict:
         """Apply the steps until one removes the document; `url` is its address, for lists of these."""
-        measures = TextMeasures(text, splitter, url)
+        measures, replaced = TextMeasures(text, splitter, url), 0
         for step in self.steps:
             if isinstance(step, Bounds):
                 if not step.allows(value := step.value(measures)):
                     return Verdict(measures.text, step.name, value, step.detail(measures))
-            elif (changed := step.rewrite(measures.text)) != measures.text:
+                continue
+            changed, count = step.replace(measures.text) if isinstance(step, PersonalRules) else (
+                step.rewrite(measures.text), 0
+            )  # fmt: skip
+            replaced += count
+            if changed != measures.text:
                 measures = measures.of(changed)
-        return Verdict(measures.text)
+        return Verdict(measures.text, replaced=replaced)
 
     @property
     def url_field(self) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -106,6 +107,7 @@ def test_personal_data_is_replaced() -> None:
     text = "Write to jo.do+x@mail.example.org, or 8.8.8.8, not 10.0.0.1 nor 1.2.3.4.5 nor 999.1.1.1."
     judged = parse_recipe("personal = { mail = true, ip = true }", "test").judge(text, WordSplitter())
     assert judged.text == "Write to email@example.com, or 192.0.2.1, not 10.0.0.1 nor 1.2.3.4.5 nor 999.1.1.1."
+    assert judged.replaced == 2
     assert parse_recipe("personal = {}", "test").judge(text, WordSplitter()).text == text
 
 
@@ -229,7 +231,7 @@ def _corpus(folder: Path, write: Callable[..., Path]) -> Path:
 
 
 def test_every_document_is_written_or_in_the_table_with_its_rule_and_value(
-    tmp_path: Path, quiet: RunOptions, write: Callable[..., Path]
+    tmp_path: Path, quiet: RunOptions, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, own = _corpus(tmp_path / "corpus", write), tmp_path / "own.toml"
     own.write_text("words.min = 50\nrepeated_lines.max = 0.3\npersonal = { mail = true }")
@@ -246,6 +248,8 @@ def test_every_document_is_written_or_in_the_table_with_its_rule_and_value(
     assert kept == [PLAIN, "mail email@example.com " + PLAIN] * 2
     again = filter_quality(corpus, tmp_path / "out", str(own), quiet)
     assert json.dumps(str(again)) == json.dumps(str(counts))
+    filter_quality(corpus, tmp_path / "out", str(own), replace(quiet, quiet=False))
+    assert "2 mail and IP addresses replaced in the documents written" in capsys.readouterr().err
 
 
 def test_time_is_linear_in_hostile_texts() -> None:
