@@ -34,7 +34,7 @@ class Normalize:
     ftfy: bool = False
     """Repair mojibake with ftfy before NFC."""
     read_also: tuple[str, ...] = ()
-    """More formats to read: txt (a file is one document), csv, tsv (a row is one)."""
+    """More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one)."""
     skip_odd_names: bool = False
     """Leave out files whose names cannot be part of a document's key; they are counted as not read."""
 
@@ -185,7 +185,8 @@ class RunConfig:
 
     Sources that differ have a table each in the file, [sources.NAME], and only these are read then: path (a folder or
     file; by default CORPUS/NAME), column (content, or meta.text) or template ("{title} {body}"), format (jsonl,
-    parquet, arrow, txt, csv or tsv: the only one that is read), weight (epochs).
+    parquet, arrow, warc, wet, txt, md, html, csv or tsv: the only one that is read), encoding (cp1252), message (the
+    template of a message, "{role}: {content}\\n", where the column holds a chat), weight (epochs).
     """
 
     corpus: Path

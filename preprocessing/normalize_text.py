@@ -68,7 +68,7 @@ def normalize_text(
         idx: Index of the block of 64 files to normalise, to split a folder among machines; -1 for all files.
         ftfy: Repair mojibake with ftfy first, as SlimPajama did. It also rewrites Chinese punctuation and code.
         text_column: The column or field that holds the text; it keeps its name.
-        read_also: More formats to read: txt (a file is one document), csv, tsv (a row is one).
+        read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
         skip_odd_names: Leave out files whose names cannot be part of a document's key, such as those with a newline or
             bytes that are not UTF-8; they are counted as not read.
         sources: Folder, text field and format of each source, where these differ; others are not read then.
@@ -97,7 +97,7 @@ def normalize_text(
                 f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // 64}"
             )
         more: tuple[str, ...] = ("ftfy",) if ftfy else ()
-        if any(parts and parts.format in WEB_FORMATS for parts in (parse_name(file.name) for file in files)):
+        if any(parts and parts.format in (*WEB_FORMATS, "html") for parts in (parse_name(file.name) for file in files)):
             check_web()
             more += ("resiliparse",)
         stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
@@ -130,7 +130,9 @@ def _reject_unplanned(run: StageRun, target_dir: Path, targets: Targets, idx: in
 def check_web() -> None:
     """Raise UsageError if the packages that read web archives are not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("fastwarc", "resiliparse")):
-        raise UsageError("the corpus holds web archives (.warc, .wet): to read them, pip install 'gristmill[web]'")
+        raise UsageError(
+            "the corpus holds web archives or pages (.warc, .wet, .html): to read them, pip install 'gristmill[web]'"
+        )
 
 
 def check_ftfy() -> None:

@@ -135,7 +135,7 @@ def find_slices(file: CorpusFile, slice_bytes: int) -> Result:
 
 
 def _check_task(file: CorpusFile | Slice) -> Task:
-    part = Slice(file.path, file.name, text_column=file.text_column)
+    part = Slice(file.path, file.name, text_column=file.text_column, reading=file.reading)
     return Task(file.name, check_file, {"part": part}, size=file.size)
 
 
@@ -148,7 +148,7 @@ def check_file(part: Slice) -> Counts:
 def _find_damage(part: Slice) -> Damage | None:
     """Read the whole file of a slice; return what is wrong with it, None if nothing is."""
     try:
-        deque(read_corpus(part.path, part.text_column, on_malformed="skip"), maxlen=0)
+        deque(read_corpus(part.path, part.text_column, on_malformed="skip", reading=part.reading), maxlen=0)
     except DamagedFile as error:
         return _describe(error)
     return None

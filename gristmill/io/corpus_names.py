@@ -10,7 +10,8 @@ from gristmill.errors import UsageError
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
 WEB_FORMATS = ("warc", "wet")
-TEXT_FORMATS = ("txt", "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
+FILE_FORMATS = ("txt", "md", "html")  # a file is a document
+TEXT_FORMATS = (*FILE_FORMATS, "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 _SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")

@@ -146,6 +146,20 @@ Find = Callable[[Path], list[Found] | None]  # the files of a folder if they are
 _ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON type are written as strings
 
 
+class Reading(NamedTuple):
+    """How texts are read where they are not plain UTF-8.
+
+    `encoding` is that of text files and of bytes in tables. `message` is the template of a message, such as
+    "{role}: {content}\\n", where the text's column has lists of them.
+    """
+
+    encoding: str = "utf-8"
+    message: str = ""
+
+
+AS_UTF8 = Reading()
+
+
 @dataclass(frozen=True)
 class CorpusFile:
     """A corpus file: its path, its name relative to the corpus root, its size in bytes, the column with the text."""
@@ -154,6 +168,7 @@ class CorpusFile:
     name: str
     size: int
     text_column: str = "text"
+    reading: Reading = AS_UTF8
 
     @property
     def source(self) -> str:
@@ -202,6 +217,7 @@ class Slice(ReadInParts):
     text_column: str = "text"
     ranges: Ranges = WHOLE
     damage: tuple[str, str] | None = None
+    reading: Reading = AS_UTF8
 
     @property
     def source(self) -> str:
@@ -219,7 +235,7 @@ def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
     share, rest = divmod(file.size, len(cuts))
     sizes = [share] * (len(cuts) - 1) + [share + rest]
     return [
-        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges)
+        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges, reading=file.reading)
         for cut, end, size in zip(cuts, ends, sizes, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -13,23 +14,36 @@ from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
-from gristmill.io.corpus_names import LINE_FORMATS, READABLE, TABLE_FORMATS, WEB_FORMATS, parse_name
-from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, DocKey, Document, Slice, list_corpus, slices_at
+from gristmill.io.corpus_names import FILE_FORMATS, LINE_FORMATS, READABLE, TABLE_FORMATS, WEB_FORMATS, parse_name
+from gristmill.io.documents import (
+    AS_UTF8,
+    ONE_SLICE,
+    CorpusFile,
+    Cut,
+    DocKey,
+    Document,
+    Reading,
+    Slice,
+    list_corpus,
+    slices_at,
+)
 from gristmill.io.first_bytes import is_compressed
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_chunks, read_lines, read_whole, without_mark
 from gristmill.io.text_records import (
     BadRecord,
     CsvError,
     Malformed,
+    decode_bytes,
     decode_string,
     fields_named,
+    join_messages,
     line_of,
     parse_fields,
     read_csv,
     reject_one_value,
     take_text,
 )
-from gristmill.io.web_records import read_archive
+from gristmill.io.web_records import MAX_PAGE_BYTES, MEMORY_A_BYTE, read_archive, text_of_page
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
@@ -77,6 +91,7 @@ def read_corpus(
     text_column: str = "text",
     read_also: Collection[str] = (),
     on_malformed: Literal["raise", "skip"] = "raise",
+    reading: Reading = AS_UTF8,
 ) -> Iterator[Document]:
     """Yield every document of a corpus folder, file by file in the order of their names, or of one corpus file.
 
@@ -85,16 +100,16 @@ def read_corpus(
 
     `text_column` is the column or field that holds the text, one in another (meta.text), or a template of several
     ({title} {body}), which is then a field of the document with this name; `read_also` names formats that are read
-    only if asked for: txt, csv and tsv. Raises InputError if a file is truncated, corrupt or unreadable, or has no
-    column `text_column`, and for a malformed record unless `on_malformed` is skip; UsageError for a path that is no
-    corpus.
+    only if asked for: txt, md, html, csv and tsv; `reading` is for another encoding, and for chats. Raises InputError
+    if a file is truncated, corrupt or unreadable, or has no column `text_column`, and for a malformed record unless
+    `on_malformed` is skip; UsageError for a path that is no corpus.
     """
     require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: expected 'raise' or 'skip'")
     for file in _files_of(Path(path), text_column, read_also):
-        (part,) = slices_at(file, ONE_SLICE)
+        (part,) = slices_at(replace(file, reading=reading), ONE_SLICE)
         for row, record in _records(part):
             try:
-                yield _to_document(record, DocKey(part.name, row), text_column)
+                yield _to_document(record, DocKey(part.name, row), part)
             except Malformed as error:
                 if on_malformed == "raise":
                     raise InputError(f"{part.path} line {line_of(record, row)} is malformed: {error}") from error
@@ -104,7 +119,9 @@ def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[
     if not is_file(path):
         return list_corpus(path, text_column=text_column, read_also=read_also)
     if not _format(path.name):
-        raise UsageError(f"{path}: expected a folder, or a file of a known format: {READABLE}; *.txt, *.csv or *.tsv")
+        raise UsageError(
+            f"{path}: expected a folder, or a file of a known format: {READABLE}; *.txt, *.md, *.html, *.csv or *.tsv"
+        )
     return [CorpusFile(path, path.name, path.stat().st_size, text_column)]
 
 
@@ -128,7 +145,7 @@ def read_documents(
     hold = MemoryReservation()
     for row, record in _records(part):
         try:
-            document = _to_document(record, DocKey(part.name, row), part.text_column)
+            document = _to_document(record, DocKey(part.name, row), part)
         except Malformed as error:
             (raw, size), line = _what_is_left(record), line_of(record, row)
             counts.add(part.source, READ, size)
@@ -159,18 +176,24 @@ def _records(part: Slice) -> Iterator[tuple[int, Record]]:
         return _read_csv(part, "," if kind == "csv" else "\t")
     if kind in WEB_FORMATS:
         return read_archive(part.path, read_chunks(part.path), part.text_column)
-    return _read_text(part) if kind == "txt" else _read_lines(part)
+    return _read_text(part, kind) if kind in FILE_FORMATS else _read_lines(part)
 
 
-def _to_document(record: Record, key: DocKey, column: str) -> Document:
+def _to_document(record: Record, key: DocKey, part: Slice) -> Document:
+    column, (encoding, message) = part.text_column, part.reading
     if isinstance(record, BadRecord):
         raise Malformed(record.reason)
     fields = parse_fields(record) if isinstance(record, bytes) else record
+    if message:
+        text = fields[message] = join_messages(fields, column, message)
+        return Document(text, key, fields, message)
     text = fields.get(column, record)
     if isinstance(text, msgspec.Raw):
         text = decode_string(text, column)
     if text is record:
-        fields[column] = text = take_text(fields, column)
+        fields[column] = text = take_text(fields, column, encoding)
+    if isinstance(text, bytes):  # of a table
+        fields[column] = text = decode_bytes(text, encoding)
     if not isinstance(text, str):
         raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
     return Document(text, key, fields, column)
@@ -185,6 +208,7 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     """The (row, line) of every line that is not blank; no line is kept, as a long one is the caller's alone."""
+    encoding = part.reading.encoding
     is_checked, rows = part.start > 0 or _format(part.name) != "json", count(part.first_row)
 
     def to_record(line: bytes) -> tuple[int, bytes | BadRecord] | None:
@@ -194,41 +218,49 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
             line = without_mark(line)
         if not line or line.isspace():
             return None
+        if encoding != "utf-8" and not isinstance(line, CutLine):
+            try:
+                line = decode_bytes(line, encoding).encode()
+            except Malformed as error:
+                return row, BadRecord(error.reason, line, len(line))
         if not is_checked:
             reject_one_value(part.path, line.strip())
             is_checked = True
-        return row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
+        return row, _cut_to_bad(line, "line", MAX_LINE_BYTES) if isinstance(line, CutLine) else line
 
     return filter(None, map(to_record, read_lines(part.path, part.start, part.end, MAX_LINE_BYTES)))
 
 
-def _cut_to_bad(content: CutLine, what: str) -> BadRecord:
-    return BadRecord(f"{what} over {MAX_LINE_BYTES:,} bytes", content, content.size)
+def _cut_to_bad(content: CutLine, what: str, limit: int) -> BadRecord:
+    return BadRecord(f"{what} over {limit:,} bytes", content, content.size)
 
 
-def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
-    """Yield (0, record) of a text file, which is one document."""
-    hold = MemoryReservation()
+def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
+    """Yield (0, record) of a text file or HTML page, which is one document."""
+    hold, is_page = MemoryReservation(), kind == "html"
+    limit = MAX_PAGE_BYTES if is_page else MAX_LINE_BYTES
     try:
-        yield 0, _text_record(without_mark(read_whole(part.path, hold, MAX_LINE_BYTES)), part.text_column)
+        content = without_mark(read_whole(part.path, hold, limit))
+        if isinstance(content, CutLine):
+            yield 0, _cut_to_bad(content, "page" if is_page else "file", limit)
+            return
+        if is_page:
+            hold.require(len(content) * MEMORY_A_BYTE, str(part.path))
+        try:
+            text = decode_bytes(content, part.reading.encoding)
+        except Malformed as error:
+            yield 0, BadRecord(error.reason, content, len(content))
+            return
+        yield 0, {part.text_column: text_of_page(text) if is_page else text}
     finally:
         hold.release()
-
-
-def _text_record(content: bytes, column: str) -> dict[str, Any] | BadRecord:
-    if isinstance(content, CutLine):
-        return _cut_to_bad(content, "file")
-    try:
-        return {column: content.decode()}
-    except UnicodeDecodeError:
-        return BadRecord("invalid UTF-8", content, len(content))
 
 
 def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
     """Yield (row, record) of a .csv or .tsv file, rows counted without the header."""
     number = 0
     try:
-        columns, found = read_csv(_whole_lines(part.path), delimiter)
+        columns, found = read_csv(_whole_lines(part.path), delimiter, part.reading.encoding)
         if columns:
             _require_column(columns, part)
         for number, record in enumerate(found, 1):

@@ -7,12 +7,20 @@ from pathlib import Path
 import msgspec
 
 from gristmill.errors import UsageError, require
-from gristmill.io.corpus_names import LINE_FORMATS, TABLE_FORMATS, TEXT_FORMATS, name_fault, parse_name
-from gristmill.io.documents import Corpus, CorpusFile, UnreadFile, scan_corpus
+from gristmill.io.corpus_names import (
+    FILE_FORMATS,
+    LINE_FORMATS,
+    TABLE_FORMATS,
+    TEXT_FORMATS,
+    WEB_FORMATS,
+    name_fault,
+    parse_name,
+)
+from gristmill.io.documents import Corpus, CorpusFile, Reading, UnreadFile, scan_corpus
 from gristmill.storage.files import file_info, is_file
 from gristmill.urls import is_remote
 
-FORMATS = (LINE_FORMATS[0], *TABLE_FORMATS, *TEXT_FORMATS)
+FORMATS = (LINE_FORMATS[0], *TABLE_FORMATS, *WEB_FORMATS, *TEXT_FORMATS)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,14 +30,19 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         path: Folder or file; a relative one is in CORPUS, and by default it is CORPUS/NAME.
         column: The field that holds the text, or one in another: meta.text.
         template: Or a text made of several: "{title}\\n\\n{meta.body}".
-        format: The only format to read: jsonl (.json and .ndjson, too), parquet, arrow, txt, csv or tsv.
+        message: Where the column holds a chat, a list of messages, the text of one: "{role}: {content}\\n".
+        format: The only format to read, one of FORMATS; jsonl is .json and .ndjson, too.
+        encoding: Of text files and of bytes in tables, such as cp1252; by default UTF-8. What is not in it is counted
+            as malformed. Of lines and tables, it must have ASCII as ASCII does.
         weight: Epochs of the source in the mix.
     """
 
     path: str = ""
     column: str = ""
     template: str = ""
+    message: str = ""
     format: str = ""
+    encoding: str = ""
     weight: float | None = None
 
     def check(self, name: str) -> None:
@@ -44,7 +57,26 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             not self.template or "{" in self.template,
             f"{where} template {self.template!r}: expected names of fields in braces, such as {{title}}",
         )
+        require(
+            not self.message or ("{" in self.message and not self.template),
+            f"{where} message {self.message!r}: expected names of a message's fields in braces, such as "
+            "'{role}: {content}\\n', and no template beside it; try a column",
+        )
+        require(
+            _is_encoding(self.encoding or "utf-8", any_text=self.format in FILE_FORMATS),
+            f"{where} encoding {self.encoding!r}: expected one of text that Python knows and, unless a file is a "
+            'document (format txt, md or html), that has ASCII as it is; try cp1252, or format = "txt"',
+        )
+        require(
+            not self.encoding or self.format not in WEB_FORMATS,
+            f"{where} encoding has no effect on web archives, whose pages have charsets of their own: leave it out",
+        )
         require(self.format in ("", *FORMATS), f"{where} format {self.format!r}: expected one of {', '.join(FORMATS)}")
+
+    @property
+    def reading(self) -> Reading:
+        """How its texts are read."""
+        return Reading(self.encoding or "utf-8", self.message)
 
     def folder(self, root: Path, name: str) -> Path:
         """Its folder, or file."""
@@ -65,12 +97,23 @@ def scan_sources(
         source.check(name)
         place, column = source.folder(root, name), source.template or source.column or text_column
         if is_file(place):
-            found.append((place.parent, Corpus([_only_file(place, name, column)], [])))
+            found.append((place.parent, Corpus([replace(_only_file(place, name, column), reading=source.reading)], [])))
         else:
             read_also = (source.format,) if source.format in TEXT_FORMATS else ()
             listed = scan_corpus(place, f"{name}/", column, read_also, skip_odd_names=skip_odd_names)
-            found.append((place, _of_format(listed, source.format, place)))
+            chosen = _of_format(listed, source.format, place)
+            files = [replace(file, reading=source.reading) for file in chosen.files]
+            found.append((place, replace(chosen, files=files)))
     return found
+
+
+def _is_encoding(name: str, any_text: bool) -> bool:
+    """Whether texts can be read in an encoding; with `any_text` also in one whose ASCII is not ASCII's, as UTF-16."""
+    try:
+        found = bytes(range(128)).decode(name) if not any_text else b"".decode(name)
+    except (LookupError, UnicodeError, ValueError):
+        return False
+    return any_text or found == bytes(range(128)).decode()
 
 
 def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:

@@ -108,7 +108,28 @@ def decode_value(raw: msgspec.Raw) -> Any:
         return json.loads(bytes(raw), parse_int=_to_number)
 
 
-def take_text(fields: dict[str, Any], column: str) -> str:
+def decode_bytes(content: bytes, encoding: str) -> str:
+    """The text of bytes. Raises Malformed, which names the encoding, if they are not in it."""
+    try:
+        return content.decode(encoding)
+    except UnicodeError:
+        raise Malformed(f"invalid {'UTF-8' if encoding == 'utf-8' else encoding}") from None
+
+
+def join_messages(fields: dict[str, Any], column: str, message: str) -> str:
+    """The text of a chat: the template `message` filled in for each of the messages, which are a list in `column`.
+
+    >>> chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It grinds."}]
+    >>> join_messages({"messages": chat}, "messages", "<{role}> {content}\\n")
+    '<user> Why?\\n<assistant> It grinds.\\n'
+    """
+    messages = _value_in(fields, column)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise Malformed(f"{column} is not a list of messages")
+    return "".join(take_text(one, message) for one in messages)
+
+
+def take_text(fields: dict[str, Any], column: str, encoding: str = "utf-8") -> str:
     """The text of a field in other fields, named as `meta.text`, or of a template, `{title}\\n\\n{meta.body}`.
 
     A field of the whole name comes first. In a template a null is no text, a number is one, a list or an object has a
@@ -122,6 +143,8 @@ def take_text(fields: dict[str, Any], column: str) -> str:
         text = _NAMED.sub(lambda found: _spell(_value_in(fields, found[1])), column)
     else:
         text = _value_in(fields, column)
+    if isinstance(text, bytes):
+        text = decode_bytes(text, encoding)
     if not isinstance(text, str):
         raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
     if not _is_unicode(text):
@@ -240,8 +263,11 @@ def reject_one_value(path: Path, first_line: bytes) -> None:
         )
 
 
-def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
-    """(columns, records) of the lines of a file; a BadRecord for a row with invalid UTF-8 or too few or many values.
+def read_csv(
+    lines: Iterable[bytes], delimiter: str, encoding: str = "utf-8"
+) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
+    """(columns, records) of the lines of a file; a BadRecord for a row in another encoding, or with too few or many
+    values.
 
     A blank line has no record, and is no header. Raises CsvError for a header that is not UTF-8 and,
     while the records are read, for quotes that do not match.
@@ -252,27 +278,27 @@ def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterato
     """
     rest = iter(lines)
     first = next(rest, b"").removeprefix(BOM_UTF8)  # before a quote it would be a part of the name
-    decoded = (line.decode(errors="surrogateescape") + "\n" for line in chain([first], rest))
+    decoded = (line.decode(encoding, errors="surrogateescape") + "\n" for line in chain([first], rest))
     rows = csv.reader(decoded, delimiter=delimiter, strict=True)
     columns = next(filter(None, rows), [])
     if not _is_unicode("".join(columns)):
-        raise CsvError("its header is not UTF-8")
-    return columns, _records(columns, rows, delimiter)
+        raise CsvError(f"its header is not {encoding.upper()}")
+    return columns, _records(columns, rows, delimiter, f"invalid {'UTF-8' if encoding == 'utf-8' else encoding}")
 
 
-def _records(columns: list[str], rows: Any, delimiter: str) -> Iterator[dict[str, str] | BadRecord]:
+def _records(columns: list[str], rows: Any, delimiter: str, fault: str) -> Iterator[dict[str, str] | BadRecord]:
     """The records of a csv.reader after the header, each with the line in which it begins."""
     line = rows.line_num + 1
     try:
         for row in rows:
             if row:
-                yield _record(columns, row, delimiter, line)
+                yield _record(columns, row, delimiter, line, fault)
             line = rows.line_num + 1
     except CsvError as error:
         raise CsvError(f"{error}, in the record that begins in line {line:,}") from error
 
 
-def _record(columns: list[str], row: list[str], delimiter: str, line: int) -> dict[str, str] | BadRecord:
+def _record(columns: list[str], row: list[str], delimiter: str, line: int, fault: str) -> dict[str, str] | BadRecord:
     text = delimiter.join(row)
     size = len(text.encode(errors="surrogateescape"))
     if len(row) != len(columns):
@@ -280,7 +306,7 @@ def _record(columns: list[str], row: list[str], delimiter: str, line: int) -> di
     elif _is_unicode(text):
         return dict(zip(columns, row, strict=True))
     else:
-        reason = "invalid UTF-8"
+        reason = fault
     return BadRecord(reason, text[:_KEPT].encode(errors="surrogateescape"), size, line)
 
 

@@ -7,6 +7,7 @@ as that, whatever it declares; another in the charset that HTTP declares, or tha
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from gristmill.errors import DamagedFile, GristmillError, UsageError
 from gristmill.io.text_records import BadRecord
 
 MAX_PAGE_BYTES = 64 << 20
-_MEMORY_A_BYTE = 24  # of a page, its tree and its text
+REPLACED = "replaced_characters"  # field of a page whose charset lies: characters that became U+FFFD
+MEMORY_A_BYTE = 24  # of a page, its tree and its text
 _TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 _FIELDS = {"url": "WARC-Target-URI", "date": "WARC-Date", "languages": "WARC-Identified-Content-Language"}
 
@@ -41,11 +43,12 @@ def read_archive(path: Path, chunks: Iterator[bytes], column: str) -> Iterator[t
         elif length > MAX_PAGE_BYTES:
             yield row, BadRecord(f"page over {MAX_PAGE_BYTES:,} bytes", _url(record).encode(), length)
         else:
-            hold.require(length * _MEMORY_A_BYTE, f"{path} record {row + 1}")
+            hold.require(length * MEMORY_A_BYTE, f"{path} record {row + 1}")
             content = record.reader.read()
             if len(content) < length:
                 raise _damaged(path, row, f"{_url(record)} is cut off after {len(content):,} of {length:,} bytes")
-            yield row, {column: _text_of(record, content) if is_page else _decoded(content, None), **_fields(record)}
+            text, replaced = _text_of(record, content) if is_page else _decoded(content, None)
+            yield row, {column: text, **_fields(record), **({REPLACED: replaced} if replaced else {})}
             hold.release()
         row += 1
 
@@ -70,23 +73,37 @@ def _is_document(record: Any) -> bool:
     return is_text and record.http_headers.status_code == 200
 
 
-def _text_of(record: Any, content: bytes) -> str:
-    from resiliparse.extract.html2text import extract_plain_text
+def _text_of(record: Any, content: bytes) -> tuple[str, int]:
+    """The text of a page, and how many characters of the page were replaced."""
+    text, replaced = _decoded(content, record.http_charset)
+    is_plain = (record.http_content_type or "").lower() == "text/plain"
+    return text if is_plain else text_of_page(text), replaced
 
-    text = _decoded(content, record.http_charset)
-    if (record.http_content_type or "").lower() == "text/plain":
-        return text
-    found: str = extract_plain_text(text, main_content=True, alt_texts=False)
+
+def text_of_page(page: str) -> str:
+    """The text of an HTML page, without its boilerplate. UsageError where the library is missing."""
+    try:
+        from resiliparse.extract.html2text import extract_plain_text
+    except ImportError as error:
+        raise UsageError("to read HTML pages: pip install 'gristmill[web]'") from error
+    found: str = extract_plain_text(page, main_content=True, alt_texts=False)
     return found
 
 
-def _decoded(content: bytes, declared: str | None) -> str:
+def _decoded(content: bytes, declared: str | None) -> tuple[str, int]:
+    """The text, and how many characters of it stand for bytes that the charset does not have."""
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
     try:
-        return content.decode()
+        return content.decode(), 0
     except UnicodeDecodeError:
-        return bytes_to_str(content, declared or detect_encoding(content) or "utf-8", errors="replace")
+        pass
+    for charset in (declared, detect_encoding(content)):
+        with suppress(LookupError):  # a name that is none
+            text: str = bytes_to_str(content, charset or "", errors="replace")
+            return text, text.count("\ufffd")
+    text = content.decode(errors="replace")
+    return text, text.count("\ufffd")
 
 
 def _fields(record: Any) -> dict[str, Any]:

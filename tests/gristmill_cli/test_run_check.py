@@ -83,7 +83,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("apply", "function", "json:keep_english", "has no function 'keep_english'"),
     ("", "text_column", "gristmill_key", "writes keys of documents there, over the texts"),
     ("", "text_column", "", "expected the name of a column"),
-    ("normalize", "read_also", "pdf", "--read_also pdf: expected one of txt, csv, tsv"),
+    ("normalize", "read_also", "pdf", "--read_also pdf: expected one of txt, md, html, csv, tsv"),
     ("filter", "threshold", "-1", "expected 0 or more characters"),
     ("filter", "threshold", "2.5", "expected"),
     ("normalize", "skip_odd_names", "maybe", "expected"),

@@ -216,8 +216,8 @@ def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"b.csv line 6 is malformed: fewer values than columns"):
         list(read_corpus(tmp_path / "b.csv"))
     assert [d.text for d in read_corpus(tmp_path, read_also="tsv", on_malformed="skip")] == ["x" * 200_000, "a"]
-    with pytest.raises(UsageError, match="--read_also md: expected one of txt, csv, tsv"):
-        list(read_corpus(tmp_path, read_also=("md",)))
+    with pytest.raises(UsageError, match="--read_also pdf: expected one of txt, md, html, csv, tsv"):
+        list(read_corpus(tmp_path, read_also=("pdf",)))
 
 
 def test_a_csv_file_whose_quotes_do_not_match_is_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sources that differ in folder, format and text field; texts in fields of fields, and of templates."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,10 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import Corpus
 from gristmill.io.readers import read_corpus
 from gristmill.io.sources import Source, join_corpora, scan_sources
+from preprocessing.normalize_text import normalize_text
+from tests.gristmill.io.test_web_records import LONG, page
 
 
 def write(path: Path, *records: dict) -> Path:
@@ -114,7 +119,13 @@ def test_sources_have_folders_files_and_formats_of_their_own(tmp_path: Path) -> 
         ("a/b", Source(), "expected the name of a folder"),
         ("web", Source(column="a", template="{a}"), "a column and a template"),
         ("web", Source(template="title"), "in braces"),
-        ("web", Source(format="pdf"), "format 'pdf': expected one of jsonl, parquet, arrow, txt, csv, tsv"),
+        ("web", Source(format="pdf"), "format 'pdf': expected one of jsonl, parquet, arrow, warc, wet, txt, md"),
+        ("web", Source(encoding="latin-9000"), "encoding 'latin-9000': expected one of text that Python knows"),
+        ("web", Source(encoding="rot13"), "expected one of text that Python knows"),
+        ("web", Source(encoding="utf-16"), "that has ASCII as it is; try cp1252, or format"),
+        ("web", Source(encoding="cp1252", format="warc"), "encoding has no effect on web archives"),
+        ("web", Source(column="chat", message="role"), "expected names of a message's fields in braces"),
+        ("web", Source(template="{a}", message="{role}"), "and no template beside it"),
         ("web", Source(format="arrow"), "holds no file of the format arrow, only jsonl"),
         ("gone", Source(), "expected a folder, and there is none"),
         ("web", Source(path="web/a.pdf"), "expected a folder, or a"),
@@ -125,3 +136,95 @@ def test_a_source_that_cannot_be_is_refused(tmp_path: Path, name: str, source: S
     (tmp_path / "web/a.pdf").write_bytes(b"%PDF")
     with pytest.raises(UsageError, match=fault):
         scan(tmp_path, **{name: source})
+
+
+def read(root: Path, source: Source, most: float = 0.0) -> tuple[Counts, list[dict]]:
+    """The counts of normalisation of the source `own`, and its records."""
+    options = RunOptions(workers=1, quiet=True, max_malformed=most)
+    counts = normalize_text(root, root.with_name("out"), sources={"own": source}, options=options)
+    documents = read_corpus(root.with_name("out"))
+    return counts, [{name: document.value(name) for name in document.fields} for document in documents]
+
+
+def test_pages_and_texts_are_a_document_a_file(tmp_path: Path) -> None:
+    (tmp_path / "in/own").mkdir(parents=True)
+    (tmp_path / "in/own/a.html").write_text(page(LONG, "Größe"), encoding="utf-8")
+    (tmp_path / "in/own/b.md").write_text("# A mill\n\nIt grinds.\n")
+    assert read(tmp_path / "in", Source(format="html"))[1] == [{"text": f"{LONG}\n\nGröße"}]
+    counts, found = read(tmp_path / "in", Source(format="md"))
+    assert found == [{"text": "# A mill\n\nIt grinds.\n"}]
+    assert counts.unread_files() == "1 .html (see --read_also)"
+
+
+def test_a_page_that_is_too_long_is_left_out_by_name(tmp_path: Path) -> None:
+    """Of 200 MB, of which no more than the limit is in memory."""
+    (tmp_path / "in/own").mkdir(parents=True)
+    with (tmp_path / "in/own/a.html").open("wb") as file:
+        file.truncate(200_000_000)
+    (tmp_path / "in/own/b.html").write_text(page(LONG))
+    counts, found = read(tmp_path / "in", Source(format="html"), most=1.0)
+    assert len(found) == 1 and counts.total("malformed: page over 67,108,864 bytes").documents == 1
+    (rejected,) = (tmp_path / "out").rglob("*.malformed")
+    assert "own/a.html" in rejected.read_text()[:200] and rejected.stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "encoding", "source"),
+    [
+        ("a.txt", "Größe", "cp1252", {"format": "txt"}),
+        ("a.txt", "Größe", "utf-16", {"format": "txt"}),
+        ("a.html", page(LONG, "мельница"), "koi8-r", {"format": "html"}),
+        ("a.jsonl", '{"text": "粉を挽く\\\\"}\n\n', "shift_jis", {}),
+        ("a.jsonl.gz", '{"text": "粉を挽く"}', "gb18030", {}),
+        ("a.csv", "text,größe\nmühle,ü\n", "cp1252", {"format": "csv"}),
+    ],
+)
+def test_texts_may_be_in_another_encoding(
+    tmp_path: Path, name: str, content: str, encoding: str, source: dict[str, str]
+) -> None:
+    (tmp_path / "in/own").mkdir(parents=True)
+    data = content.encode(encoding)
+    (tmp_path / "in/own" / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    wanted = {"a.txt": content, "a.html": f"{LONG}\n\nмельница", "a.csv": "mühle", "a.jsonl": "粉を挽く\\"}
+    assert read(tmp_path / "in", Source(**source, encoding=encoding))[1][0]["text"] == wanted.get(name, "粉を挽く")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "ü"), ("a.html", "<p>ü"), ("a.jsonl", '{"text": "ü"}\n{"text": "a"}\n'), ("a.csv", "text\nü\na\n"),
+    ],
+)  # fmt: skip
+def test_an_encoding_that_lies_is_counted_and_the_place_is_named(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "in/own").mkdir(parents=True)
+    (tmp_path / "in/own" / name).write_text(content, encoding="utf-8")
+    kind = name.partition(".")[2]
+    source = Source(format=kind, encoding="ascii")
+    counts, found = read(tmp_path / "in", source, most=1.0)
+    assert counts.total("malformed: invalid ascii").documents == 1
+    assert [record["text"] for record in found] == ["a"] * (kind in ("jsonl", "csv"))
+    assert f"/in/own/{name} line " in counts.examples[0] and "invalid ascii" in counts.examples[0]
+
+
+def test_a_column_of_bytes_is_decoded(tmp_path: Path) -> None:
+    texts = ["Größe".encode("cp1252"), "Mühle".encode("cp1252"), b"\x81"]
+    write(tmp_path / "in/own/a.parquet", *({"content": text, "id": n} for n, text in enumerate(texts)))
+    counts, found = read(tmp_path / "in", Source(column="content", encoding="cp1252"), most=1.0)
+    assert found == [{"text": "Größe", "id": 0}, {"text": "Mühle", "id": 1}]
+    assert counts.total("malformed: invalid cp1252").documents == 1
+    write(tmp_path / "utf8/own/a.parquet", {"meta": {"text": "Größe".encode()}})
+    assert [document.text for document in read_corpus(tmp_path / "utf8", text_column="meta.text")] == ["Größe"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_chat_is_one_text(tmp_path: Path, name: str) -> None:
+    chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It grinds."}]
+    others = [{"messages": [], "id": 2}, {"messages": None, "id": 3}]
+    write(tmp_path / "in/own" / name, {"messages": chat, "id": 1}, *others)
+    source = Source(column="messages", message="<|{role}|>\n{content}\n")
+    counts, found = read(tmp_path / "in", source, most=1.0)
+    assert found[0] == {"messages": chat, "id": 1, "text": "<|user|>\nWhy?\n<|assistant|>\nIt grinds.\n"}
+    assert [record["text"] for record in found[1:]] == [""]
+    assert counts.total("malformed: messages is not a list of messages").documents == 1
+    counts, _ = read(tmp_path / "in", Source(column="messages", message="{author}"), most=1.0)
+    assert counts.total("malformed: no author").documents == 1

@@ -122,3 +122,14 @@ def test_pages_that_are_too_long_or_without_http_are_counted(tmp_path: Path, mon
     assert reasons == {
         "read": 3, "written": 1, "malformed: page over 2,000 bytes": 1, "malformed: response without HTTP headers": 1,
     }  # fmt: skip
+
+
+def test_a_charset_that_lies_is_replaced_and_counted(tmp_path: Path) -> None:
+    lies = response(
+        "http://a/bad", page(LONG, "Gr\u00f6\u00dfe").encode("cp1252"), "text/html; charset=ascii-of-a-kind"
+    )
+    worse = response("http://a/worse", b"<p>" + LONG.encode() + b" \x81\xff\xfe", "text/html; charset=utf-8")
+    (tmp_path / "a.warc").write_bytes(ARCHIVE[2] + lies + worse)
+    found = read(tmp_path)
+    assert [document.value("replaced_characters") for document in found] == [None, None, 3]
+    assert found[2].text.count("\ufffd") == 3
