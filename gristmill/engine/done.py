@@ -15,9 +15,9 @@ from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import REJECTS_SUFFIX, rejects_name
 from gristmill.storage.files import FileInfo, list_names, remove_files
+from gristmill.storage.listings import list_kept_again
 from gristmill.storage.local import PARTIAL, remove_partial_files
 from gristmill.storage.names import name_of
-from gristmill.storage.objects import list_kept_again
 from gristmill.urls import is_remote
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from gristmill.engine.ledger import Ledger, OutputRecord
 from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR, StateFolders
-from gristmill.storage.files import FileInfo, file_info, hash_file, list_folder, list_names
+from gristmill.storage.files import FileInfo, file_info, hash_file, list_level
+from gristmill.storage.listings import Level
 from gristmill.storage.names import name_of
-from gristmill.storage.objects import list_level
 from gristmill.urls import is_remote, is_top
 
 MISSING = "missing"  # the tag of a file that is not there
@@ -67,8 +67,7 @@ class FileTags:
 
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
-    _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
-    _folders: dict[str, list[str]] = field(default_factory=dict)  # names of the folders in a folder of a bucket
+    _levels: dict[str, Level] = field(default_factory=dict)  # by folder
     _states: StateFolders = field(default_factory=StateFolders)
     _producers: dict[str, list[Producer]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class FileTags:
     def listed(self, name: str) -> FileInfo | None:
         """The file's size and version in the listing of its folder, whatever ledgers say; None if it is not there."""
         folder, _, file = name.rpartition("/")
-        return self._files_in(folder or "/").get(file)
+        return self._level(folder or "/")[1].get(file)
 
     def is_placed(self, name: str) -> bool:
         """Whether a file is an object that another stage wrote, and that is in its place as far as ledgers say."""
@@ -92,18 +91,16 @@ class FileTags:
 
     def has_files(self, folder: str) -> bool:
         """Whether there are files directly in a folder that a stage would read."""
-        return any(name[0] != "." for name in self._files_in(folder))
+        return any(name[0] != "." for name in self._level(folder)[1])
 
     def folders_in(self, folder: str) -> list[str]:
         """The names of the folders directly in a folder, without hidden ones."""
-        files = self._files_in(folder)
-        names = self._folders[folder] if folder in self._folders else list_names(Path(folder))
-        return [name for name in names if name[0] != "." and name not in files]
+        return [name for name in self._level(folder)[0] if name[0] != "."]
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
         for folder in folders:
-            self._stats.pop(name_of(folder), None)
+            self._levels.pop(name_of(folder), None)
 
     def of(self, path: Path | str) -> str:
         """The tag of a file; MISSING if there is none."""
@@ -145,12 +142,10 @@ class FileTags:
             self._producers[folder] = found + (self.producers(parent) if parent != folder else [])
         return self._producers[folder]
 
-    def _files_in(self, folder: str) -> dict[str, FileInfo]:
-        if folder not in self._stats and is_remote(folder):
-            self._folders[folder], self._stats[folder] = list_level(Path(folder))
-        elif folder not in self._stats:
-            self._stats[folder] = list_folder(Path(folder))
-        return self._stats[folder]
+    def _level(self, folder: str) -> Level:
+        if folder not in self._levels:
+            self._levels[folder] = list_level(Path(folder))
+        return self._levels[folder]
 
     def _placed(self, name: str) -> OutputRecord | None:
         """The record of an object by the one other stage that wrote it, if its ledger is as that stage left it."""

@@ -33,7 +33,9 @@ from gristmill.io.corpus_names import (
 from gristmill.io.files import STATE_DIR, reject_unfinished
 from gristmill.io.text_records import decode_value
 from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
-from gristmill.storage.walking import Found, list_anew, walk_all
+from gristmill.storage.listings import listed_once
+from gristmill.storage.objects import refresh
+from gristmill.storage.walking import Found, walk_all
 from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
@@ -350,12 +352,14 @@ def _find_files(root: Path) -> list[Found]:
 
     InputError if it is not finished, UsageError if there is none.
     """
-    listed = list_anew(root) if is_remote(root) else []
-    if not listed and not is_folder(root):
-        found = "it is a file" if is_file(root) else "there is none"
-        raise UsageError(f"{root}: expected a folder, and {found} of that name. Check the path")
-    reject_unfinished(root, listed)
-    return list(walk_all(root, STATE_DIR, listed))
+    if is_remote(root):
+        refresh(root)
+    with listed_once(root):
+        if not is_folder(root):
+            found = "it is a file" if is_file(root) else "there is none"
+            raise UsageError(f"{root}: expected a folder, and {found} of that name. Check the path")
+        reject_unfinished(root)
+        return list(walk_all(root, STATE_DIR))
 
 
 def list_source(

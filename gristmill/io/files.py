@@ -22,7 +22,7 @@ from gristmill.storage.files import (
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
-from gristmill.storage.walking import Listing, is_link_to_parent
+from gristmill.storage.walking import is_link_to_parent
 from gristmill.urls import folders_above, is_remote
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
@@ -107,14 +107,11 @@ def is_unfinished(folder: Path, stage: str) -> bool:
     return is_file(_mark_path(folder, stage))
 
 
-def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
-    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it.
-
-    `listed` is what list_anew returned for a folder in a bucket, if it was called.
-    """
+def reject_unfinished(folder: Path) -> None:
+    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
     if is_remote(folder):
         state = f"{STATE_DIR}/"
-        below = {name.rpartition(state)[0] for name, _ in listed or list_objects(folder) if state in name}
+        below = {name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}
         reject_marked(folder, [folder / name for name in sorted(below)])
         return
     for root in absolute(folder).parents:

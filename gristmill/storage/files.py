@@ -11,6 +11,7 @@ from pathlib import Path
 from gristmill.errors import UsageError, wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
 from gristmill.storage.listings import FileInfo as FileInfo
+from gristmill.storage.listings import Level
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.urls import is_remote, object_name, unknown_scheme
@@ -73,16 +74,28 @@ def resolved(path: Path) -> Path:
     return Path("/", *Path(object_name(path).url).parts) if is_remote(path) else path.resolve()
 
 
-def list_folder(folder: Path) -> dict[str, FileInfo]:
-    """The files directly in a folder; nothing if there is no such folder. Raises InputError if it cannot be read."""
+def list_level(folder: Path) -> Level:
+    """The names of the folders, and the files, directly in a folder; nothing if there is no such folder.
+
+    Links are followed; one to nothing is left out. Raises InputError if the folder cannot be read.
+    """
     if is_remote(folder):
-        return objects.list_level(folder)[1]
-    files = dict[str, FileInfo]()
-    for entry in _entries(folder):
-        with suppress(OSError):  # of a link to nothing
-            if stat.S_ISREG((status := entry.stat()).st_mode):
-                files[entry.name] = FileInfo(status.st_size, status.st_mtime_ns)
-    return files
+        return objects.list_level(folder)
+    folders, files = list[str](), dict[str, FileInfo]()
+    with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files[entry.name] = FileInfo(status.st_size, status.st_mtime_ns)
+                elif stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.name)
+    return folders, files
+
+
+def list_folder(folder: Path) -> dict[str, FileInfo]:
+    """The files directly in a folder, as list_level."""
+    return list_level(folder)[1]
 
 
 def list_names(folder: Path) -> list[str]:
@@ -95,13 +108,6 @@ def list_names(folder: Path) -> list[str]:
         return [*folders, *files]
     with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError):
         return os.listdir(folder)  # noqa: PTH208  # a path of each would take ten times the memory
-    return []
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is directly in a local folder; nothing if there is no such folder."""
-    with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        return list(entries)
     return []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from gristmill.errors import InputError, StorageError, UsageError
-from gristmill.storage.listings import FileInfo, Level, Tree
+from gristmill.storage.listings import FileInfo, Tree
 from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
 from gristmill.urls import ObjectName, hide_passwords, object_name
 
@@ -109,22 +109,17 @@ def refresh(name: ObjectName) -> None:
     _dataset(name).refresh()
 
 
-def list_files(name: ObjectName) -> Iterator[tuple[str, FileInfo]]:
-    """Every file below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
-    yield from _dataset(name).tree(name.key).below(name.key)
-
-
-def list_level(name: ObjectName) -> Level:
-    """Names of the folders, and of the files with their FileInfo, directly in a folder."""
-    return _dataset(name).tree(name.key).level(name.key)
+def tree(name: ObjectName) -> Tree:
+    """A tree of the dataset that holds a folder."""
+    return _dataset(name).tree(name.key)
 
 
 def find_file(name: ObjectName) -> FileInfo | None:
     """The FileInfo of a file, None if there is none."""
     dataset = _dataset(name)
-    tree = dataset.held(name.key)  # an empty one may be that of a file
-    if not name.key or (tree and tree.files):
-        return tree.files.get(name.key) if tree else None
+    held = dataset.held(name.key)  # an empty one may be that of a file
+    if not name.key or (held and held.files):
+        return held.files.get(name.key) if held else None
     return dataset.ask_for(name.key)
 
 

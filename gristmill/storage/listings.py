@@ -52,39 +52,43 @@ class Tree:
         return folders, files
 
 
-class KeptListing:
-    """The tree of a folder, listed when it is first asked for; what is written there later is not seen."""
+class _Kept:
+    """The tree of a folder, once it was listed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, object_name(folder)
+        self.folder, self.url = folder, f"{object_name(folder).url}/"
         self.tree: Tree | None = None
-
-    def tree_of(self, name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, FileInfo]]]) -> Tree | None:
-        """The tree of this folder if it is or holds `name`, else None."""
-        if not f"{name.url}/".startswith(f"{self.name.url}/"):
-            return None
-        if self.tree is None:
-            self.tree = Tree(list_all(self.folder))
-        return self.tree
-
-    def key(self, name: ObjectName) -> str:
-        """A folder that this one holds, relative to it."""
-        return name.url[len(self.name.url) + 1 :]
 
 
 @contextmanager
 def listed_once(folder: Path) -> Iterator[None]:
     """Context: a folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen."""
-    token = _KEPT.set(KeptListing(folder) if is_remote(folder) else None)
+    kept = _KEPT.get()
+    is_kept = not is_remote(folder) or (kept and f"{object_name(folder).url}/".startswith(kept.url))
+    token = _KEPT.set(kept if is_kept else _Kept(folder))
     try:
         yield
     finally:
         _KEPT.reset(token)
 
 
-def kept_listing() -> KeptListing | None:
-    """The listing of the folder that is listed once here, if there is one."""
-    return _KEPT.get()
+def kept_tree(name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, FileInfo]]]) -> tuple[Tree, str] | None:
+    """The listing that is kept here and holds a folder, and the folder's name in it; None if there is none.
+
+    `list_all` lists the files below the kept folder when it is first asked for.
+    """
+    kept = _KEPT.get()
+    if kept is None or not f"{name.url}/".startswith(kept.url):
+        return None
+    if kept.tree is None:
+        kept.tree = Tree(list_all(kept.folder))
+    return kept.tree, name.url[len(kept.url) :]
 
 
-_KEPT: ContextVar[KeptListing | None] = ContextVar("kept_listing", default=None)
+def list_kept_again() -> None:
+    """List anew the folder whose listing is kept here, if there is one: its objects may have changed since."""
+    if kept := _KEPT.get():
+        kept.tree = None
+
+
+_KEPT: ContextVar[_Kept | None] = ContextVar("kept", default=None)

@@ -23,7 +23,7 @@ from obstore.store import from_url
 
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
-from gristmill.storage.listings import FileInfo, Level, kept_listing
+from gristmill.storage.listings import FileInfo, Level, Tree, kept_tree
 from gristmill.storage.problems import Refusal, explain_control, explain_problem, has_controls, reject_bucket
 from gristmill.urls import ObjectName, hide_passwords, object_name
 
@@ -47,13 +47,13 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
-    name, kept = object_name(folder), kept_listing()
-    if name.scheme == "hf":
-        yield from hub.list_files(name)
-    elif kept and (tree := kept.tree_of(name, _list)):
-        yield from tree.below(kept.key(name))
-    else:
-        yield from _list(folder)
+    known = _known_tree(object_name(folder))
+    yield from known[0].below(known[1]) if known else _list(folder)
+
+
+def _known_tree(name: ObjectName) -> tuple[Tree, str] | None:
+    """The listing that holds a folder, and the folder's name in it: of a dataset, or one that is kept."""
+    return (hub.tree(name), name.key) if name.scheme == "hf" else kept_tree(name, _list)
 
 
 def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
@@ -73,20 +73,12 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
 def list_level(folder: Path) -> Level:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
-    name, kept = object_name(folder), kept_listing()
-    if name.scheme == "hf":
-        return hub.list_level(name)
-    if kept and (tree := kept.tree_of(name, _list)):
-        return tree.level(kept.key(name))
+    name = object_name(folder)
+    if known := _known_tree(name):
+        return known[0].level(known[1])
     level = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in level["common_prefixes"]]
     return folders, {each["path"].rpartition("/")[2]: _info(each) for each in level["objects"]}
-
-
-def list_kept_again() -> None:
-    """List anew the folder whose listing is kept here, if there is one: its objects may have changed since."""
-    if kept := kept_listing():
-        kept.tree = None
 
 
 def refresh(folder: Path) -> None:

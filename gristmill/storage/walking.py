@@ -1,7 +1,7 @@
 """Find the files below a folder, local or in a bucket; links are followed, but not into a circle."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,6 @@ from gristmill.storage.listings import FileInfo
 from gristmill.storage.objects import list_objects, refresh
 from gristmill.urls import is_remote
 
-Listing = Sequence[tuple[str, FileInfo]]
 HIDDEN = "hidden"  # reasons why a file cannot be read
 LOOP = "link to a parent folder"
 DANGLING = "dangling link"
@@ -38,13 +37,10 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def walk_all(folder: Path, skipped: str, listed: Listing = ()) -> Iterator[Found]:
-    """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`.
-
-    `listed` is what list_anew returned for a folder in a bucket, if it was called.
-    """
+def walk_all(folder: Path, skipped: str) -> Iterator[Found]:
+    """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`."""
     if is_remote(folder):
-        yield from _found_objects(folder, skipped, listed or list_anew(folder))
+        yield from _found_objects(folder, skipped, list_objects(folder))
         return
     with wrap_read_errors(folder):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -74,12 +70,6 @@ def _look_at(entry: os.DirEntry[str], path: Path) -> Found | None:
 def is_link_to_parent(folder: Path) -> bool:
     """Whether a folder is a link to one of its own parents, which would be walked forever."""
     return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
-
-
-def list_anew(folder: Path) -> Listing:
-    """Every object below a folder in a bucket, by its name relative to the folder."""
-    refresh(folder)
-    return list(list_objects(folder))
 
 
 def _found_objects(folder: Path, skipped: str, listed: Iterable[tuple[str, FileInfo]]) -> Iterator[Found]:
