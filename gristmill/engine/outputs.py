@@ -1,13 +1,14 @@
 """Outputs of a stage: the files that it may overwrite and remove, and the marks of what it has not finished."""
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gristmill.counts import Counts
+from gristmill.engine.done import DoneTasks
 from gristmill.engine.ledger import CLAIMS, READS, READS_OF_PARTS, DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
@@ -31,57 +32,47 @@ from gristmill.urls import folders_above
 Records = dict[TaskId, DoneRecord]
 
 
-@dataclass(frozen=True)
 class Ownership:
     """The files that a run of a stage may overwrite and remove: those that its ledger names.
 
-    `before` are the records of earlier runs, `earlier` the names of their files, `reads` the inputs, `files` the single
-    files that it writes.
+    `reads` are the inputs, `files` the single files that it writes.
     """
 
-    ledger: Ledger
-    before: Records
-    earlier: Collection[str]
-    reads: tuple[Path, ...]
-    files: tuple[Path, ...] = ()
-    _inputs: set[str] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
+    def __init__(self, done: DoneTasks, reads: tuple[Path, ...], files: tuple[Path, ...]) -> None:
+        self.done, self.ledger, self.reads, self.files = done, done.ledger, reads, files
+        self._inputs = set[str]()  # of all steps so far, without the outputs of earlier ones
 
-    def check_outputs(self, tasks: Iterable[Task], written: Container[str]) -> None:
-        """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
-        tasks = list(tasks)
-        self._inputs.update(name for name in map(name_of, paths_read_by(tasks)) if name not in written)
+    def check_outputs(self, tasks: Sequence[Task]) -> None:
+        """Raise UsageError if a task would overwrite an input of the stage."""
+        self._inputs.update(name for name in map(name_of, paths_read_by(tasks)) if name not in self.done.written)
         for path in (path for task in tasks for path in task.outputs):
             if name_of(path) in self._inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
-    def claim(
-        self, step: str, outputs: Sequence[Path], known: Container[str], is_there: Callable[[str], object]
-    ) -> TaskId:
+    def claim(self, step: str, outputs: Sequence[Path]) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
         What runs before claimed that did not end stays claimed: this one may not end either, and some of these files
         may be of inputs that are gone. Raises OutputError as `reject_foreign_files`.
         """
         files = [file for name in map(name_of, outputs) for file in (name, rejects_name(name))]
-        self.reject_foreign_files(files, known, is_there)
+        self.reject_foreign_files(files)
         task = "", f"{CLAIMS}: {step}"
-        earlier = self.before[task].outputs if task in self.before else []
+        earlier = self.done.before[task].outputs if task in self.done.before else []
         names = dict.fromkeys([*map(self.ledger.relative, files), *(output.path for output in earlier)])
         self.ledger.write(DoneRecord(*task, {}, [OutputRecord(name, -1, 0, "") for name in names], Counts({}, [])))
         return task
 
-    def reject_foreign_files(
-        self, names: Iterable[str], known: Container[str], is_there: Callable[[str], object]
-    ) -> None:
-        """Raise OutputError if one of some files `is_there` and is not `known`, as somebody's file would be lost.
+    def reject_foreign_files(self, names: Iterable[str]) -> None:
+        """Raise OutputError if one of some files exists that the stage did not write, as it would be lost.
 
         All are named as by name_of. What is in a state folder is nobody else's.
         """
-        found = (name for name in names if name not in known and f"/{STATE_DIR}/" not in name and is_there(name))
-        unknown = set(map(Path, found))
+        found = (name for name in names if name not in self.done.known and f"/{STATE_DIR}/" not in name)
+        unknown = set(map(Path, filter(self.done.tags.stat, found)))
         if not unknown or self.ledger.is_damaged:
             return
-        for ledger in (self.ledger, *self.ledger.others):  # maybe by another process since `known` was read
+        for ledger in (self.ledger, *self.ledger.others):  # maybe by another process since they were read
             unknown -= set(map(Path, ledger.outputs()))
         unknown -= self.ledger.announced({folder for file in unknown for folder in folders_above(file)})
         for path in sorted(unknown):
@@ -90,12 +81,11 @@ class Ownership:
                 "output, or remove it"
             )
 
-    def check_reads(self, is_same: bool) -> None:
-        """Raise UsageError if another input was read for the present output.
-
-        `is_same`: whether a task of before is done now, so that an input that is gone can only have moved.
-        """
-        known = [(self.before, READS, False), (self.before, READS_OF_PARTS, True)]
+    def check_reads(self) -> None:
+        """Raise UsageError if another input was read for the present output."""
+        before, records = self.done.before, self.done.records
+        is_same = any(it.outputs for (step, _), it in records.items() if step)  # an input that is gone has moved
+        known = [(before, READS, False), (before, READS_OF_PARTS, True)]
         known += [(whole.read(), READS, True) for whole in self.ledger.wholes]
         for records, task, is_part in known:
             record = records.get(task)
@@ -109,14 +99,14 @@ class Ownership:
                 if not has_moved and not any(_is_same(Path(one), Path(other), is_part) for one, other in pairs):
                     raise UsageError(self._refusal(Path(earlier), now))
 
-    def record_reads(self, done: Records, is_changed: bool) -> Records:
+    def record_reads(self, is_changed: bool) -> Records:
         """Record the names of the inputs for check_reads: relative to the output, as both may be moved, and absolute.
 
         Unless those recorded are there still, and no output `is_changed`: then the present inputs are copies of them.
         """
         names = (f"{self.ledger.relative(path)}\0{name_of(path)}" for path in self.reads)
         record = DoneRecord(*READS, {f"input {i}": name for i, name in enumerate(names)}, [], Counts({}, []))
-        known = done.get(READS) or self.before.get(READS)
+        known = self.done.records.get(READS) or self.done.before.get(READS)
         earlier = known.identity if known else {}
         is_there = all(_is_there(Path(name.split("\0")[1])) for name in earlier.values())
         if known and (earlier == record.identity or (is_there and not is_changed and not self._lacks_files)):
@@ -124,16 +114,16 @@ class Ownership:
         self.ledger.write(record)
         return {READS: record}
 
-    def stale_tasks(self, done: Records) -> list[TaskId]:
+    def stale_tasks(self) -> list[TaskId]:
         """Tasks of earlier runs that this run has not planned: their inputs are gone; and claims that never ended."""
-        left = (task for task in self.before if task not in done)
+        left = (task for task in self.done.before if task not in self.done.records)
         return [task for task in left if task[0] or task[1].startswith(CLAIMS) or task == READS_OF_PARTS]
 
-    def stale_files(self, done: Records) -> list[Path]:
+    def stale_files(self) -> list[Path]:
         """Files of earlier runs, ended or not, that this run does not write, and no other call has written."""
         root = name_of(self.ledger.root)
-        current = (join(root, output.path) for record in done.values() for output in record.outputs)
-        found = set(self.earlier).difference(current) if self.earlier else set()
+        current = (join(root, output.path) for record in self.done.records.values() for output in record.outputs)
+        found = set(self.done.earlier).difference(current) if self.done.earlier else set()
         return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
 
     def _refusal(self, earlier: Path, now: Path) -> str:
@@ -166,7 +156,7 @@ class Marks:
     name: str  # of the run
     folders: tuple[Path, ...]
     files: tuple[Path, ...]
-    is_output_changed: bool = False
+    stay: bool = False  # after an error, too, as the output has changed
     _new_folders: set[Path] = field(default_factory=set)
     _has_new_files: bool = False
 
@@ -191,7 +181,7 @@ class Marks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not isinstance(error, Exception) or self.is_output_changed:
+        if not isinstance(error, Exception) or self.stay:
             return
         for folder in self._new_folders:
             mark_finished(folder, self.name)

@@ -55,11 +55,10 @@ class StageRun:
     _producers: dict[str, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
     _goal: Task | None = None
     _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
-    _has_begun: bool = False  # to change the output
 
     def __post_init__(self) -> None:
         self.done = DoneTasks(self.stage, self.ledger, self.work)
-        self.owned = Ownership(self.ledger, self.done.before, self.done.earlier, self.reads, self.marks.files)
+        self.owned = Ownership(self.done, self.reads, self.marks.files)
 
     @property
     def name(self) -> str:
@@ -96,7 +95,7 @@ class StageRun:
         """
         tasks, done = list(tasks), self.done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
-        self.owned.check_outputs(tasks, done.written)
+        self.owned.check_outputs(tasks)
         self._check_files(*tasks)
         todo, reasons = list[Task](), list[tuple[str, str]]()
         for task in tasks:
@@ -111,11 +110,11 @@ class StageRun:
         if self.options.explain or self.options.explain_tasks:
             explain(self.stage.name, reasons, len(tasks), self.options.explain_tasks)
         if todo:
-            self._check_reads()
+            self.owned.check_reads()
             self.place.check_lock()
             self.marks.set()
             if outputs := [path for task in todo for path in task.outputs if not done.is_temporary(path)]:
-                self._claimed.append(self.owned.claim(name, outputs, done.known, done.tags.stat))
+                self._claimed.append(self.owned.claim(name, outputs))
                 self._begin()
             self._restore_inputs(todo)
             self._execute(name, todo)
@@ -162,21 +161,21 @@ class StageRun:
         self.place.check_lock()
         if self.ran:
             self._check_inputs_again()
-        stale = self.owned.stale_tasks(self.done.records)
-        for path in self.owned.stale_files(self.done.records):
+        stale = self.owned.stale_tasks()
+        for path in self.owned.stale_files():
             self._begin()
             remove_files([path], self.ledger.root)
         try:
             counts.check_malformed(self.stage.name, self.options.max_malformed)
         except Exception:
-            self.marks.is_output_changed = True
+            self.marks.stay = True
             self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
         if self._goal and self.done.records.get(GOAL) is None:
             outputs = [self.done.written[name_of(path)] for path in self._goal.outputs]
             identity, self.done.is_changed = self.done.identity(self._goal), True
             self.done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
-        reads = self.owned.record_reads(self.done.records, self._has_begun)
+        reads = self.owned.record_reads(self.marks.stay)
         if self.done.is_changed or stale or reads[READS] != self.done.before.get(READS):
             self.done.records |= reads
             self.ledger.compact(self.done.records.values(), [*stale, *self._claimed])
@@ -191,18 +190,11 @@ class StageRun:
 
     def _begin(self) -> None:
         """Called before the first change of the output: refuse another input's output, and mark it as unfinished."""
-        if self._has_begun:
-            return
-        self._check_reads()
-        self.marks.set()
-        self.marks.is_output_changed = True
-        self.done.records |= self.owned.record_reads(self.done.records, is_changed=True)
-        self._has_begun = self.done.is_changed = True
-
-    def _check_reads(self) -> None:
-        """Refuse to replace the output of another input."""
-        done = any(record.outputs for (step, _), record in self.done.records.items() if step)
-        self.owned.check_reads(is_same=done)
+        if not self.marks.stay:
+            self.owned.check_reads()
+            self.marks.set()
+            self.marks.stay = self.done.is_changed = True
+            self.done.records |= self.owned.record_reads(is_changed=True)
 
     def _check_inputs_again(self) -> None:
         """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
@@ -295,7 +287,7 @@ def open_stage(
         ledger.take_over(part)
         marks = stack.enter_context(Marks(name, tuple(publishes), tuple(files)))
         run = StageRun(stage, ledger, options, place, tuple(reads), marks)
-        run.owned.reject_foreign_files(map(name_of, files), run.done.known, run.done.tags.stat)
+        run.owned.reject_foreign_files(map(name_of, files))
         if isinstance(reads, Mapping):
             run.check_listed(reads)
         yield run
