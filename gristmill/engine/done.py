@@ -105,7 +105,7 @@ class DoneTasks:
         return {path: info for path in paths if (info := self.tags.stat(path))} | objects
 
     def found(self, step: str, task: Task) -> dict[str, Any]:
-        """What run_task is told of a task and its inputs."""
+        """The arguments of run_task on a task's inputs."""
         identity = self.planned.get((step, task.name)) or self.identity(task)
         return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
 

@@ -1,4 +1,4 @@
-"""Done records, one a finished task, and the ledger that holds those of a stage.
+"""Done records, one a finished task, and the ledger of those of a stage.
 
 A worker writes a record after the outputs of its task: `.gristmill/STAGE.done/<hash of the task>.json`. At the end of
 a stage the records are compacted into `.gristmill/STAGE.ledger`, a line each. Both are read without trust: what is not
@@ -37,7 +37,7 @@ _REPLACED: TaskId = ("", f"{CLAIMS}: parts")  # the outputs of records that othe
 
 
 class OutputRecord(msgspec.Struct, frozen=True):
-    """A file that a task wrote; `path` is relative to the folder that holds `.gristmill`.
+    """A file that a task wrote; `path` is relative to the folder with `.gristmill` in it.
 
     `mtime_ns` is 0 for an object, `e_tag` is empty for a local file.
     """
@@ -147,7 +147,7 @@ class Ledger:
         return [ledger for ledger in (top, *top.parts) if ledger.file != self.file]
 
     def take_over(self, part: str = "") -> None:
-        """Move the records of parts of this call's work here; and those of its tasks that a whole call made before.
+        """Move the records of calls for parts of this work here, and those of its tasks from a call for all of it.
 
         The tasks of `part`, such as a data set, have names that begin with it.
         """
@@ -234,8 +234,8 @@ class Ledger:
         """Whether a line of the ledger is no record, or lines are missing, so that some outputs are unknown."""
         lines = self._lines()
         found = [record for line in lines for record in _decode(line, _BriefRecord)]
-        told = [msgspec.json.decode(record.value) for record in found if (record.step, record.task) == _LINES]
-        return len(found) < len(lines) or told not in ([], [len(lines)])
+        counted = [msgspec.json.decode(record.value) for record in found if (record.step, record.task) == _LINES]
+        return len(found) < len(lines) or counted not in ([], [len(lines)])
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
@@ -295,7 +295,7 @@ class Ledger:
     def _read(self, kind: type[_Record]) -> Iterator[_Record]:
         """Decode the ledger, then the loose records, which are newer.
 
-        The loose ones are read first: another process that ends meanwhile moves its own into the ledger.
+        The loose ones are read first: another process may end in between, and move its own into the ledger.
         """
         names = sorted(name for name in list_names(self.loose) if name.endswith(".json"))
         loose = list(read_files(self.loose / name for name in names))

@@ -202,7 +202,7 @@ def _is_there(path: Path) -> bool:
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:
     """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
 
-    The next stage reads the whole folder, so files of another run would become part of its corpus.
+    The next stage reads all of the folder, so files of another run would become part of its corpus.
     """
     known = {name_of(path) for path in planned}
     unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known

@@ -68,7 +68,7 @@ def step_progress(
 
 @contextmanager
 def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOptions) -> Iterator[None]:
-    """Context: a file beside the ledger tells the step of a run. Not in a bucket, where it would be requests."""
+    """Context: a file next to the ledger says which step of a run is at work; none in a bucket, to save requests."""
     path = ledger.file.with_name(f"{run}{_NOTE}")
     if options.shard or is_remote(path):
         yield

@@ -37,7 +37,7 @@ from gristmill.storage.lock import stage_lock
 from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
-GOAL: TaskId = ("", "goal")  # the record of a whole stage
+GOAL: TaskId = ("", "goal")  # the record of a stage as one task
 
 
 @dataclass
@@ -76,7 +76,7 @@ class StageRun:
         return self.ledger.root / STATE_DIR / f"{self.name}.work"
 
     def goal(self, arguments: dict[str, Any], outputs: tuple[Path, ...]) -> Counts | None:
-        """The counts of the whole stage if an earlier run wrote `outputs` from the same arguments, else None.
+        """The counts of the stage if an earlier run wrote `outputs` from the same arguments, else None.
 
         For a stage whose steps depend on the budget: the plan of a finished one may differ now, its result does not.
         """
@@ -260,7 +260,7 @@ def open_stage(
 
     Args:
         stage: Its name and versions.
-        root: Folder whose `.gristmill` holds the ledger; most outputs are in it.
+        root: Folder with the ledger in its `.gristmill`; most outputs are in it.
         options: Workers, memory and limits.
         reads: The input folders and files; if an earlier run with others wrote this output, the run is refused. Or, by
             folder, the files that were found in it; refused if they are not what the stages that wrote there recorded.

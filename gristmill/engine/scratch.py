@@ -77,7 +77,7 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _take(self, folder: Path, size: int) -> bool:
-        """Make a task's folder if its reservation fits beside the others', also beside those made at this moment."""
+        """Make a task's folder if its reservation and all others, those made at this moment included, fit the quota."""
         if self.size is not None and self._reserved() + size > self.size:
             return False
         folder.mkdir(parents=True)

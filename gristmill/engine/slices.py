@@ -20,7 +20,7 @@ from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_a
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
 GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers
 _GROUP_FILES = 256  # in a group, on average
-_CHECK = "check"  # name of the step that reads whole files of which a slice is damaged
+_CHECK = "check"  # name of the step that reads files to their end of which a slice is damaged
 
 SliceGroup = tuple[Slice, ...]
 _Rest = ParamSpec("_Rest")
@@ -140,13 +140,13 @@ def _check_task(file: CorpusFile | Slice) -> Task:
 
 
 def check_file(part: Slice) -> Counts:
-    """Task: read a whole file; the counts say whether it is damaged."""
+    """Task: read a file to its end; the counts say whether it is damaged."""
     damage = _find_damage(part)
     return Counts({}, [], {part.name: damage} if damage else {})
 
 
 def _find_damage(part: Slice) -> Damage | None:
-    """Read the whole file of a slice; return what is wrong with it, None if nothing is."""
+    """Read the file of a slice to its end; return what is wrong with it, None if nothing is."""
     try:
         deque(read_corpus(part.path, part.text_column, on_malformed="skip", reading=part.reading), maxlen=0)
     except DamagedFile as error:

@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class FileSet:
-    """Many input files that several tasks read: fingerprinted once, as a whole. Compared by identity."""
+    """Many input files that several tasks read: fingerprinted once, all together. Compared by identity."""
 
     paths: tuple[Path, ...]
 

@@ -125,7 +125,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
-    """The bytes of small files, in order; those that have gone meanwhile are left out."""
+    """The bytes of small files, in order; those that are gone are left out."""
     paths = list(paths)
     if not any(map(is_remote, paths)):
         yield from (data for path in paths if (data := _read_if_there(path)) is not None)
@@ -135,7 +135,7 @@ def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
 
 
 def upload_files(copies: Mapping[Path, Path]) -> dict[Path, FileInfo]:
-    """Put local files under the names of objects, each whole, several at a time; return their FileInfo.
+    """Put local files under the names of objects, several at a time; return their FileInfo.
 
     `copies` are the files by object. Large ones are put one at a time, each in several parts at a time. If some cannot
     be put, the first error in the order of `copies` is raised, those of large ones last, and what waits is not put.
@@ -156,7 +156,7 @@ def hash_file(path: Path) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a small file atomically."""
     if is_remote(path):
         objects.write_object(path, data)
     else:

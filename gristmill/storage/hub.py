@@ -55,11 +55,11 @@ class _Dataset:
             self._trees = {}
 
     def held(self, key: str) -> Tree | None:
-        """The tree of a folder that has been listed, and is or holds `key`."""
+        """The tree of a folder that has been listed, and is `key` or above it."""
         return next((tree for top, tree in self._trees.items() if not top or f"{key}/".startswith(f"{top}/")), None)
 
     def tree(self, key: str) -> Tree:
-        """A tree that holds the folder `key`, which is listed if need be."""
+        """A tree with the folder `key`, which is listed if need be."""
         held = self.held(key)
         if held is None:
             held = self._trees[key] = Tree(self._list(key))
@@ -110,7 +110,7 @@ def refresh(name: ObjectName) -> None:
 
 
 def tree(name: ObjectName) -> Tree:
-    """A tree of the dataset that holds a folder."""
+    """A tree of the dataset with a folder in it."""
     return _dataset(name).tree(name.key)
 
 
@@ -207,8 +207,8 @@ def _info_of_answer(answer: Any) -> FileInfo:
     """That of a file that is fetched; where it is stored elsewhere, the answer that leads there tells."""
     hop = next((hop for hop in answer.history if "X-Linked-Etag" in hop.headers), answer)
     tag = hop.headers.get("X-Linked-Etag") or hop.headers.get("ETag", "")
-    whole = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length", "-1")
-    return FileInfo(int(hop.headers.get("X-Linked-Size") or whole), e_tag=tag.removeprefix("W/").strip('"'))
+    size = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length", "-1")
+    return FileInfo(int(hop.headers.get("X-Linked-Size") or size), e_tag=tag.removeprefix("W/").strip('"'))
 
 
 def _endpoint() -> str:

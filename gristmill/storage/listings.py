@@ -73,7 +73,7 @@ def listed_once(folder: Path) -> Iterator[None]:
 
 
 def kept_tree(name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, FileInfo]]]) -> tuple[Tree, str] | None:
-    """The listing that is kept here and holds a folder, and the folder's name in it; None if there is none.
+    """The listing that is kept here with a folder in it, and the folder's name in it; None if there is none.
 
     `list_all` lists the files below the kept folder when it is first asked for.
     """

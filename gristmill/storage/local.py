@@ -55,9 +55,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
     >>> with atomic_write(target) as temporary:
-    ...     _ = temporary.write_text("whole")
+    ...     _ = temporary.write_text("all of it")
     >>> target.read_text()
-    'whole'
+    'all of it'
     """
     assert not is_remote(path), f"{path} is remote"
     temporary = unique_partial_path(path)
@@ -82,10 +82,10 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 
 def concatenate(pieces: Iterable[Path], target: Path) -> None:
     """Write the concatenation of files to `target` atomically."""
-    with atomic_write(target) as temporary, temporary.open("wb") as whole:
+    with atomic_write(target) as temporary, temporary.open("wb") as joined:
         for piece in pieces:
             with piece.open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
+                shutil.copyfileobj(file, joined, 1 << 20)
 
 
 def sha256_file(path: Path) -> str:
@@ -118,7 +118,7 @@ def flush_later() -> Iterator[None]:
 
 
 def flush_all(paths: Sequence[Path]) -> None:
-    """Flush files to disk: each of a few, or for many the whole file system, which takes about as long as one."""
+    """Flush files to disk: each of a few, or for many their file system, which takes about as long as one."""
     if len(paths) <= _FEW:
         for path in paths:
             flush_to_disk(path)

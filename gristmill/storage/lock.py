@@ -2,7 +2,7 @@
 
 On a disk it is a file lock. In a bucket it is a lease, an object, which runs out when its holder dies: the holder
 renews it by writing it again. No clock of another machine is trusted: a process that waits takes the lease over when it
-has seen it unchanged for its whole time. Every write is conditional on what was there before: one process succeeds.
+has seen it unchanged for all its time. Every write is conditional on what was there before: one process succeeds.
 """
 
 import fcntl
@@ -93,7 +93,7 @@ class Lease:
         if self._is_lost:
             raise TakenOver(
                 f"{self.path}: another process has taken over the work, as this one did not answer for "
-                f"{self.seconds:g} s. This process stops; run the same command again to go on"
+                f"{self.seconds:g} s. This process stops; run the same command again to resume"
             )
 
     def release(self) -> None:
@@ -109,7 +109,7 @@ class Lease:
 
     def _renew_often(self) -> None:
         while not self._ended.wait(self.seconds / _RENEWALS) and not self._is_lost:
-            with suppress(GristmillError, OSError):  # the next one may do; `check` tells what is wrong
+            with suppress(GristmillError, OSError):  # the next one may do; `check` says what is wrong
                 self._renew()
 
     def _renew(self) -> None:
@@ -154,7 +154,7 @@ def is_held(heartbeat: Path) -> bool:
             if not renewed or _now() - float(renewed) < lease_seconds():
                 return bool(renewed)
         time.sleep(lease_seconds() / _LOOKS)
-    raise StorageError("the store does not renew the lock of this run. Run the same command again to go on")
+    raise StorageError("the store does not renew the lock of this run. Run the same command again to resume")
 
 
 def _process_of(data: bytes) -> str:
@@ -195,11 +195,11 @@ def stage_lock(
 
 @contextmanager
 def _object_lock(lease: Lease, quiet: bool, while_waiting: Callable[[], None] | None) -> Iterator[Lease]:
-    told = ""
+    named = ""
     while not lease.acquire():
-        if lease.holder != told and not quiet:
-            told = lease.holder
-            _say_waiting(told)
+        if lease.holder != named and not quiet:
+            named = lease.holder
+            _say_waiting(named)
         (while_waiting or partial(time.sleep, lease.seconds / _POLLS))()
     try:
         yield lease
@@ -264,7 +264,7 @@ def hold_worker_lock(path: Path) -> None:
 
 
 def workers_path(path: Path) -> Path:
-    """The lock file that the workers of a run share, beside the stage's own."""
+    """The lock file that the workers of a run share, next to the stage's own."""
     return path.with_name(path.name + _WORKERS)
 
 

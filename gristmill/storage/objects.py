@@ -1,6 +1,6 @@
 """Objects in buckets: read, write, list and delete them. Credentials come from the environment.
 
-Every call takes paths for which urls.is_remote holds. Requests that fail for a passing reason are repeated, by obstore
+Every call takes remote paths (see urls.is_remote). Requests that fail for a passing reason are repeated, by obstore
 or, where it does not, here; other errors become one sentence: FileNotFoundError for an object that is not there,
 UsageError for what a user can fix, StorageError for the rest.
 """
@@ -52,7 +52,7 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
 
 def _known_tree(name: ObjectName) -> tuple[Tree, str] | None:
-    """The listing that holds a folder, and the folder's name in it: of a dataset, or one that is kept."""
+    """The listing with a folder in it, and the folder's name in it: of a dataset, or one that is kept."""
     return (hub.tree(name), name.key) if name.scheme == "hf" else kept_tree(name, _list)
 
 
@@ -109,7 +109,7 @@ class ChangedWhileRead(InputError):
 def read_object(path: Path) -> tuple[bytes, FileInfo]:
     """The bytes of a small object, and its FileInfo. Raises FileNotFoundError.
 
-    One that is replaced meanwhile, such as a lease, is read anew.
+    One that is replaced while it is read, such as a lease, is read anew.
     """
     for _ in range(_READS - 1):
         with suppress(ChangedWhileRead):
@@ -144,7 +144,7 @@ def hash_object(path: Path) -> str:
 
 
 def upload(source: Path, path: Path) -> FileInfo:
-    """Put a local file whole under an object's name; return its FileInfo."""
+    """Put a local file under an object's name; return its FileInfo."""
     name, size = object_name(path), source.stat().st_size
     part = max(PART_BYTES, -(-size // _LONGEST))
 

@@ -61,11 +61,11 @@ class Refusal(NamedTuple):
     @classmethod
     def read(cls, message: str) -> "Refusal":
         """Read the message of an error of obstore."""
-        told, status, body = (*_STATUS.split(_PLACE.sub("", message.partition(_SOURCE)[0]), maxsplit=1), "", "")[:3]
-        found = _CODE.search(body or told)
+        text, status, body = (*_STATUS.split(_PLACE.sub("", message.partition(_SOURCE)[0]), maxsplit=1), "", "")[:3]
+        found = _CODE.search(body or text)
         code = next(filter(None, found.groups()), "") if found else ""
-        servers = frozenset(host.partition(":")[0] for host in _URL.findall(told))
-        return cls(status, code, _URL.sub("", told), servers)
+        servers = frozenset(host.partition(":")[0] for host in _URL.findall(text))
+        return cls(status, code, _URL.sub("", text), servers)
 
     @property
     def is_of_keys(self) -> bool:
@@ -104,10 +104,8 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     status, code = refusal.status, refusal.code
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
     if bad_key := _BAD_KEY.search(message):
-        wanted = _WITHOUT_CONTROLS if has_controls(bad_key[1]) else _LIKE_PATHS
-        return UsageError(
-            f"{doing}: the object {bad_key[1]!r} in it has {wanted}; rename it, or give a folder that does not hold it"
-        )
+        fault = _WITHOUT_CONTROLS if has_controls(bad_key[1]) else _LIKE_PATHS
+        return UsageError(f"{doing}: the object {bad_key[1]!r} in it has {fault}; rename it, or give another folder")
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")
     if refusal.is_of_keys:
@@ -120,17 +118,17 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
             f"{doing}: no permission{f' ({code})' if code else ''}: allow these credentials to "
             f"{'write and delete' if writes else 'list and read'} there, or give others"
         )
-    told = f"{status} {code}".strip()
-    if told.startswith("5") or status in _BUSY or code in _BUSY:
-        return StorageError(f"{doing}: the store fails or is too busy ({told}). Run the same command again to go on")
+    answer = f"{status} {code}".strip()
+    if answer.startswith("5") or status in _BUSY or code in _BUSY:
+        return StorageError(f"{doing}: the store fails or is too busy ({answer}). Run the same command again to resume")
     for word, meaning in _WORDS.items():
         if word in refusal.words:
             kind = StorageError if word in _PASSING else UsageError
             return kind(f"{doing}: {meaning}")
-    if told.startswith("4") and not told.startswith("404"):
-        return UsageError(f"{doing}: the store refuses it ({told}): look at the credentials, the region and the name")
+    if answer.startswith("4") and not answer.startswith("404"):
+        return UsageError(f"{doing}: the store refuses it ({answer}): look at the credentials, the region and the name")
     first = hide_passwords(message.split("\n")[0]).split(": ", 1)[-1][:300]
-    return StorageError(f"{doing}: {first}. Run the same command again to go on")
+    return StorageError(f"{doing}: {first}. Run the same command again to resume")
 
 
 def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillError:
@@ -151,9 +149,9 @@ def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillEr
         )
     if status == 429:
         return StorageError(
-            f"{doing}: the Hub limits the rate of requests (429). Run the same command again to go on; with HF_TOKEN "
+            f"{doing}: the Hub limits the rate of requests (429). Run the same command again to resume; with HF_TOKEN "
             "more requests are allowed"
         )
     if status >= 500 or status == 408:
-        return StorageError(f"{doing}: the Hub fails or is too busy ({status}). Run the same command again to go on")
+        return StorageError(f"{doing}: the Hub fails or is too busy ({status}). Run the same command again to resume")
     return UsageError(f"{doing}: the Hub refuses it ({status}{code and f' {code}'}): check the name")

@@ -78,7 +78,7 @@ def _found_objects(folder: Path, skipped: str, listed: Iterable[tuple[str, FileI
         if skipped in parts[:-1] or not name:
             continue
         hidden = any(part.startswith(".") for part in parts)
-        if not name.endswith("/"):  # an empty object of this name stands for a folder
+        if not name.endswith("/"):  # an empty object of this name marks a folder
             yield Found(folder / name, info.size, HIDDEN if hidden else "")
 
 

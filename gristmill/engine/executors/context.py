@@ -1,4 +1,4 @@
-"""ExecutionContext: the executor that runs the tasks of a stage or of a whole run, its scratch folder and its lock."""
+"""ExecutionContext: the executor of a stage's tasks, or of all stages of a run, its scratch folder and its lock."""
 
 import secrets
 import shutil
@@ -58,12 +58,12 @@ def open_execution_context(
         return
     with ExitStack() as stack:
         is_private = bool(options.shard) or options.executor == "ray"
-        beside = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
-        folder = options.scratch or (beside if is_private else None)
-        if beside:
-            stack.callback(_remove_empty, beside)
+        near = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
+        folder = options.scratch or (near if is_private else None)
+        if near:
+            stack.callback(_remove_empty, near)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
-        sweep = partial(shutil.rmtree, beside or "", ignore_errors=True)  # with what killed processes left
+        sweep = partial(shutil.rmtree, near or "", ignore_errors=True)  # with what killed processes left
         queue = TaskQueue(lock.with_suffix(".queue"))
         executor: Executor
         if options.shard:

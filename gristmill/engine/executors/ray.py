@@ -1,7 +1,7 @@
 """RayExecutor: runs the tasks of a step as Ray tasks; only paths, counts and done records pass through Ray.
 
 All outputs are staged, as Ray runs a task again when it has lost sight of a node that still works on it. Nothing is
-kept in Ray: if the driver dies, the same command goes on with what is done.
+kept in Ray: if the driver dies, the same command resumes from what is done.
 """
 
 import logging
@@ -156,8 +156,8 @@ def _result(reference: Any, foreign: str) -> tuple[Any, int]:
         where = f" in {foreign}, which must not end its process" if foreign else ""
         raise GristmillError(
             f"Ray gave up a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give "
-            "a larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again to "
-            "go on"
+            "a larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again "
+            "to resume"
         ) from error
     if isinstance(found, Failure):
         raise found.error()

@@ -1,7 +1,7 @@
 """Staging: a task that reads or writes objects works on local copies in a scratch folder of its own.
 
 Its function sees local paths only. Inputs are fetched first, in part where a part is read; outputs are put in their
-place when the task has ended, each whole, and the done record, written last, is what counts. Tasks of several
+place when the task has ended, atomically, and the done record, written last, is what counts. Tasks of several
 processes that share a folder (see shards.py) stage their outputs as well, as two of them may run the same task.
 """
 
@@ -29,7 +29,7 @@ from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.urls import SCHEMES, is_remote, object_name
 
-TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
+TAKEN_OVER = "another process has taken over the work. Run the same command again to resume"
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
 
 
@@ -59,7 +59,7 @@ class StagedTask:
         return msgspec.structs.replace(counts, examples=examples, damaged=damaged)
 
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
-        """Put the outputs, and the files of malformed records beside them, in their places, several objects at a time.
+        """Put the outputs, and their files of malformed records, in their places, several objects at a time.
 
         Raises OutputError if the step is over, or the lease is lost: the files may be those of another run by now.
         """
@@ -195,7 +195,7 @@ def _move(local: Path, path: Path) -> None:
 
 
 def _inside(folder: Path, path: Path) -> Path:
-    """The place of a file's copy: its whole path below the folder, as files of one name may be in several folders."""
+    """The place of a file's copy: its full path below the folder, as files of one name may be in several folders."""
     if is_remote(path):
         name = object_name(path)
         return folder / name.scheme / name.bucket / name.key

@@ -53,7 +53,7 @@ def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges
 
 
 def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
-    """Every path in a value with the bytes that are read: those that its holder reads, or the whole."""
+    """Every path in a value with the bytes that are read: those that the value around it reads, or all."""
     if isinstance(value, Path | FileSet):
         for path in value.paths if isinstance(value, FileSet) else (value,):
             yield path, ranges

@@ -1,8 +1,9 @@
 """Files of earlier stages in a bucket, found in the ledgers that name them: their folders are not listed.
 
-A folder of a whole run in a bucket holds what the ledgers there say. Only the names of its own subfolders are asked
-for, as each source may have a ledger of its own. Other folders are listed, as stages may have been run into them at any
-depth: those that no whole run wrote, those without a ledger or with a damaged one, and copies in another place.
+In a folder that `gristmill run` wrote in a bucket is what the ledgers there say. Only the names of its own subfolders
+are asked for, as each source may have a ledger of its own. Other folders are listed, as stages may have been run into
+them at any depth: those that no `gristmill run` wrote, those without a ledger or with a damaged one, and copies in
+another place.
 """
 
 import os
@@ -23,14 +24,14 @@ from gristmill.urls import folders_above, is_remote
 def list_corpus(
     root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:
-    """As documents.list_corpus, but what a whole run wrote in a bucket is not listed."""
+    """As documents.list_corpus, but what `gristmill run` wrote in a bucket is not listed."""
     return documents.list_corpus(root, prefix, text_column, read_also, find_recorded)
 
 
 def list_source(
     folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:
-    """As documents.list_source, but what a whole run wrote in a bucket is not listed."""
+    """As documents.list_source, but what `gristmill run` wrote in a bucket is not listed."""
     return documents.list_source(folder, source, text_column, read_also, find_recorded)
 
 
@@ -94,7 +95,7 @@ def ledger_folders(folder: str, files: Collection[str], tags: FileTags) -> list[
 
 
 def _is_of_run(folder: str) -> bool:
-    """Whether a folder in a bucket is in that of a whole run."""
+    """Whether a folder in a bucket is in that of a `gristmill run`."""
     return any(file_info(above / RUN_FILE) for above in folders_above(Path(folder)))
 
 
