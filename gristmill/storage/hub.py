@@ -9,22 +9,19 @@ for a passing reason, and waits as long as the Hub says; it finds HF_TOKEN and H
 import errno
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from gristmill.errors import InputError, StorageError, UsageError
+from gristmill.errors import StorageError, UsageError
 from gristmill.storage.listings import FileInfo, Tree
 from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
-from gristmill.urls import ObjectName, hide_passwords, object_name
+from gristmill.urls import ObjectName, hide_passwords
 
 _RETRIES: dict[str, Any] = {"max_retries": 5, "base_wait_time": 1, "max_wait_time": 16}
 _SECONDS = 60  # without a byte
-_RESUMES = 4  # of a file in a row, without a byte
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAIN = "main"
 
@@ -123,56 +120,29 @@ def find_file(name: ObjectName) -> FileInfo | None:
     return dataset.ask_for(name.key)
 
 
-class HubChunks:
-    """The bytes of a file from `start` to `end`, in chunks; `info` is the file's as soon as the first has come.
+def stream(name: ObjectName, start: int, end: int | None) -> Iterator[tuple[FileInfo, bytes]]:
+    """The bytes of a file from `start` to `end`, by one request, in chunks with its FileInfo; the first is empty."""
+    with _library(name):
+        from huggingface_hub.utils import build_hf_headers, http_stream_backoff
 
-    A request that ends too early is made again for the rest: raises InputError if the file is another one by then.
-    """
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+        url = _dataset(name).url(name.key)
+        with http_stream_backoff("GET", url, headers=headers, timeout=_SECONDS, **_RETRIES) as response:
+            yield from _chunks_of(name, response, 206 if "Range" in headers else 200)
 
-    def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
-        self.path, self.end = path, end
-        self.info = FileInfo(-1)
-        self._at = start
 
-    def __iter__(self) -> Iterator[bytes]:
-        failures = 0
-        while self._at != self.end and self._at != self.info.size:
-            before = self._at
-            try:
-                yield from self._get()
-                return
-            except StorageError:
-                failures = failures + 1 if self._at == before else 1
-                if self.info.size < 0 or failures > _RESUMES:
-                    raise
-                time.sleep(_RETRIES["base_wait_time"])
+def _chunks_of(name: ObjectName, response: Any, status: int) -> Iterator[tuple[FileInfo, bytes]]:
+    with _library(name):  # here, too: an error must not reach the library, which would ask again in our place
+        from huggingface_hub.utils import hf_raise_for_status
 
-    def _get(self) -> Iterator[bytes]:
-        name = object_name(self.path)
-        with _library(name):
-            from huggingface_hub.utils import build_hf_headers, http_stream_backoff
-
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-            if self._at or self.end is not None:
-                headers["Range"] = f"bytes={self._at}-{'' if self.end is None else self.end - 1}"
-            url = _dataset(name).url(name.key)
-            with http_stream_backoff("GET", url, headers=headers, timeout=_SECONDS, **_RETRIES) as response:
-                yield from self._read(name, response, 206 if "Range" in headers else 200)
-
-    def _read(self, name: ObjectName, response: Any, status: int) -> Iterator[bytes]:
-        with _library(name):  # here, too: an error must not reach the library, which would ask again in our place
-            from huggingface_hub.utils import hf_raise_for_status
-
-            hf_raise_for_status(response)
-            info = _info_of_answer(response)
-            if self.info.size >= 0 and info != self.info:
-                raise InputError(f"{self.path} was changed while it was read: run the same command again")
-            if response.status_code != status:
-                raise UsageError(f"cannot read {name.url}: expected status {status}, got {response.status_code}")
-            self.info = info
-            for chunk in response.iter_bytes():
-                self._at += len(chunk)
-                yield chunk
+        hf_raise_for_status(response)
+        info = _info_of_answer(response)
+        if response.status_code != status:
+            raise UsageError(f"cannot read {name.url}: expected status {status}, got {response.status_code}")
+        yield info, b""
+        yield from ((info, chunk) for chunk in response.iter_bytes())
 
 
 def _dataset(name: ObjectName) -> _Dataset:

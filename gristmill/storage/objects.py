@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,7 +118,7 @@ def read_object(path: Path) -> tuple[bytes, FileInfo]:
 
 
 def _read_whole(path: Path) -> tuple[bytes, FileInfo]:
-    chunks = _chunks(path)
+    chunks = Chunks(path)
     return b"".join(chunks), chunks.info
 
 
@@ -127,7 +127,7 @@ def download(path: Path, target: Path, start: int = 0, end: int | None = None) -
 
     The file is made if there is none; a hole before `start` takes no space. Raises FileNotFoundError.
     """
-    chunks = _chunks(path, start, end)
+    chunks = Chunks(path, start, end)
     with target.open("r+b" if target.exists() else "wb") as file:
         file.seek(start)
         for chunk in chunks:
@@ -138,7 +138,7 @@ def download(path: Path, target: Path, start: int = 0, end: int | None = None) -
 def hash_object(path: Path) -> str:
     """SHA-256 of an object's bytes, in hexadecimal. Raises FileNotFoundError."""
     digest = hashlib.sha256()
-    for chunk in _chunks(path):
+    for chunk in Chunks(path):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -255,11 +255,7 @@ def _open(scheme: str, bucket: str) -> Any:
     return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=RETRIES)
 
 
-def _chunks(path: Path, start: int = 0, end: int | None = None) -> "_Chunks | hub.HubChunks":
-    return (hub.HubChunks if object_name(path).scheme == "hf" else _Chunks)(path, start, end)
-
-
-class _Chunks:
+class Chunks:
     """The bytes of an object from `start` to `end`, in chunks; `info` is the object's as soon as the first has come.
 
     A request that ends too early is made again for the rest, of the same version of the object: raises InputError if
@@ -277,19 +273,30 @@ class _Chunks:
     def _get(self) -> Iterator[Any]:
         if 0 <= self.info.size <= self._at or self._at == self.end:
             return
-        name, options = object_name(self.path), dict[str, Any]()
-        if self._at or self.end:
-            options["range"] = {"offset": self._at} if self.end is None else (self._at, self.end)
-        if self.info.e_tag:
-            options["if_match"] = self.info.e_tag
+        name = object_name(self.path)
+        ask = hub.stream if name.scheme == "hf" else partial(_stream, e_tag=self.info.e_tag)
         try:
-            found = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
-            self.info = _info(found.meta)
-            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+            for info, chunk in ask(name, self._at, self.end):
+                if self.info.size >= 0 and info != self.info:
+                    raise ChangedWhileRead(self.path)
+                self.info = info
                 self._at += len(chunk)
-                yield chunk
+                if chunk:
+                    yield chunk
         except PreconditionError as error:
             raise ChangedWhileRead(self.path) from error
+
+
+def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterator[tuple[FileInfo, Any]]:
+    """As hub.stream. Raises PreconditionError if the object has another ETag, unless `e_tag` is empty."""
+    options: dict[str, Any] = {"if_match": e_tag} if e_tag else {}
+    if start or end:
+        options["range"] = {"offset": start} if end is None else (start, end)
+    found = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
+    info = _info(found.meta)
+    yield info, b""
+    for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+        yield info, chunk
 
 
 def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
@@ -300,19 +307,21 @@ def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> 
 def _resumed(path: Path, resume: Callable[[], Iterable[_Answer]], writes: bool = False) -> Iterator[_Answer]:
     """All that `resume` yields; it is called again after a failure that may pass, and continues.
 
-    It is not where obstore has repeated the request, or if it has failed too often, or for too long.
+    It is not where a library has repeated the request, or if it has failed too often, or for too long.
     """
     failures, until = 0, time.monotonic() + RETRIES["retry_timeout"].total_seconds()
     while True:
+        has_begun = object_name(path).scheme != "hf"  # of the Hub, each request that does not begin has been repeated
         try:
             with _problems(path, writes):
                 for item in resume():
-                    failures, until = 0, time.monotonic() + RETRIES["retry_timeout"].total_seconds()
+                    failures, has_begun = 0, True
+                    until = time.monotonic() + RETRIES["retry_timeout"].total_seconds()
                     yield item
             return
         except StorageError as error:
             failures += 1
-            is_repeated = _HAS_REPEATED.search(str(error.__cause__))
+            is_repeated = not has_begun or _HAS_REPEATED.search(str(error.__cause__))
             if is_repeated or failures >= _ATTEMPTS or time.monotonic() > until:
                 raise
 
@@ -323,6 +332,8 @@ def _problems(path: Path, writes: bool = False) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        if object_name(path).scheme == "hf":
+            raise
         problem = explain_problem(object_name(path), str(error), writes)
         if isinstance(problem, UsageError):  # there is no such bucket
             raise problem from error

@@ -15,7 +15,7 @@ from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.io.documents import scan_corpus
 from gristmill.storage import hub as hub_module
 from gristmill.storage.files import FileInfo, file_info, hash_file, is_folder, list_folder, list_names, read_file
-from gristmill.storage.objects import download
+from gristmill.storage.objects import Chunks, download
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import normalize_text
@@ -137,7 +137,7 @@ def test_what_is_cut_off_is_asked_for_again(hub: Hub) -> None:
     assert read_file(ROOT / "data/web/raw") == DATA
     assert len(hub.requests) == 2
     hub.faults = [_cut_off]
-    changing = hub_module.HubChunks(ROOT / "data/web/raw")
+    changing = Chunks(ROOT / "data/web/raw")
     chunks = iter(changing)
     next(chunks)
     hub.commit({"data/web/raw": DATA[::-1]})
