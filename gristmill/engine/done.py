@@ -13,7 +13,7 @@ import msgspec
 from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
-from gristmill.io.files import REJECTS_SUFFIX, rejects_name
+from gristmill.io.files import rejects_name
 from gristmill.storage.files import FileInfo, list_names, remove_files
 from gristmill.storage.listings import list_kept_again
 from gristmill.storage.local import PARTIAL, remove_partial_files
@@ -153,14 +153,7 @@ class DoneTasks:
             remove_files(loose / name for name in list_names(loose) if name.endswith(PARTIAL))
             with suppress(OSError):  # there are records, or there is no folder
                 loose.rmdir()
-        local = {name for name in self.written if not is_remote(name)}
-        remove_partial_files(file for name in {*local, *self.earlier} for file in (name, rejects_name(name)))
-        folders = {os.path.dirname(name) for name in local}  # noqa: PTH120
-        there = (f"{folder}/{name}" for folder in folders for name in list_names(Path(folder)))
-        rejects = (name for name in there if name.endswith(REJECTS_SUFFIX))
-        left = {name for name in rejects if name.removesuffix(REJECTS_SUFFIX) in local}
-        records = self.records.values() if left else ()
-        remove_files(map(Path, left - {name_of(self.ledger.path(it)) for record in records for it in record.outputs}))
+        remove_partial_files(file for name in {*self.written, *self.earlier} for file in (name, rejects_name(name)))
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
