@@ -31,7 +31,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import file_info, is_file
+from gristmill.storage.files import file_info, is_file, read_file
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import SHORTEST, Benchmarks, IndexSummary, Match, write_index
@@ -148,7 +148,7 @@ def report_paths(target_dir: Path) -> tuple[Path, Path]:
 
 def read_report(path: Path) -> Report:
     """The report of a finished run."""
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+    return msgspec.json.decode(read_file(path), type=Report)
 
 
 def describe(report: Report) -> list[str]:
