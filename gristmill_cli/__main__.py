@@ -60,6 +60,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "gristmill_cli.harvest:harvest_corpus", "gather a corpus from this machine",
             ("harvest_corpus",),
         ),
+        "doctor": Command("gristmill_cli.doctor:doctor", "show what is installed and what this machine can do"),
         "compile": Command("gristmill_cli.compile_kernels:compile_kernels", "compile all kernels, once"),
     },
     "dedup: which documents are near-duplicates": {

@@ -1,0 +1,128 @@
+"""Command: what is installed here, what each extra would add, and what this machine can do."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.kernels import SUFFIX, cache_folders
+
+EXTRAS = {
+    "train": "training, evaluation, Hugging Face models",
+    "tokenizers": "tokenizer.json and byte-level BPE",
+    "web": "web archives and HTML",
+    "language": "the rule `language` of recipes",
+    "hub": "hf:// corpora",
+    "ray": "--executor ray",
+    "graph": "gristmill show-cluster",
+    "ftfy": "--normalize.ftfy",
+    "wandb": "--metrics.wandb",
+    "mlflow": "--metrics.mlflow",
+}  # in the order of how often they are asked for
+DEVELOPMENT = frozenset(["test", "bench", "versions"])  # extras for the project itself
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def doctor() -> Group:
+    """Print what is installed here, what each extra would add, and what this machine can do.
+
+    Nothing is written, and nothing is asked of a network. A line that begins with "try" is a command to type.
+    """
+    return Group(_machine(), Text(), _extras(), *(Text(line) for line in _advice()))
+
+
+def requirements_of(extra: str) -> list[str]:
+    """The distributions that an extra asks for, or with '' those that are always there."""
+    found = []
+    for line in requires("gristmill") or []:
+        requirement, _, marker = line.partition(";")
+        named = re.search(r"extra\s*==\s*[\"']([^\"']+)", marker)
+        if (named[1] if named else "") == extra and (name := _NAME.match(requirement)):
+            found.append(name[0])
+    return found
+
+
+def missing(extra: str) -> list[str]:
+    """The distributions of an extra that are not installed."""
+    return [name for name in requirements_of(extra) if not _version_of(name)]
+
+
+def _version_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _machine() -> Table:
+    memory = psutil.virtual_memory()
+    disks = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp"))}
+    free = ", ".join(f"{decimal(shutil.disk_usage(path).free)} {name}" for name, path in disks.items() if path.exists())
+    rows = {
+        "gristmill": f"{_version_of('gristmill')}, {Path(__file__).resolve().parents[1]}",
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}, {platform.machine()}",
+        "memory": f"{decimal(memory.available)} free of {decimal(memory.total)}",
+        "disk": f"free: {free}",
+        "kernels": f"{count_kernels():,} compiled",
+        "GPUs": ", ".join(_gpus()) or "none that a driver tells of",
+        "torch": _torch(),
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def count_kernels() -> int:
+    """How many compiled kernels are in the cache."""
+    return sum(1 for folder in cache_folders() if folder.is_dir() for _ in folder.glob(f"*{SUFFIX}"))
+
+
+def _gpus() -> list[str]:
+    """Names and memory of the GPUs that NVIDIA's driver knows."""
+    if not (program := shutil.which("nvidia-smi")):
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _torch() -> str:
+    """The version of torch, and whether it computes on a GPU here."""
+    if find_spec("torch") is None:
+        return "not installed"
+    import torch
+
+    return f"{torch.__version__}, " + (f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "CPU only")
+
+
+def _extras() -> Table:
+    table = Table("extra", "adds", "state", box=None, pad_edge=False)
+    for extra, adds in EXTRAS.items():
+        lacking = missing(extra)
+        table.add_row(extra, Text(adds), Text(f"lacks {', '.join(lacking)}" if lacking else "installed"))
+    return table
+
+
+def _advice() -> list[str]:
+    """Commands that would change what is lacking."""
+    lines = [""]
+    if lacking := [extra for extra in EXTRAS if missing(extra)]:
+        lines.append(f"try pip install 'gristmill[{','.join(lacking)}]' for all of them")
+    if not count_kernels():
+        lines.append("try gristmill compile, so that no later command waits for its kernels")
+    if _gpus() and "CPU only" in _torch():
+        lines.append("try a torch for CUDA: pip install torch --index-url as pytorch.org names it for your driver")
+    return lines if lines[1:] else []

@@ -1,0 +1,36 @@
+"""gristmill doctor: what it says of this installation is so, and of one without extras."""
+
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+from gristmill_cli import doctor
+from gristmill_cli.doctor import DEVELOPMENT, EXTRAS, missing, requirements_of
+
+
+def test_every_extra_is_told() -> None:
+    assert {*EXTRAS} == {*metadata("gristmill").get_all("Provides-Extra", [])} - DEVELOPMENT
+    assert all(requirements_of(extra) for extra in EXTRAS)
+    assert "numpy" in requirements_of("") and not missing("") and not missing("train")
+
+
+def test_the_command_tells_versions_and_what_lacks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_cli", "doctor"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert version("torch") in done.stdout and sys.executable in done.stdout
+    assert not list(tmp_path.iterdir())
+    lacking = [extra for extra in EXTRAS if missing(extra)]
+    assert (f"gristmill[{','.join(lacking)}]" in done.stdout) == bool(lacking)
+
+
+def test_without_extras_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = doctor._version_of
+    monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name in ("torch", "fastwarc") else known(name))
+    monkeypatch.setattr(doctor, "cache_folders", lambda: iter([tmp_path]))
+    advice = "\n".join(doctor._advice())
+    assert "pip install 'gristmill[train,web" in advice and "gristmill compile" in advice
