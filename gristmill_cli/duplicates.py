@@ -201,11 +201,8 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
 
 def _name(document: Document) -> str:
     """The key of a document, with its own `id`, and of which document a function made it as a part."""
-    own = [
-        f"{what} {found}"
-        for what, field in (("id", "id"), ("part", PART_FIELD))
-        if (found := document.value(field)) is not None
-    ]
+    found = {"id": document.own_id, "part": document.value(PART_FIELD)}
+    own = [f"{name} {value}" for name, value in found.items() if value is not None]
     return f"{document.key} ({', '.join(own)})" if own else str(document.key)
 
 

@@ -27,9 +27,16 @@ from gristmill.text import utf8_size
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
-STAGE = Stage("filter_quality", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("filter_quality", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 _SCHEMA = pa.schema(
-    {"file": pa.string(), "row": pa.int64(), "rule": pa.string(), "value": pa.float64(), "detail": pa.string()}
+    {
+        "file": pa.string(),
+        "row": pa.int64(),
+        "rule": pa.string(),
+        "value": pa.float64(),
+        "detail": pa.string(),
+        "id": pa.string(),
+    }
 )
 
 
@@ -95,14 +102,14 @@ def judge_slices(
     The value is how many addresses were replaced in those that are written.
     """
     replaced, counts, recipe, splitter = 0, Counts({}, []), parse_recipe(rules, "of the run", lists), WordSplitter()
-    removed, field = list[tuple[str, int, str, float, str]](), recipe.url_field
+    removed, field = list[tuple[str, int, str, float, str, str | None]](), recipe.url_field
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
                 url, size = str(document.value(field) or "") if field else "", utf8_size(document.text)
                 verdict = recipe.judge(document.text, splitter, url)
                 if verdict.rule:
-                    removed.append((*document.key, verdict.rule, verdict.value, verdict.detail))
+                    removed.append((*document.key, verdict.rule, verdict.value, verdict.detail, document.own_id))
                     counts.add(part.source, verdict.rule, size)
                     continue
                 replaced += verdict.replaced

@@ -127,6 +127,12 @@ class Document(msgspec.Struct):
         return decode_value(stored) if isinstance(stored, msgspec.Raw) else stored
 
     @property
+    def own_id(self) -> str | None:
+        """The user's own `id` as text, JSON if it is none; None without one."""
+        found = self.value("id")
+        return found if found is None or isinstance(found, str) else _ENCODER.encode(found).decode()
+
+    @property
     def original_key(self) -> DocKey:
         """Key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
 

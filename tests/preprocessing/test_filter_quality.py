@@ -171,7 +171,10 @@ def test_languages_are_told_apart_and_the_table_has_them(
         "fr": "Le meunier moud le grain de bon matin,\net le boulanger achète la farine.",
         "zh": "中国的农民在秋天收获小麦，然后把它们送到磨坊，这里的工人会把小麦磨成面粉。",
     }
-    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in [*texts.values(), "xqz 1 2 3"]])
+    write(
+        tmp_path / "corpus/web/a.jsonl",
+        [{"text": text, "id": name} for name, text in {**texts, "": "xqz 1 2 3"}.items()],
+    )
     own = tmp_path / "own.toml"
     own.write_text('language = { allow = ["en", "fr"], min_score = 0.65 }')
     with sandboxed():
@@ -180,6 +183,7 @@ def test_languages_are_told_apart_and_the_table_has_them(
     rows = pq.read_table(tmp_path / "out.removed.parquet").to_pylist()
     assert [(row["rule"], row["detail"]) for row in rows[:2]] == [("language", "de"), ("language", "zh")]
     assert rows[0]["value"] == 0 and rows[2]["value"] < 0.65
+    assert [row["id"] for row in rows] == ["de", "zh", ""]  # the user's own
 
 
 def test_lists_of_words_and_domains_are_inputs(tmp_path: Path, quiet: RunOptions, write: Callable[..., Path]) -> None:
