@@ -92,6 +92,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
         "duplicates": Command("gristmill_cli.duplicates:show_duplicates", "show what a run removed, and what it kept"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
+        "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),
     },

@@ -27,8 +27,8 @@ from gristmill.storage.files import is_file, is_folder, resolved
 from gristmill_cli.run_config import Dedup
 from gristmill_cli.run_records import load_json
 
-_TABLE, _CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
-_CORPORA = ("quality", "applied", "normalized")  # of a run, the first that is there
+DUPLICATES, CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
+CORPORA = ("decontaminated", "lines", "quality", "applied", "normalized")  # of a run, the first that is there
 _BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of each text that are shown
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
 _WORD = re.compile(r"\S+")
@@ -76,18 +76,18 @@ def show_duplicates(
         "--of, --source and --largest choose different things: give one of them",
     )
     require(largest >= 0 and show >= 1, f"--largest {largest} --show {show}: expected positive numbers")
-    if not is_file(out / _TABLE):
-        raise UsageError(f"{out}: expected the folder of a run, with {_TABLE} in it; gristmill run writes one")
-    corpus = next((out / name for name in _CORPORA if is_folder(out / name)), None)
+    if not is_file(out / DUPLICATES):
+        raise UsageError(f"{out}: expected the folder of a run, with {DUPLICATES} in it; gristmill run writes one")
+    corpus = next((out / name for name in CORPORA if is_folder(out / name)), None)
     if corpus is None:
-        raise UsageError(f"{out} has no {' or '.join(_CORPORA)} folder: the texts are no longer there to be shown")
+        raise UsageError(f"{out} has no {' or '.join(CORPORA)} folder: the texts are no longer there to be shown")
     if largest:
         return _show_clusters(out, corpus, largest, show, text_column)
     keys = _keys_meant(out, of, text_column) if of else set()
-    total, pairs = _find_pairs(out / _TABLE, keys, source, show)
+    total, pairs = _find_pairs(out / DUPLICATES, keys, source, show)
     if keys and not pairs:
         raise UsageError(
-            f"--of {of}: {_TABLE} has no pair with it: it was not removed as a duplicate, nor kept for one"
+            f"--of {of}: {DUPLICATES} has no pair with it: it was not removed as a duplicate, nor kept for one"
         )
     if source and not pairs:
         raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")
@@ -155,7 +155,7 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
 def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
     """The largest clusters: sizes, first members, and the first two of some of them beside one another."""
     found = list[tuple[int, int, LargeCluster]]()
-    rows = _rows(out / _CLUSTERS, ["cluster", "file", "row"])
+    rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
         size, first = 0, list[DocKey]()
         for row in members:

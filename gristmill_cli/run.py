@@ -3,6 +3,7 @@
 import gc
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -91,11 +92,13 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     remove_files([out / FUNNEL_FILE])
     for position in range(first, end):
         stage = plan_stages(config, options)[position]  # anew: its settings are those of a user's function as it is now
+        began = time.monotonic()
         counts[stage.name] = found = stage.call()
+        seconds = time.monotonic() - began
         if stage.reads:
             check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
         stage.reject_empty(found)
-        save_record(out, stage, found)
+        save_record(out, stage, found, round(seconds, 3))
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}

@@ -24,10 +24,11 @@ _Value = TypeVar("_Value")
 
 
 class StageRecord(msgspec.Struct):
-    """A finished stage: the settings it ran with, and its counts."""
+    """A finished stage: the settings it ran with, its counts, and how long its last call took."""
 
     settings: dict[str, Any]
     counts: Counts
+    seconds: float = 0.0
 
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
@@ -43,8 +44,8 @@ def load_json(path: Path, kind: type[_Value]) -> _Value | None:
         return None
 
 
-def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
-    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
+def save_record(out: Path, stage: PipelineStage, counts: Counts, seconds: float) -> None:
+    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts, seconds)))
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:

@@ -118,7 +118,7 @@ def find_status(out: Path) -> Status:
         names = sorted(list_names(state))
         for name in dict.fromkeys(name.rpartition(".")[0] for name in names if name.endswith((_LOCK, _QUEUE))):
             works += _find_work(state, name, f"{name}{_QUEUE}" in names)
-    return Status(works, _run_stages(out, next((work.state for work in works if work.name == _RUN), "")))
+    return Status(works, stages_of_run(out, next((work.state for work in works if work.name == _RUN), "")))
 
 
 def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
@@ -223,7 +223,7 @@ def _table(processes: list[WorkingProcess]) -> Table:
     return table
 
 
-def _run_stages(out: Path, state: str) -> dict[str, str]:
+def stages_of_run(out: Path, state: str) -> dict[str, str]:
     """The stages of the run in `out`, which is in this state, in order; none if there is no run."""
     try:
         options = msgspec.json.decode(next(read_files([out / "run.json"]), b""), type=dict[str, Any])

@@ -14,7 +14,7 @@ from tests.tokenizers_of_models import content_of
 
 TRAINING = {"README.md", "training.md", "parallelism.md", "checkpoints.md"}  # run by test_readme.py
 NODES = {"cluster.md"}  # run by tests/training/test_cluster.py
-DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md", "decontamination.md"}
+DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md", "decontamination.md", "report.md"}
 
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
@@ -34,8 +34,9 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
     curve, near, shown = commands("dedup.md")
     shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
+    (page,) = commands("report.md")
     done = shell(
-        by_hand + curve + near + whole + shown + amounts, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path)
+        by_hand + curve + near + whole + shown + page + amounts, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"

@@ -29,9 +29,9 @@ from gristmill_cli import run as module
 if __name__ == "__main__":
     real = module.save_record
 
-    def save_record(out, stage, counts):
+    def save_record(out, stage, *rest):
         print(stage.name, *sorted(child.pid for child in multiprocessing.active_children()))
-        real(out, stage, counts)
+        real(out, stage, *rest)
 
     module.save_record = save_record
     module.main(sys.argv[1:])

@@ -1,0 +1,397 @@
+"""The sections of a report on a run of data: what was lost and why, what is alike, what is in the tokens."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from dedup.cluster_graph import read_texts
+from dedup.clustering.lsh import detection
+from gristmill.counts import INCOMING, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults, warn_of_losses
+from gristmill.errors import GristmillError
+from gristmill.io.documents import DocKey
+from gristmill.storage.files import is_folder
+from gristmill_cli.duplicates import CORPORA, mark_differences
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
+from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointer, said, section, table, tiles
+from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
+from gristmill_cli.report.records import BINS, DataRun
+from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
+from preprocessing.quality.measures import MEASURES
+
+_SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
+_EXCERPT = 400  # characters
+_STATE = ".gristmill/run"
+
+
+def sections(run: DataRun) -> Iterator[str]:
+    """The parts of the page, those that have something to tell, in order."""
+    counts = Counts(run.funnel.tallies if run.funnel else _normalized(run), [])
+    yield from _head(run, counts)
+    if run.funnel:
+        yield _funnel(counts)
+        yield _sizes(counts)
+    yield _shares(run)
+    yield _alike(run)
+    yield _pairs(run)
+    yield _by_rule(run)
+    yield _tokens(run)
+    yield _stages(run)
+    yield _options(run)
+
+
+def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
+    record = run.stages.get("normalize_text")
+    return record.counts.tallies if record else {}
+
+
+def _head(run: DataRun, counts: Counts) -> Iterator[str]:
+    yield f"<h1>{escape(run.out.name or str(run.out))}</h1>"
+    yield said(f"The corpus {run.options.get('corpus')}, as gristmill run made tokens of it.", "soft")
+    warnings = [f"This record cannot be used: {fault}." for fault in run.faults]
+    if waiting := [name for name, state in run.states.items() if state != "finished"]:
+        warnings.append(
+            f"The run has not finished: {', '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} missing. What "
+            "follows is of the stages before; the same gristmill run goes on."
+        )
+    elif not run.funnel and not run.faults:
+        warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
+    rules = [reason for reason in counts.reasons if reason in MEASURES]
+    together = Counts({}, [])
+    for source, reason, tally in counts.rows():
+        together.add(source, "rules" if reason in rules else reason, tally.bytes, tally.documents)
+    warnings += [f"Rules: {line}." for line in warn_of_losses(together, "rules")]
+    found = run.funnel.warnings if run.funnel else [
+        line for record in run.stages.values() for line in record.counts.warnings
+    ]  # fmt: skip
+    warnings += [f"{line[:1].upper()}{line[1:]}." for line in found]
+    if run.funnel and run.funnel.damaged:
+        warnings.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
+    yield "".join(f'<p class="warn">{escape(line)}</p>' for line in warnings)
+    if not warnings:
+        yield said("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
+    read, kept = counts.total(READ), counts.total(TRAIN)
+    numbers = {"documents read": Number(read.documents), "MB of text read": Number(read.bytes / 1e6)}
+    if run.funnel:
+        numbers |= {"documents for training": Number(kept.documents), "MB for training": Number(kept.bytes / 1e6)}
+    if TRAIN in run.manifests:
+        numbers["tokens for training"] = Number(run.manifests[TRAIN].tokens)
+    yield tiles(numbers)
+
+
+def _funnel(counts: Counts) -> str:
+    sources = sorted(counts.tallies)
+    reasons = [reason for reason in counts.reasons if reason not in INCOMING]
+    reasons = sorted(reasons, key=lambda it: (it == TRAIN, it == HELD_OUT, -counts.total(it).documents, it))
+    ends = _top_with_others(
+        {reason: counts.total(reason).documents for reason in reasons}, _OUTCOMES, (HELD_OUT, TRAIN)
+    )
+    starts = _top_with_others({source: counts.total(READ, source).documents for source in sources}, _SOURCES)
+    flows = Counter[tuple[str, str]]()
+    for source in sources:
+        for reason in reasons:
+            flows[starts[source], ends[reason]] += counts.total(reason, source).documents
+    sizes = {end: sum(flows[start, end] for start in set(starts.values())) for end in ends.values()}
+    right = sorted(sizes, key=lambda end: (end == TRAIN, end == HELD_OUT, -sizes[end], end))
+    picture = draw_sankey(flows, list(dict.fromkeys(starts.values())), right)
+    rows = list[list[str | Number]]()
+    for reason in [*(name for name in INCOMING if counts.total(name).documents), *reasons]:
+        cells = [
+            Number(
+                counts.total(reason, source).documents,
+                record=pointer(FUNNEL_FILE, "went", source, reason, "documents")
+                if reason in counts.tallies[source]
+                else "",
+            )
+            for source in sources
+        ]
+        rows.append([reason, Number(counts.total(reason).documents), *cells])
+    numbers = table(["", "all", *sources], rows, "funnel")
+    unread = counts.unread_files()
+    return section(
+        "Where the documents went", figure("documents by source, and what became of them", picture, wide=True),
+        numbers, said(f"files not read: {unread}") if unread else "",
+    )  # fmt: skip
+
+
+def _top_with_others(sizes: Mapping[str, float], most: int, always: Sequence[str] = ()) -> dict[str, str]:
+    """Each name to itself, if it is one of the largest, or else to that of all others."""
+    chosen = {*always, *top((name for name in sizes if name not in always), sizes, most - len(always))}
+    others = f"{len(sizes) - len(chosen)} others"
+    if len(sizes) - len(chosen) == 1:
+        chosen = set(sizes)
+    return {name: name if name in chosen else others for name in sizes}
+
+
+def _sizes(counts: Counts) -> str:
+    sources = sorted(counts.tallies)
+    shown = top(sources, {source: counts.total(READ, source).bytes for source in sources}, _SOURCES)
+    ends = {"read": READ, "for training": TRAIN}
+    megabytes = {name: [counts.total(it, source).bytes / 1e6 for source in shown] for name, it in ends.items()}
+    lengths = {name: [_mean(counts.total(it, source)) for source in shown] for name, it in ends.items()}
+    rows: list[list[str | Number]] = [
+        [source, *(
+            Number(counts.total(it, source).bytes, record=pointer(FUNNEL_FILE, "went", source, it, "bytes")
+                   if it in counts.tallies[source] else "")
+            for it in ends.values()
+        ), *(Number(round(_mean(counts.total(it, source)))) for it in ends.values())]
+        for source in sources
+    ]  # fmt: skip
+    numbers = table(["", "bytes read", "bytes for training", "a document, read", "for training"], rows, "sizes")
+    return section(
+        "Sizes and lengths, before and after",
+        grid(figure("MB of text", draw_bars(shown, megabytes, "MB")),
+             figure("mean length of a document", draw_bars(shown, lengths, "bytes"))),
+        numbers,
+    )  # fmt: skip
+
+
+def _mean(tally: Tally) -> float:
+    return tally.bytes / tally.documents if tally.documents else 0.0
+
+
+def _shares(run: DataRun) -> str:
+    record = run.stages.get("pass1")
+    if not record:
+        return ""
+    counts, given = record.counts, record.settings.get("weights", {})
+    amounts = {unit: record.settings[unit] for unit in ("bytes", "tokens") if record.settings.get(unit)}
+    sources, total = sorted(counts.tallies), counts.total(WRITTEN).documents or 1
+    weights = {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
+    unique = {
+        source: sum(
+            tally.documents * (1 if reason == READ else -1)
+            for reason, tally in counts.tallies[source].items()
+            if reason not in (WRITTEN, REPEATED, "left out by weight") and not reason.startswith(NOT_READ)
+        )
+        for source in sources
+    }
+    whole = sum(weights[source] * unique[source] for source in sources) or 1
+    requested = [100 * weights[source] * unique[source] / whole for source in sources]
+    realised = [100 * counts.total(WRITTEN, source).documents / total for source in sources]
+    where = f"{_STATE}/pass1.json"
+    rows: list[list[str | Number]] = [
+        [source, Number(weights[source], f"{weights[source]:g}"),
+         Number(counts.total(WRITTEN, source).documents,
+                record=pointer(where, "counts", "tallies", source, WRITTEN, "documents")
+                if WRITTEN in counts.tallies[source] else ""),
+         *([] if amounts else [Number(wanted, f"{wanted:.2f} %")]), Number(share, f"{share:.2f} %")]
+        for source, wanted, share in zip(sources, requested, realised, strict=True)
+    ]  # fmt: skip
+    shown = top(sources, dict(zip(sources, realised, strict=True)), _SOURCES)
+    series = {"requested": requested, "realised": realised}
+    if amounts:  # epochs follow from what is kept
+        del series["requested"]
+    bars = {name: [values[sources.index(source)] for source in shown] for name, values in series.items()}
+    head = ["", "epochs", "documents", *([] if amounts else ["requested"]), "realised"]
+    if amounts:
+        rows = [[row[0], *row[2:]] for row in rows]
+        head.remove("epochs")
+    asked = [said(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in wanted.items()))
+             for unit, wanted in amounts.items()]  # fmt: skip
+    picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
+    return section("Shares of the mix", *asked, picture, table(head, rows, "shares"))
+
+
+def _alike(run: DataRun) -> str:
+    parts = list[str]()
+    if run.clusters:
+        labels, values, rows = _histogram(run.clusters)
+        largest = max(run.clusters)
+        parts.append(
+            figure(f"{sum(run.clusters.values()):,} clusters by size; the largest has {largest:,} documents",
+                   draw_columns(labels, values, "documents of a cluster", "clusters"),
+                   table(["documents", "clusters"], rows, "clusters"))
+        )  # fmt: skip
+    settings = run.stages["generate_connected_components"].settings if parts or run.removals else {}
+    rows_of_band, bands = settings.get("range"), settings.get("bands")
+    if isinstance(rows_of_band, int) and isinstance(bands, int):
+        at = np.linspace(0, 1, 101)
+        found = detection(at, rows_of_band, bands)
+        similar = run.removals.similar if run.removals else [0]
+        most = max(similar) or 1
+        histogram = [(number / BINS, count / most) for number, count in enumerate(similar)] if any(similar) else []
+        threshold = float(run.options.get("dedup", {}).get("threshold", 0.8))
+        probed = sorted({0.5, 0.6, 0.7, 0.8, 0.9, 1.0, threshold})
+        shares = detection(probed, rows_of_band, bands).tolist()
+        numbers: list[list[str | Number]] = [
+            [f"{it:g}", Number(share, f"{share:.1%}")] for it, share in zip(probed, shares, strict=True)
+        ]
+        parts.append(
+            figure(
+                f"pairs that {bands} bands of {rows_of_band} rows find"
+                + (", and how similar removed documents are to the kept one" if histogram else ""),
+                draw_curves({"found": list(zip(at.tolist(), found.tolist(), strict=True)),
+                             "threshold": [(threshold, 0.0), (threshold, 1.0)]},
+                            "Jaccard similarity", "share", histogram),
+                table(["similarity", "found"], numbers),
+            )
+        )  # fmt: skip
+    if run.removals and run.removals.between:
+        between = run.removals.between
+        sizes = Counter[str]()
+        for (removed, kept), documents in between.items():
+            sizes[removed] += documents
+            sizes[kept] += documents
+        names = _top_with_others(dict(sorted(sizes.items())), _SOURCES)
+        shown, cells = list(dict.fromkeys(names.values())), Counter[tuple[str, str]]()
+        for (removed, kept), documents in between.items():
+            cells[names[removed], names[kept]] += documents
+        square = [[cells[removed, kept] for kept in shown] for removed in shown]
+        cross: list[list[str | Number]] = [[name, *map(Number, row)] for name, row in zip(shown, square, strict=True)]
+        parts.append(
+            figure("documents removed (a row), and the source of what was kept (a column)",
+                   draw_matrix(shown, square, "removed", "kept"), table(["", *shown], cross, "matrix"))
+        )  # fmt: skip
+    record = run.stages.get("generate_duplicates_dict")
+    verified = ""
+    if record:
+        totals = {name: record.counts.total(name).documents for name in record.counts.reasons}
+        verified = said(
+            "Documents of clusters: " + ", ".join(f"{count:,} {name}" for name, count in totals.items()) + "."
+        )
+    return section("What is alike", verified, grid(*parts))
+
+
+def _histogram(sizes: Mapping[int, int]) -> tuple[list[str], list[int], list[list[str | Number]]]:
+    """Clusters by size, in classes that double: 2, 3 to 4, 5 to 8."""
+    classes = Counter[int]()
+    for size, clusters in sizes.items():
+        classes[(size - 1).bit_length()] += clusters
+    labels, values = list[str](), list[int]()
+    for number in range(1, max(classes) + 1):
+        first, last = (1 << (number - 1)) + 1, 1 << number
+        labels.append(f"{last:,}" if first == last else f"{first:,}–{last:,}")
+        values.append(classes[number])
+    return labels, values, [[label, Number(value)] for label, value in zip(labels, values, strict=True)]
+
+
+def _pairs(run: DataRun) -> str:
+    if not run.removals or not (pairs := [*run.removals.least, *run.removals.spread]):
+        return ""
+    corpus = next((run.out / name for name in CORPORA if is_folder(run.out / name)), None)
+    texts = _read(run, corpus, [key for pair in pairs for key in (pair.removed, pair.kept)])
+    parts = list[str]()
+    for pair in pairs:
+        if pair.removed not in texts or pair.kept not in texts:
+            continue
+        removed, kept = texts[pair.removed], texts[pair.kept]
+        found = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
+        parts.append(f"<p><b>{escape(f'{pair.removed} beside {pair.kept}, {found}')}</b></p>")
+        if removed == kept:
+            parts.append(f"<blockquote>{escape(_excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
+            continue
+        sides = "".join(f"<div>{marked(side)}</div>" for side in mark_differences(removed, kept))
+        parts.append(f'<div class="pair">{sides}</div>')
+    note = said(f"The {len(run.removals.least)} least similar, then some spread over all. Left the document that was "
+                "removed, right the one that was kept, from shortly before their first difference; words that the "
+                "other has not are marked.", "soft")  # fmt: skip
+    note = note if parts else said("The texts are no longer there to be shown.")
+    return section("Pairs of documents, removed and kept", note, *parts)
+
+
+def _by_rule(run: DataRun) -> str:
+    if not run.by_rule:
+        return ""
+    before = next((run.out / name for name in ("applied", "normalized") if is_folder(run.out / name)), None)
+    texts = _read(run, before, [it.key for some in run.by_rule.values() for it in some])
+    parts = list[str]()
+    for rule, some in run.by_rule.items():
+        shown = "".join(
+            f"<p><b>{escape(str(it.key))}</b>, {escape(f'{it.value:.4g}')}</p>"
+            f"<blockquote>{escape(_excerpt(texts.get(it.key, 'the text is no longer there')))}</blockquote>"
+            for it in some
+        )
+        parts.append(fold(rule, shown))
+    note = said("Of each rule some documents, with what it measured, drawn by a hash of their keys.", "soft")
+    return section("Documents that rules removed", note, *parts)
+
+
+def _excerpt(text: str) -> str:
+    some = " ".join(text[: 4 * _EXCERPT].split())
+    return some if len(some) <= _EXCERPT else f"{some[:_EXCERPT]} …"
+
+
+def _read(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, str]:
+    """The texts of some documents; none where they are no longer there."""
+    if corpus is None:
+        return {}
+    try:
+        return dict(read_texts(corpus, sorted(set(keys)), str(run.options.get("text_column", "text"))))
+    except (GristmillError, OSError):
+        return {}
+
+
+def _tokens(run: DataRun) -> str:
+    if TRAIN not in run.manifests:
+        return ""
+    manifest, held = run.manifests[TRAIN], run.manifests.get(HELD_OUT)
+    sources = sorted(manifest.sources)
+    rows = list[list[str | Number]]()
+    for source in sources:
+        record, where = manifest.sources[source], f"tokens/{TRAIN}/manifest.json"
+        rows.append([
+            source,
+            *(Number(getattr(record, name), record=pointer(where, "sources", source, name))
+              for name in ("documents", "tokens", "bytes")),
+            Number(record.bytes / max(record.tokens, 1), f"{record.bytes / max(record.tokens, 1):.3f}"),
+            Number(held.sources[source].tokens if held and source in held.sources else 0),
+        ])  # fmt: skip
+    shown = top(sources, {source: manifest.sources[source].tokens for source in sources}, _SOURCES)
+    tokens = {"tokens": [manifest.sources[source].tokens for source in shown]}
+    sizes = {"bytes a token": [manifest.sources[s].bytes / max(manifest.sources[s].tokens, 1) for s in shown]}
+    head = ["", "documents", "tokens", "bytes", "bytes a token", "tokens held out"]
+    return section(
+        "Tokens",
+        grid(figure("tokens by source", draw_bars(shown, tokens, "tokens")),
+             figure("bytes a token", draw_bars(shown, sizes, "bytes"))),
+        table(head, rows, "tokens"),
+    )  # fmt: skip
+
+
+def _stages(run: DataRun) -> str:
+    if not run.stages:
+        return ""
+    rows = list[list[str | Number]]()
+    for name, record in run.stages.items():
+        where, read = f"{_STATE}/{name}.json", record.counts.total(READ)
+        speed = f"{read.bytes / 1e6 / record.seconds:,.1f}" if record.seconds and read.bytes else "–"
+        out = ", ".join(
+            f"{record.counts.total(reason).documents:,} {reason}" for reason in record.counts.reasons if reason != READ
+        )
+        rows.append([
+            name, Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(where, "seconds")),
+            Number(read.documents), Number(read.bytes / 1e6), speed, out,
+        ])  # fmt: skip
+    seconds = {"seconds": [record.seconds for record in run.stages.values()]}
+    names = list(run.stages)
+    return section(
+        "Stages",
+        said("Wall seconds of the last gristmill run that called them; it passes over what is done.", "soft"),
+        figure("seconds", draw_bars(names, seconds, "seconds")) if any(seconds["seconds"]) else "",
+        table(["", "seconds", "documents read", "MB read", "MB/s", "of them"], rows, "stages"),
+    )  # fmt: skip
+
+
+def _options(run: DataRun) -> str:
+    options = [[name, value] for name, value in _flat(run.options)]
+    hashes = [[f"{name}/{shard.name}.bin", shard.sha256] for name, manifest in run.manifests.items()
+              for shard in manifest.shards[:8]]  # fmt: skip
+    if TRAIN in run.manifests:
+        hashes.insert(0, ["tokenizer", run.manifests[TRAIN].tokenizer.sha256])
+    versions = [[name, value] for name, value in run.versions.items()]
+    return section(
+        "Options, versions, hashes", fold("options", table(["", ""], options)),
+        fold("versions of libraries", table(["", ""], versions)) if versions else "",
+        fold("SHA-256 of the tokenizer and of the first shards", table(["", ""], hashes)) if hashes else "",
+    )  # fmt: skip
+
+
+def _flat(options: Mapping[str, object], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)

@@ -1,0 +1,249 @@
+"""Pictures of a report as inline SVG, drawn by matplotlib; their colours are the page's, light or dark."""
+
+import io
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gristmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK, _SOFT, _PAPER = "#010203", "#010204", "#010205"  # stand for the page's own colours
+_SERIES = [f"#01030{number}" for number in range(8)]
+_VARIABLES = {_INK: "--ink", _SOFT: "--soft", _PAPER: "--paper"} | {
+    colour: f"--c{number}" for number, colour in enumerate(_SERIES)
+}
+_STYLE = {
+    "svg.fonttype": "none",  # texts stay texts
+    "svg.hashsalt": "gristmill",  # the same names in each file
+    "text.parse_math": False,  # a source may have $ in its name
+    "font.family": "DejaVu Sans",  # is matplotlib's own: the same places everywhere
+    "font.size": 9,
+    "axes.edgecolor": _SOFT,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_WIDTH = 5.0  # inches; a page of 400 pixels shows letters of nine pixels then
+_LONGEST = 22  # characters of a label
+
+Bars = Mapping[str, Sequence[float]]  # of each series, a value for each label
+Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each name, (x, y)
+
+
+def short(name: str) -> str:
+    """A name as a label."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> str:
+    """Ribbons from each name of `left` to each of `right`, as thick as `flows` says."""
+    with _style():
+        from matplotlib.patches import PathPatch, Rectangle
+        from matplotlib.path import Path as Curve
+
+        total = sum(flows.values()) or 1
+        gap, rows = 0.035, max(len(left), len(right))
+        axes = _axes(height=max(3.0, 0.27 * rows + 1), width=5.2)
+        axes.set_axis_off()
+        axes.set_xlim(-0.5, 1.65)
+        height = 1 + gap * (rows - 1)
+        axes.set_ylim(height, -0.01)
+        sizes = {name: sum(size for (_, it), size in flows.items() if it == name) for name in right}
+        ends = _stack(sizes, total, gap, height)
+        starts = _stack({name: sum(flows.get((name, it), 0) for it in right) for name in left}, total, gap, height)
+        for number, name in enumerate(left):
+            colour, (top, bottom) = _SERIES[number % len(_SERIES)], starts[name]
+            axes.add_patch(Rectangle((-0.03, top), 0.03, bottom - top, facecolor=colour, edgecolor="none"))
+            share = sum(flows.get((name, it), 0) for it in right)
+            axes.text(-0.05, (top + bottom) / 2, f"{short(name)}\n{share:,.0f}", ha="right", va="center")
+            for end in right:
+                thick = flows.get((name, end), 0) / total
+                if not thick:
+                    continue
+                low, high = ends[end][0], ends[end][0] + thick
+                corners = [(0, top), (0.5, top), (0.5, low), (1, low), (1, high), (0.5, high), (0.5, top + thick),
+                           (0, top + thick), (0, top)]  # fmt: skip
+                codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
+                axes.add_patch(PathPatch(Curve(corners, codes), facecolor=colour, edgecolor="none", alpha=0.45))
+                top, ends[end] = top + thick, (high, ends[end][1])
+        below = 0.0  # the labels of thin ends stand one below another
+        for name in right:
+            bottom = ends[name][1]
+            middle = bottom - sizes[name] / total / 2
+            axes.add_patch(
+                Rectangle(
+                    (1, bottom - sizes[name] / total), 0.03, sizes[name] / total, facecolor=_SOFT, edgecolor="none"
+                )
+            )
+            place = max(middle, below)
+            axes.text(1.06, place, f"{short(name)}  {sizes[name]:,.0f}", va="center")
+            axes.plot([1.035, 1.055], [middle, place], color=_SOFT, linewidth=0.6)
+            below = place + 0.045 * height
+        return _svg(axes.figure)
+
+
+def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) -> dict[str, tuple[float, float]]:
+    """Where each part of a column begins and ends, with equal gaps over the whole height."""
+    places, top = dict[str, tuple[float, float]](), 0.0
+    gap = (height - 1) / (len(sizes) - 1) if len(sizes) > 1 else gap
+    for name, size in sizes.items():
+        places[name] = top, top + size / total
+        top += size / total + gap
+    return places
+
+
+def draw_bars(labels: Sequence[str], bars: Bars, unit: str, log: bool = False) -> str:
+    """Bars to the right, a group for each label and in it one for each series."""
+    with _style():
+        thick = 0.8 / len(bars)
+        axes = _axes(height=0.75 + len(labels) * max(0.24, 0.16 * len(bars)))
+        for number, (name, values) in enumerate(bars.items()):
+            places = [row + (number - (len(bars) - 1) / 2) * thick for row in range(len(labels))]
+            axes.barh(places, values, thick * 0.9, color=_SERIES[number], label=short(name))
+        axes.set_yticks(range(len(labels)), [short(label) for label in labels])
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        if log:
+            axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlabel(unit)
+        _plain_numbers(axes.xaxis, log)
+        _legend(axes, len(bars))
+        return _svg(axes.figure)
+
+
+def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str) -> str:
+    """Columns, such as of a histogram; the scale is logarithmic: the few large ones count."""
+    with _style():
+        axes = _axes()
+        axes.bar(range(len(labels)), values, 0.8, color=_SERIES[0])
+        axes.set_xlim(-0.6, max(len(labels), 6) - 0.4)
+        step = max(1, -(-len(labels) // 7))
+        axes.set_xticks(range(0, len(labels), step), list(labels)[::step])
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        _plain_numbers(axes.yaxis, True)
+        return _svg(axes.figure)
+
+
+def draw_curves(
+    curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = (), log: bool = False
+) -> str:
+    """Lines; and a `histogram` of (x, share of the highest column) behind them."""
+    with _style():
+        axes = _axes()
+        if histogram:
+            places, heights = zip(*histogram, strict=True)
+            axes.bar(places, heights, 0.9 * (places[1] - places[0]), color=_SERIES[1], alpha=0.5, align="edge")
+        for number, (name, points) in enumerate(curves.items()):
+            xs, ys = zip(*points, strict=True) if points else ((), ())
+            marker = "o" if len(points) < 2 else None
+            axes.plot(xs, ys, color=_SERIES[number % 8], linestyle=["-", "--", ":"][number // 8 % 3], linewidth=1.3,
+                      marker=marker, label=short(name))  # fmt: skip
+        if log:
+            axes.set_yscale("log")
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        _legend(axes, len(curves))
+        return _svg(axes.figure)
+
+
+def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: str, columns: str) -> str:
+    """A square of cells with their numbers, the darker the larger the share of the largest."""
+    with _style():
+        from matplotlib.patches import Rectangle
+
+        axes = _axes(height=1.4 + 0.36 * len(names))
+        most = max(map(max, values)) or 1
+        for row, found in enumerate(values):
+            for column, value in enumerate(found):
+                axes.add_patch(
+                    Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=_SERIES[0],
+                              alpha=0.04 + 0.6 * value / most, edgecolor="none")
+                )  # fmt: skip
+                axes.text(column, row, f"{value:,.0f}" if value < 1e5 else f"{value:.0e}", ha="center", va="center",
+                          fontsize=7)  # fmt: skip
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        labels = [short(name) for name in names]
+        axes.set_xticks(range(len(names)), labels, rotation=35, ha="right")
+        axes.set_yticks(range(len(names)), labels)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(columns)
+        axes.set_ylabel(rows)
+        return _svg(axes.figure)
+
+
+def _style() -> Any:
+    """Context: matplotlib draws for a page."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "the report's pictures need matplotlib, which is not installed: pip install 'gristmill[report]'"
+        ) from error
+    return mpl.rc_context(_STYLE)  # type: ignore[arg-type]
+
+
+def _axes(height: float = 2.8, width: float = _WIDTH) -> "Axes":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.patch.set_visible(False)
+    axes = figure.add_subplot()
+    axes.patch.set_visible(False)
+    return axes
+
+
+def _plain_numbers(axis: Any, log: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if not log:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _brief(value)))
+
+
+def _brief(value: float) -> str:
+    """A number on an axis.
+
+    >>> [_brief(value) for value in (0, 0.5, 250, 20_000, 3e6, 1e9)]
+    ['0', '0.5', '250', '20k', '3M', '1G']
+    """
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _legend(axes: "Axes", series: int) -> None:
+    if series > 1:
+        axes.figure.legend(loc="outside upper left", ncols=min(series, 3), frameon=False, fontsize=8)
+
+
+def _svg(figure: Any) -> str:
+    """The figure as an element of a page: without a size of its own, in the page's colours."""
+    found = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that its font lacks: the browser's fonts have them
+        figure.savefig(found, format="svg", metadata={"Date": None, "Creator": None})
+    text = found.getvalue()
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # the same in each picture; none refers to them
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    return re.sub(r"'DejaVu Sans'", "system-ui, sans-serif", text).replace("<svg", '<svg role="img"', 1)
+
+
+def top(names: Iterable[str], sizes: Mapping[str, float], most: int) -> list[str]:
+    """The `most` largest of the names, in their own order."""
+    found = list(names)
+    chosen = sorted(found, key=lambda name: (-sizes.get(name, 0), name))[:most]
+    return [name for name in found if name in set(chosen)]

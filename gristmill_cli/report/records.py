@@ -1,0 +1,220 @@
+"""What a run has recorded, read for a report: options, counts of stages, tables in parts, token manifests."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.ledger import Ledger
+from gristmill.errors import GristmillError, InputError, UsageError
+from gristmill.io.documents import DocKey
+from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.io.token_manifest import Manifest
+from gristmill.storage.files import is_file, read_file
+from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, show_funnel
+from gristmill_cli.run_records import StageRecord
+from gristmill_cli.status import stages_of_run
+
+REMOVED = Path("quality.removed.parquet")
+BINS = 50  # of similarities from 0 to 1
+_LEAST, _SPREAD, _OF_A_RULE = 3, 4, 2  # pairs, and documents of a rule, whose texts are shown
+_VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
+
+_Table = TypeVar("_Table", "Removals", "Counter[int]", "dict[str, list[RemovedByRule]]")
+
+
+@dataclass
+class Removals:
+    """The table of duplicates, in sums: between which sources, how similar; and some pairs."""
+
+    between: Counter[tuple[str, str]] = field(default_factory=Counter)  # (removed, kept)
+    similar: list[int] = field(default_factory=lambda: [0] * BINS)
+    unmeasured: int = 0
+    least: list[Pair] = field(default_factory=list)
+    spread: list[Pair] = field(default_factory=list)
+
+
+@dataclass(frozen=True, order=True)
+class RemovedByRule:
+    """A document that a rule removed; `draw` is a number of its key, by which some are drawn."""
+
+    draw: int
+    key: DocKey
+    value: float
+
+
+@dataclass
+class DataRun:
+    """All that a run of data has recorded. `faults` are sentences on records that are damaged."""
+
+    out: Path
+    options: dict[str, Any]
+    funnel: Funnel | None
+    states: dict[str, str]
+    stages: dict[str, StageRecord]
+    manifests: dict[str, Manifest]
+    removals: Removals | None
+    clusters: Counter[int] | None  # of sizes
+    by_rule: dict[str, list[RemovedByRule]]
+    versions: dict[str, str]
+    faults: list[str]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(state == "finished" for state in self.states.values())
+
+
+def is_data_run(out: Path) -> bool:
+    return is_file(out / RUN_FILE)
+
+
+def read_data_run(out: Path) -> DataRun:
+    """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
+    faults = list[str]()
+    try:
+        options = msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
+    except ValueError as error:
+        raise InputError(
+            f"{out / RUN_FILE}: expected the options of a run, got a damaged file ({error}); try the same "
+            "`gristmill run` again, which writes it anew"
+        ) from error
+    states, stages = stages_of_run(out, ""), dict[str, StageRecord]()
+    for name, state in states.items():
+        path = out / STATE_DIR / "run" / f"{name}.json"
+        try:
+            if state == "finished":
+                stages[name] = msgspec.json.decode(read_file(path), type=StageRecord)
+        except ValueError as error:
+            faults.append(f"the record of {name} ({path}) is damaged: {error}")
+    funnel, manifests = None, dict[str, Manifest]()
+    try:
+        funnel = show_funnel(out) if is_file(out / FUNNEL_FILE) else None
+    except GristmillError as error:
+        faults.append(str(error))
+    for name in (TRAIN, HELD_OUT):
+        try:
+            if funnel or "tokenize_holdout" in stages:
+                manifests[name] = Manifest.load(out / "tokens" / name)
+        except (InputError, UsageError) as error:
+            faults.append(str(error))
+    run = DataRun(out, options, funnel, states, stages, manifests, None, None, {}, _read_versions(out), faults)
+    if "generate_connected_components" in stages:
+        run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
+    if "generate_duplicates_dict" in stages:
+        run.removals = _read_table(run, DUPLICATES, _sum_removals)
+    if "filter_quality" in stages:
+        run.by_rule = _read_table(run, REMOVED, _draw_by_rule) or {}
+    return run
+
+
+def _read_table(run: DataRun, name: Path, read: Any) -> Any:
+    """What `read` finds in a table; None, with a fault, if it is missing or damaged."""
+    if not is_file(run.out / name):
+        run.faults.append(f"{run.out / name} is missing: what it records is not shown")
+        return None
+    try:
+        with local_copies([run.out / name]) as (copy,), pq.ParquetFile(copy) as file:
+            return read(file)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        run.faults.append(f"{run.out / name} is damaged ({error}): what it records is not shown")
+        return None
+
+
+def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
+    """How many clusters have each size; the documents of a cluster follow one another."""
+    sizes, last, size = Counter[int](), -1, 0
+    for batch in file.iter_batches(columns=["cluster"]):
+        numbers = batch.column(0).to_numpy()
+        starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.empty(0, int)
+        lengths = np.diff(np.append(starts, len(numbers)))
+        for start, length in zip(starts[:1].tolist(), lengths[:1].tolist(), strict=True):  # may go on from the last
+            if int(numbers[start]) != last:
+                sizes[size] += 1
+                size = 0
+            size += length
+            last = int(numbers[start])
+        if len(starts) > 1:
+            sizes[size] += 1
+            found, counts = np.unique(lengths[1:-1], return_counts=True)
+            sizes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            last, size = int(numbers[-1]), int(lengths[-1])
+    sizes[size] += 1
+    del sizes[0]
+    return sizes
+
+
+def _sum_removals(file: pq.ParquetFile) -> Removals:
+    found, total, row = Removals(), file.metadata.num_rows, 0
+    wanted = {place * total // _SPREAD for place in range(_SPREAD)} if total else set[int]()
+    least = list[tuple[float, int, Pair]]()
+    for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):
+        count = batch.num_rows
+        sources = [_sources(batch.column(name)) for name in ("file", "kept_file")]
+        names = sorted({*sources[0], *sources[1]})
+        places = [np.searchsorted(names, its) for its in sources]
+        cells, counts = np.unique(places[0] * len(names) + places[1], return_counts=True)
+        for cell, documents in zip(cells.tolist(), counts.tolist(), strict=True):
+            found.between[names[cell // len(names)], names[cell % len(names)]] += documents
+        similar = batch.column("similarity").cast(pa.float64()).to_numpy(zero_copy_only=False)
+        measured = similar[~np.isnan(similar)]
+        found.unmeasured += count - len(measured)
+        bins = np.bincount(np.clip((measured * BINS).astype(int), 0, BINS - 1), minlength=BINS)
+        found.similar = [old + new for old, new in zip(found.similar, bins.tolist(), strict=True)]
+        order = np.lexsort((np.arange(count), np.nan_to_num(similar, nan=2.0)))[:_LEAST].tolist()
+        spread = [place - row for place in wanted if row <= place < row + count]
+        for place in {*order, *spread}:
+            (it,) = batch.slice(place, 1).to_pylist()
+            keys = DocKey(it["file"], it["row"]), DocKey(it["kept_file"], it["kept_row"])
+            pair = Pair(*keys, it["similarity"])
+            if place in order:
+                least.append((2.0 if pair.similarity is None else pair.similarity, row + place, pair))
+            if place in spread:
+                found.spread.append(pair)
+        row += count
+        least = sorted(least)[:_LEAST]
+    found.least = [pair for _, _, pair in least]
+    found.spread = [pair for pair in sorted(found.spread) if pair not in found.least]
+    return found
+
+
+def _sources(files: pa.Array) -> "np.ndarray[Any, Any]":
+    """The source of each file: its first folder."""
+    coded = files.dictionary_encode()
+    names = np.array([name.partition("/")[0] for name in coded.dictionary.to_pylist()], dtype=object)
+    return names[coded.indices.to_numpy()]
+
+
+def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
+    """Some documents of each rule, drawn by a hash of their keys."""
+    found = dict[str, list[RemovedByRule]]()
+    for row in _rows(file):
+        key = DocKey(row["file"], row["row"])
+        some = found.setdefault(row["rule"], [])
+        drawn = RemovedByRule(crc32(str(key).encode("utf-8", "replace")), key, row["value"])
+        if len(some) < _OF_A_RULE or drawn < some[-1]:
+            found[row["rule"]] = sorted([*some, drawn])[:_OF_A_RULE]
+    return dict(sorted(found.items()))
+
+
+def _rows(file: pq.ParquetFile) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(columns=["file", "row", "rule", "value"]):
+        yield from batch.to_pylist()
+
+
+def _read_versions(out: Path) -> dict[str, str]:
+    """Versions of libraries that decide bytes, as the last stages noted them."""
+    found = dict[str, str]()
+    for folder in ("dup", "tokens/train", "tokenizer"):
+        for ledger in Ledger.all_in(out / folder / STATE_DIR):
+            for record in ledger.read().values():
+                found |= {name: value for name, value in record.identity.items() if name in _VERSIONS}
+    return dict(sorted(found.items()))

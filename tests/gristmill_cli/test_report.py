@@ -1,0 +1,222 @@
+"""`gristmill report`: its numbers are the records', its texts do nothing, and Chromium shows it."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.counts import READ, Counts
+from gristmill.errors import UsageError
+from gristmill.storage.files import read_file
+from gristmill_cli.funnel import TRAIN, show_funnel
+from gristmill_cli.report.write import report
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
+from tests.dedup.template_pages import template_pages
+from tests.object_store import BUCKET, object_store
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian's package: chromium)")
+HOSTILE = '<script>document.title = "ran"</script><img src=x onerror="document.title=1"> & $x_1$ '
+
+
+class Numbers(HTMLParser):
+    """The elements of a page with numbers, its tags, and its text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.found: list[dict[str, str | None]] = []
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if "data-value" in dict(attrs):
+            self.found.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two sources: pages of a template, which its options wipe out, and texts with markup."""
+    root = tmp_path_factory.mktemp("report")
+    words = [f"word{number}" for number in range(60)]
+    others = [" ".join(f"{word}{number}" for word in words) for number in range(40)]
+    others += [HOSTILE + others[0], HOSTILE + others[0] + " once more"]
+    for source, texts in (("web", template_pages(1200)), ("b&<i>", others)):
+        (root / "corpus" / source).mkdir(parents=True)
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (root / "corpus" / source / "a.jsonl").write_text("".join(lines))
+    run(
+        RunConfig(
+            root / "corpus", root / "out", workers=1, dedup=Dedup(verify="none", exact=False), mix=Mix(holdout=0.1),
+            filter=Filter(threshold=10), tokenizer=Tokenizer(vocab_size=400, exact=False),
+        )
+    )  # fmt: skip
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def written(out: Path) -> str:
+    report(out)
+    return (out / "report.html").read_text()
+
+
+def dumped(path: Path) -> str:
+    """The page as Chromium has it after loading."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={path.parent}/profile"]
+    done = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def recorded(out: Path, where: str) -> Any:
+    file, _, names = where.partition("#/")
+    value = json.loads((out / file).read_text())
+    for name in names.split("/"):
+        value = value[name.replace("~1", "/").replace("~0", "~")]
+    return value
+
+
+def check_numbers(out: Path, page: str) -> None:
+    """Each number that names its record equals it, and they are all counts of the funnel and the manifest."""
+    found = [it for it in Numbers(page).found if it.get("data-record")]
+    for it in found:
+        assert float(it["data-value"] or "nan") == recorded(out, it["data-record"] or ""), it
+    named = {it["data-record"] for it in found}
+    for source, reasons in json.loads((out / "funnel.json").read_text())["went"].items():
+        for reason in reasons:
+            assert f"funnel.json#/went/{source}/{reason}/documents" in named
+    assert any(str(name).startswith("tokens/train/manifest.json#/sources/web/tokens") for name in named)
+
+
+def test_numbers_are_those_of_the_records(out: Path, written: str) -> None:
+    check_numbers(out, written)
+    counts = Counts(show_funnel(out).tallies, [])
+    values = {it["data-value"] for it in Numbers(written).found if not it.get("data-record")}
+    assert {str(counts.total(reason).documents) for reason in (READ, TRAIN, "duplicate")} <= values
+
+
+@in_a_browser
+def test_chromium_shows_the_same_numbers_and_runs_nothing(out: Path, written: str) -> None:
+    page = dumped(out / "report.html")
+    check_numbers(out, page)
+    assert Numbers(page).found == Numbers(written).found
+    assert "<title>gristmill: out</title>" in page
+
+
+def test_a_wipe_out_heads_the_page(written: str) -> None:
+    head = written.partition("Where the documents went")[0]
+    assert re.search(r'class="warn">The source web loses \d+% of its documents', head)
+    assert 'class="warn">In ' in head or "clusters of" in head.lower()
+
+
+def test_texts_and_names_are_only_text(written: str) -> None:
+    assert not {"script", "img", "iframe", "link"} & Numbers(written).tags
+    assert "onerror" in Numbers(written).text and "b&<i>" in Numbers(written).text
+    assert "default-src 'none'" in written and len(written) < 5e6
+
+
+def test_pictures_are_there_and_in_the_colours_of_the_page(written: str) -> None:
+    pictures = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
+    assert len(pictures) >= 8
+    for picture in pictures:
+        assert len(re.findall("<(path|rect|use|text)", picture)) > 5 and "var(--ink)" in picture
+        assert "#0102" not in picture and "#0103" not in picture
+
+
+def test_the_same_records_give_the_same_bytes(out: Path, written: str, tmp_path: Path) -> None:
+    report(out, tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == written
+
+
+def test_a_run_in_a_bucket_is_reported(out: Path, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(out, "out")
+        report(Path(f"s3://{BUCKET}/out"))
+        page = read_file(Path(f"s3://{BUCKET}/out/report.html")).decode()
+    assert Numbers(page).found == Numbers(written).found
+
+
+@pytest.fixture
+def copy(out: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(out, tmp_path / "out"))
+
+
+def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
+    (copy / "funnel.json").unlink()
+    for name in ("pass2", "dedup_train", "train_tokenizer", "tokenize_corpus", "tokenize_holdout"):
+        (copy / f".gristmill/run/{name}.json").unlink()
+    report(copy)
+    page = (copy / "report.html").read_text()
+    assert "The run has not finished: pass2, dedup_train, train_tokenizer" in page
+    assert "What is alike" in page and "Where the documents went" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("funnel.json", "funnel.json is damaged"),
+        (".gristmill/run/pass1.json", "the record of pass1"),
+        ("dup/duplicates.parquet", "duplicates.parquet is damaged"),
+        ("dup/connected_components.parquet", "connected_components.parquet is damaged"),
+        ("tokens/train/manifest.json", "manifest.json is damaged"),
+    ],
+)
+def test_a_damaged_record_is_named(copy: Path, name: str, said: str) -> None:
+    (copy / name).write_bytes(b"{")
+    report(copy)
+    head = (copy / "report.html").read_text().partition("<section>")[0]
+    assert said in head and "This record cannot be used" in head
+
+
+def test_a_folder_of_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected the --out of a gristmill run, got no run\.json"):
+        report(tmp_path)
+
+
+def write_clusters(path: Path, count: int) -> None:
+    """Clusters of two to eleven documents, as the stage writes them."""
+    members = [number for number in range(count) for _ in range(2 + number % 10)]
+    table = {"cluster": members, "file": ["web/a.jsonl"] * len(members), "row": range(len(members))}
+    pq.write_table(pa.table(table), path, row_group_size=1000)
+
+
+def test_clusters_are_counted_by_size(copy: Path) -> None:
+    write_clusters(copy / "dup/connected_components.parquet", 100_000)
+    report(copy)
+    page = (copy / "report.html").read_text()
+    assert "100,000 clusters by size; the largest has 11 documents" in page
+    numbers = re.search(r'<table id="clusters">.*?</table>', page)
+    assert numbers and re.findall(r'data-value="(\d+)"', numbers[0]) == ["10000", "20000", "40000", "30000"]
+    assert len(page) < 1e6
+
+
+@in_a_browser
+def test_it_opens_in_two_seconds(copy: Path) -> None:
+    write_clusters(copy / "dup/connected_components.parquet", 100_000)
+    report(copy)
+    (copy / "empty.html").write_text("<p>")
+
+    def seconds(name: str) -> Iterator[float]:
+        for _ in range(2):  # the first time, the browser makes its profile
+            began = time.perf_counter()
+            dumped(copy / name)
+            yield time.perf_counter() - began
+
+    assert min(seconds("report.html")) - min(seconds("empty.html")) < 2
