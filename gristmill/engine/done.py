@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +47,7 @@ class DoneTasks:
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
         self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
-        self._read_sets: list[tuple[TaskId, FileSet]] = []  # by the tasks that ran
+        self._read_sets: dict[tuple[TaskId, FileSet], None] = {}  # by the tasks that ran
 
     def read_again(self) -> None:
         """List folders and read the ledgers of others anew: other processes may have written to them."""
@@ -105,7 +104,8 @@ class DoneTasks:
         return {path: info for path in paths if (info := self.tags.stat(path))} | objects
 
     def found(self, step: str, task: Task) -> dict[str, Any]:
-        """The arguments of run_task on a task's inputs."""
+        """The arguments of run_task on the inputs of a task that is about to run; the sets it reads are remembered."""
+        self._read_sets |= {((step, task.name), files): None for files in task.inputs if isinstance(files, FileSet)}
         identity = self.planned.get((step, task.name)) or self.identity(task)
         return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
 
@@ -127,11 +127,6 @@ class DoneTasks:
                 task for task, found in self._read_sets if not names.isdisjoint(map(name_of, found.paths))
             )
         return changed
-
-    def note_sets(self, step: str, tasks: Sequence[Task]) -> None:
-        """Remember which sets of files are read by tasks that are about to run."""
-        found = (((step, task.name), found) for task in tasks for found in task.inputs)
-        self._read_sets += [(task, files) for task, files in found if isinstance(files, FileSet)]
 
     def is_own(self, path: Path) -> bool:
         """Whether a file is temporary, or an output of this run."""

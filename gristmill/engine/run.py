@@ -211,7 +211,6 @@ class StageRun:
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
             return Call(run_task, common | {"task": task, **self.done.found(step, task)}, task.foreign)
 
-        self.done.note_sets(step, tasks)
         with step_progress(f"{self.stage.name}: {step}", tasks, self.options, self.name, self.ledger) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
                 self.done.keep(tasks[position], record)
@@ -283,7 +282,7 @@ def open_stage(
     with ExitStack() as stack:
         for above in reversed(ledger.wholes if not is_remote(state) else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))
-        place = stack.enter_context(open_execution_context(options, lock, True, work))
+        place = stack.enter_context(open_execution_context(options, lock, work))
         ledger.take_over(part)
         marks = stack.enter_context(Marks(name, tuple(publishes), tuple(files)))
         run = StageRun(stage, ledger, options, place, tuple(reads), marks)

@@ -172,15 +172,14 @@ def stage_lock(
     path: Path,
     quiet: bool = False,
     shared: bool = False,
-    whole: bool = False,
     while_waiting: Callable[[], None] | None = None,
     dead: set[str] | None = None,
     heartbeat: Path | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
-    The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a Lease and
-    never shared: runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
+    Runs of parts of a stage's work share the lock of a run of all of it. In a bucket it is a Lease and never shared:
+    runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
 
     `while_waiting` is called again and again until the lock is free; it should return soon. For `dead` and
     `heartbeat` see Lease.
@@ -189,7 +188,7 @@ def stage_lock(
         with _object_lock(Lease(path, dead, heartbeat), quiet, while_waiting) as lease:
             yield lease.check
         return
-    with _file_lock(path, quiet, shared, whole, while_waiting):
+    with _file_lock(path, quiet, shared, while_waiting):
         yield lambda: None
 
 
@@ -212,9 +211,7 @@ def _object_lock(lease: Lease, quiet: bool, while_waiting: Callable[[], None] | 
 
 
 @contextmanager
-def _file_lock(
-    path: Path, quiet: bool, shared: bool, whole: bool, while_waiting: Callable[[], None] | None
-) -> Iterator[None]:
+def _file_lock(path: Path, quiet: bool, shared: bool, while_waiting: Callable[[], None] | None) -> Iterator[None]:
     """Context: a lock on a local file.
 
     The operating system releases the lock of a process that ends, in whatever way. The worker processes of a run
@@ -237,7 +234,7 @@ def _file_lock(
             file.write(_own_name().encode())
             workers_path(path).touch()
         parts = f"{glob.escape(path.stem)}+*{_WORKERS}"  # the workers of calls that did parts of the work
-        for orphans in path.parent.glob(parts) if whole else []:
+        for orphans in path.parent.glob(parts):
             part = orphans.with_name(orphans.name.removesuffix(_WORKERS))
             _wait_for(orphans, any(read_files([part])), quiet)
         _wait_for(workers_path(path), was_killed, quiet)

@@ -34,9 +34,7 @@ class ExecutionContext(NamedTuple):
 
 
 @contextmanager
-def open_execution_context(
-    options: RunOptions, lock: Path, whole: bool = False, work: str = ""
-) -> Iterator[ExecutionContext]:
+def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> Iterator[ExecutionContext]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
@@ -50,7 +48,7 @@ def open_execution_context(
             "`if __name__ == '__main__':`"
         )
     dead = options.of_run.dead if options.of_run else set[str]()
-    acquire = partial(stage_lock, lock, options.quiet, whole=whole, dead=dead)
+    acquire = partial(stage_lock, lock, options.quiet, dead=dead)
     if run := options.of_run:
         scratch = run.scratch.with_heartbeat(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
         with acquire(heartbeat=scratch.heartbeat) as check:
