@@ -62,7 +62,7 @@ class TaskModel:
             summarize_shards: _summaries,
             sort_members: lambda _: self._members(),
             split_drops: lambda _: (0, 0, False),
-            write_weight_numbers: lambda arguments: tuple(n * len(arguments["group"]) for n in (DOCUMENTS, SLICE_BYTES)),
+            write_weight_numbers: lambda given: tuple(n * len(given["group"]) for n in (DOCUMENTS, SLICE_BYTES)),
             mix_group: lambda arguments: sum(part.size for part in arguments["group"]),
             choose_bin: lambda _: (0, 0),
             find_kth: lambda _: 1,
