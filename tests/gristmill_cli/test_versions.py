@@ -5,13 +5,18 @@ To mend a failure: raise the version in the stage's `Stage(…)`, and put the di
 
 import hashlib
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
 from dedup import generate_duplicate_pairs, generate_exact_pairs
+from dedup.remove_lines import remove_lines
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Stage, library_version
+from gristmill.io.readers import read_corpus
+from preprocessing.decontaminate import decontaminate
+from preprocessing.filter_quality import filter_quality
 from tests.gristmill_cli.corpus import ROOT, tree
 
 OUTPUTS = {  # module and name of its Stage → what it writes in the folder of a run
@@ -27,6 +32,13 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     "dedup.dedup_train:STAGE": ("train_deduped/",),
     "preprocessing.train_tokenizer:STAGE": ("tokenizer/",),
     "preprocessing.tokenize_corpus:STAGE": ("tokens/",),
+    "preprocessing.filter_quality:STAGE": ("quality/", "quality.removed"),
+    "dedup.remove_lines:STAGE": ("lines/", "lines.lines"),
+    "preprocessing.decontaminate:STAGE": (
+        "decontaminated/",
+        "decontaminated.contamination",
+        "decontaminated.benchmarks",
+    ),
 }
 DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.normalize_text:STAGE": (2, "e015068f831ebb26"),
@@ -36,11 +48,14 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "dedup.generate_duplicate_pairs:STAGE": (1, "43008f09ba2fa3a0"),
     "dedup.generate_connected_components:STAGE": (2, "38aa948cd993cfbf"),
     "dedup.generate_duplicates_dict:STAGE": (5, "d5b5796e5adc90ee"),
-    "preprocessing.shuffle_holdout:PASS_1": (3, "67e0106de387d5a8"),
+    "preprocessing.shuffle_holdout:PASS_1": (4, "67e0106de387d5a8"),
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
     "preprocessing.tokenize_corpus:STAGE": (2, "4c4ab53d81726c33"),
+    "preprocessing.filter_quality:STAGE": (3, "0f06ecb8e2a36a81"),
+    "dedup.remove_lines:STAGE": (1, "39614aa25c732ac2"),
+    "preprocessing.decontaminate:STAGE": (1, "44f3e397ed4cb8c7"),
 }
 
 
@@ -49,6 +64,12 @@ def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathF
     """Every file of a run, and of the stages that it does not have."""
     _, out, _ = finished
     folder, options = tmp_path_factory.mktemp("pairs"), RunOptions(workers=1, quiet=True)
+    quiz = folder / "quiz.jsonl"
+    text = next(document.text for document in read_corpus(out / "normalized") if len(document.text) > 600)
+    quiz.write_text(json.dumps({"question": text[200:500]}) + "\n")
+    filter_quality(out / "normalized", folder / "quality", "gopher", options)
+    remove_lines(out / "normalized", folder / "lines", "line", options, least=2)
+    decontaminate(out / "normalized", folder / "decontaminated", (quiz,), options, policy="cut")
     generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)
     generate_duplicate_pairs(out / "minhash", folder / "pairs" / "duplicate_pairs.txt", options=options)
     return tree(out) | tree(folder)
