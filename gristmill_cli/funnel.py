@@ -25,7 +25,7 @@ from gristmill.counts import (
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
-from preprocessing.quality.measures import MEASURES
+from preprocessing.quality.recipe import RULES
 
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
@@ -55,7 +55,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         counts = Counts(self.tallies, [])
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
-        rules = [reason for reason in lost if reason in MEASURES]
+        rules = [reason for reason in lost if reason in RULES]
         columns = [*gained, *([_RULES] if rules else []), *(it for it in lost if it not in rules), HELD_OUT, TRAIN]
         summed = {_RULES: rules}
         files = file_columns(counts)

@@ -19,7 +19,7 @@ from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointe
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
-from preprocessing.quality.measures import MEASURES
+from preprocessing.quality.recipe import RULES
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
 _EXCERPT = 400  # characters
@@ -58,7 +58,7 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
         )
     elif not run.funnel and not run.faults:
         warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
-    rules = [reason for reason in counts.reasons if reason in MEASURES]
+    rules = [reason for reason in counts.reasons if reason in RULES]
     together = Counts({}, [])
     for source, reason, tally in counts.rows():
         together.add(source, "rules" if reason in rules else reason, tally.bytes, tally.documents)

@@ -21,6 +21,7 @@ from preprocessing.quality.words import WordSplitter
 _SHIPPED = Path(__file__).with_name("recipes")
 _FURTHER = ("language", "listed_words", "listed_urls")
 _SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
+RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
 _REWRITES = {"lines": LineRules, "personal": PersonalRules}
 
 

@@ -1,0 +1,104 @@
+"""Command: write a card of the data beside the tokens, a README.md in the Hugging Face Hub's form."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.text import Text
+from tyro.conf import Positional
+
+from gristmill.counts import INCOMING, NOT_READ, READ, Counts
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.files import RUN_FILE
+from gristmill.io.token_manifest import Manifest
+from gristmill.storage.files import is_file, read_file, write_file
+from gristmill.urls import spell_urls
+from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, show_funnel
+from preprocessing.decontaminate import read_report, report_paths
+
+CARD = "README.md"
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")  # the Hub's categories
+_NOT_TOLD = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed")
+
+
+def card(run: Positional[Path], name: str = "") -> Text:
+    """Write OUT/tokens/README.md: sources, counts, rules, benchmarks, tokenizer and options, as recorded.
+
+    Its head is a dataset card's, so that the folder can be put on the Hub as it is. The same records give the same
+    bytes. Licences are not in it: records seldom name them, and nothing here can check them.
+
+    Args:
+        run: The --out of a finished `gristmill run`; also s3://bucket/folder.
+        name: Title of the card; by default the name of the folder.
+
+    Raises:
+        UsageError: the run has not finished.
+        InputError: one of its records is damaged.
+    """
+    require(is_file(run / RUN_FILE), f"{run}: expected the --out of a gristmill run, got no run.json in it")
+    funnel = show_funnel(run)
+    try:
+        options = msgspec.json.decode(read_file(run / RUN_FILE), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise InputError(f"{run / RUN_FILE} is damaged ({error}): run the same `gristmill run` again") from error
+    manifests = {part: Manifest.load(run / "tokens" / part) for part in (TRAIN, HELD_OUT)}
+    target = run / "tokens" / CARD
+    if is_file(target) and not read_file(target).startswith(b"---\npretty_name: "):
+        raise UsageError(f"{target} exists, and gristmill card did not write it; move it")
+    write_file(target, "\n".join(_lines(run, name or run.name, options, funnel, manifests)).encode())
+    return Text(spell_urls(f"card: {target}"))
+
+
+def _lines(
+    run: Path, name: str, options: dict[str, Any], funnel: Funnel, manifests: dict[str, Manifest]
+) -> Iterable[str]:
+    counts, tokens = Counts(funnel.tallies, []), funnel.tokens
+    documents = counts.total(TRAIN).documents
+    size = next((size for at, size in enumerate(_SIZES) if documents < 1000 * 10**at), "1T")
+    below = _SIZES[_SIZES.index(size) - 1] if size != "1K" else ""
+    yield from ("---", f"pretty_name: {msgspec.json.encode(name).decode()}", "task_categories:", "- text-generation")
+    yield from ("size_categories:", f"- {below}<n<{size}" if below else "- n<1K", "tags:", "- gristmill", "---", "")
+    yield f"# {name}"
+    yield f"\n{documents:,} documents and {sum(tokens[TRAIN].values()):,} tokens for training, "
+    yield f"{counts.total(HELD_OUT).documents:,} and {sum(tokens.get(HELD_OUT, {}).values()):,} held out.\n"
+    yield "## Sources\n"
+    yield from _table(
+        ("source", "documents read", "MB read", "for training", "MB", "tokens", "bytes a token"),
+        [_source_row(source, counts, tokens[TRAIN]) for source in sorted(funnel.tallies)],
+    )
+    yield "\n## What became of the documents\n"
+    reasons = [it for it in counts.reasons if it not in (*INCOMING, NOT_READ) and counts.total(it).documents]
+    rows = sorted(((it, counts.total(it)) for it in reasons), key=lambda row: -row[1].documents)
+    yield from _table(("", "documents", "MB"), [(it, f"{n.documents:,}", f"{n.bytes / 1e6:,.1f}") for it, n in rows])
+    if funnel.warnings:
+        yield from ("\n## What looks wrong\n", *(f"- {line}" for line in funnel.warnings))
+    report = report_paths(run / "decontaminated")[1]
+    if options.get("decontaminate", {}).get("against") and is_file(report):
+        yield f"\n## Benchmarks\n\nPolicy: {options['decontaminate']['policy']}.\n"
+        found = read_report(report).benchmarks
+        yield from _table(
+            ("benchmark", "items", "found", "in documents"),
+            [(it, f"{n.items:,}", f"{n.found:,}", f"{sum(n.documents.values()):,}") for it, n in found.items()],
+        )
+    tokenizer = manifests[TRAIN].tokenizer
+    yield f"\n## Tokens\n\nMegatron's indexed format, {manifests[TRAIN].dtype}, {tokenizer.vocab_size:,} ids;"
+    yield f"{tokenizer.end_of_document} ends a document. {tokenizer.path} has the SHA-256 {tokenizer.sha256}.\n"
+    yield "## Options\n\n```json"
+    told = {key: value for key, value in options.items() if key not in _NOT_TOLD}
+    yield msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+    yield "```\n"
+
+
+def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence[str]:
+    read, trained, found = counts.total(READ, source), counts.total(TRAIN, source), tokens.get(source, 0)
+    ratio = f"{trained.bytes / found:.2f}" if found else "none"
+    return (source, f"{read.documents:,}", f"{read.bytes / 1e6:,.1f}", f"{trained.documents:,}",
+            f"{trained.bytes / 1e6:,.1f}", f"{found:,}", ratio)  # fmt: skip
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" + "|---:" * (len(head) - 1) + "|"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
