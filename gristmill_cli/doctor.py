@@ -24,6 +24,7 @@ EXTRAS = {
     "web": "web archives and HTML",
     "language": "the rule `language` of recipes",
     "hub": "hf:// corpora",
+    "report": "gristmill report",
     "ray": "--executor ray",
     "graph": "gristmill show-cluster",
     "ftfy": "--normalize.ftfy",
