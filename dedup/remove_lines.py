@@ -10,12 +10,10 @@ from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import pyarrow as pa
 from tyro.conf import Positional
 
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.repeated_units import (
-    SCHEMA,
     KeepUnit,
     TextUnit,
     digest_units,
@@ -37,8 +35,6 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
 from gristmill.io.external_sort import MAX_SCATTERED
-from gristmill.io.files import STATE_DIR
-from gristmill.io.parquet_tables import open_table_writer, stream_table
 
 STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 _SORT_FACTOR, _MAX_SORTED = 8, 256 << 20  # memory per byte of records that are sorted; most bytes that a task sorts
@@ -89,12 +85,9 @@ def remove_lines(
         )
         done = rewrite_corpus(
             run, "write", files, targets, write_without, {"unit": unit},
-            beside=run.ledger.root / STATE_DIR / run.output,
+            table=table,
             of_group=lambda group: {"repeats": repeats[group[0].label]},
         )  # fmt: skip
-        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
-        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
-        run.step("merge", [Task("merge", merge_lost, {"tables": tables, "output": table}, (table,))])
         return run.finish(done.counts)
 
 
@@ -163,14 +156,6 @@ def _scatter_tasks(run: StageRun, digests: list[Path], sizes: list[int], parts: 
         given = {"digested": FileSet(paths), "first_group": first, "outputs": outputs}
         yield Task(f"{number:06} of {parts}", scatter_units, given, outputs, sum(of_paths))
         first += len(bundle)
-
-
-def merge_lost(tables: FileSet, output: Path) -> None:
-    """Task: join the tables of all tasks, in the order of the corpus."""
-    with open_table_writer(output, SCHEMA) as write:
-        for path in tables.paths:
-            for table in stream_table(path, SCHEMA.names):
-                write({name: pa.chunked_array(table.column(name)) for name in SCHEMA.names})
 
 
 if __name__ == "__main__":

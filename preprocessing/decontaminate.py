@@ -11,7 +11,6 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from tyro.conf import Positional
 
 from gristmill.budget import reserve_memory
@@ -27,15 +26,15 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damag
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, paths_of
-from gristmill.io.files import STATE_DIR
-from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
+from gristmill.io.external_sort import write_array
+from gristmill.io.parquet_tables import stream_table, write_rows
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import file_info, is_file, read_file
-from gristmill.storage.local import atomic_write, atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import SHORTEST, Benchmarks, IndexSummary, Match, write_index
-from preprocessing.contamination.ngrams import Words, find_words
+from preprocessing.contamination.ngrams import TextWords, find_words
 
 STAGE = Stage("decontaminate", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
@@ -121,12 +120,10 @@ def decontaminate(
         arguments: dict[str, Any] = {"index": index, "common": boilerplate, "least": min_ngrams}
         done = rewrite_corpus(
             run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
-            beside=run.ledger.root / STATE_DIR / run.output,
+            table=table,
         )  # fmt: skip
-        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
-        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
-        merged = {"tables": tables, "common": boilerplate, "summary": summary, "output": table, "report": report}
-        run.step("report", [Task("report", write_report, merged, (table, report))])
+        told = {"table": table, "common": boilerplate, "summary": summary, "report": report}
+        run.step("report", [Task("report", write_report, told, (report,))])
         counts = run.finish(done.counts)
     if not options.quiet:
         for line in describe(read_report(report)):
@@ -208,10 +205,11 @@ def count_ngrams(group: SliceGroup, index: tuple[Path, Path], output: Path) -> C
     """Task: count the documents that have each n-gram of a benchmark."""
     counts, benchmarks, found = Counts({}, []), Benchmarks(*index), Counter[int]()
     for part in group:
-        for document in read_documents(part, Counts({}, []), Rejects(output)):
+        for document in read_documents(part, counts, Rejects(output)):
+            counts.add(part.source, "counted", utf8_size(document.text))
             with _memory_for(document):
                 found.update(benchmarks.keys_in(find_words(document.text)).tolist())
-    _save(output, np.array(sorted(found.items()), _KEY_COUNT))
+    write_array(output, np.array(sorted(found.items()), _KEY_COUNT))
     return counts
 
 
@@ -224,7 +222,7 @@ def find_common(counted: FileSet, least: int, output: Path) -> None:
         keys, places = np.unique(both["key"], return_inverse=True)
         total = np.empty(len(keys), _KEY_COUNT)
         total["key"], total["documents"] = keys, np.bincount(places, both["documents"], len(keys)).astype(np.uint64)
-    _save(output, total["key"][total["documents"] >= least])
+    write_array(output, total["key"][total["documents"] >= least])
 
 
 @leaves_out_damaged
@@ -236,19 +234,19 @@ def search_slices(
     least: int,
     policy: Policy,
     margin: int,
-    beside: Path,
+    rows: Path,
 ) -> Counts:
     """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
-    counts, rows = Counts({}, []), list[tuple[Any, ...]]()
+    counts, places = Counts({}, []), list[tuple[Any, ...]]()
     benchmarks = Benchmarks(*index, None if common is None else np.load(common))
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
                 size = utf8_size(document.text)
                 with _memory_for(document):
-                    words: Words = find_words(document.text)
+                    words: TextWords = find_words(document.text)
                     matches = benchmarks.find(document.text, words, least)
-                rows += (_row(document, benchmarks, match) for match in matches)
+                places += (_row(document, benchmarks, match) for match in matches)
                 text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
                 if matches and (policy == "drop" or not text):
                     counts.add(part.source, CONTAMINATED, size)
@@ -256,26 +254,19 @@ def search_slices(
                 document.replace_text(text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(text), size)
-    columns = zip(_SCHEMA, zip(*rows, strict=True) if rows else [()] * len(_SCHEMA), strict=True)
-    write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
+    write_rows(rows, _SCHEMA, places)
     return counts
 
 
-def write_report(
-    tables: FileSet, common: Path | None, summary: dict[str, IndexSummary], output: Path, report: Path
-) -> None:
-    """Task: join the tables of all tasks, in the order of the corpus, and count what was found."""
-    found, documents = defaultdict[str, set[str]](set), defaultdict[str, Counter[str]](Counter)
-    with open_table_writer(output, _SCHEMA) as write:
-        for path in tables.paths:
-            seen = set[tuple[str, str, int]]()
-            for table in stream_table(path, _SCHEMA.names):
-                write({name: table.column(name) for name in _SCHEMA.names})
-                for row in table.select(["file", "row", "source", "benchmark", "item"]).to_pylist():
-                    found[row["benchmark"]].add(row["item"])
-                    if (key := (row["benchmark"], row["file"], row["row"])) not in seen:
-                        seen.add(key)
-                        documents[row["benchmark"]][row["source"]] += 1
+def write_report(table: Path, common: Path | None, summary: dict[str, IndexSummary], report: Path) -> None:
+    """Task: count what was found, from the table of all places."""
+    found, documents, last = defaultdict[str, set[str]](set), defaultdict[str, Counter[str]](Counter), dict[str, Any]()
+    for block in stream_table(table, ("file", "row", "source", "benchmark", "item")):
+        for row in block.to_pylist():
+            name, key = row["benchmark"], (row["file"], row["row"])
+            found[name].add(row["item"])
+            documents[name][row["source"]] += last.get(name) != key
+            last[name] = key
     benchmarks = {
         name: BenchmarkReport(*index, len(found[name]), dict(sorted(documents[name].items())))
         for name, index in summary.items()
@@ -303,11 +294,6 @@ def _cut(text: str, matches: Sequence[Match], margin: int) -> str:
             kept.append(text[end:start].strip())
         end = max(end, match.end + margin)
     return "\n\n".join(part for part in (*kept, text[end:].strip()) if part)
-
-
-def _save(path: Path, values: NDArray) -> None:
-    with atomic_write(path) as temporary, temporary.open("wb") as sink:
-        np.save(sink, values)
 
 
 if __name__ == "__main__":

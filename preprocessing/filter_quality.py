@@ -17,10 +17,9 @@ from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_
 from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
-from gristmill.engine.task import FileSet, Result, Stage, Task
+from gristmill.engine.task import Result, Stage
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
-from gristmill.io.files import STATE_DIR
-from gristmill.io.parquet_tables import open_table_writer, stream_table, write_table
+from gristmill.io.parquet_tables import write_rows
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -77,11 +76,8 @@ def filter_quality(
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         done = rewrite_corpus(
             run, "judge", files, targets, judge_slices, {"rules": content, "lists": dict(rules.lists)},
-            beside=run.ledger.root / STATE_DIR / run.output,
+            table=table,
         )  # fmt: skip
-        found = [run.ledger.path(output) for record in done.records for output in record.outputs]
-        tables = FileSet(tuple(path for path in found if path.suffix == ".removed"))
-        run.step("merge", [Task("merge", merge_removed, {"tables": tables, "output": table}, (table,))])
         counts = run.finish(done.counts)
     if (replaced := sum(done.values(int))) and not options.quiet:
         print(f"{STAGE.name}: {replaced:,} mail and IP addresses replaced in the documents written", file=sys.stderr)
@@ -95,7 +91,7 @@ def removed_path(target_dir: Path) -> Path:
 
 @leaves_out_damaged
 def judge_slices(
-    group: SliceGroup, outputs: tuple[Path, ...], rules: str, lists: dict[str, Path], beside: Path
+    group: SliceGroup, outputs: tuple[Path, ...], rules: str, lists: dict[str, Path], rows: Path
 ) -> Result:
     """Task: write the documents of each slice that the rules allow, and a table of the others.
 
@@ -116,17 +112,8 @@ def judge_slices(
                 document.replace_text(verdict.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
-    columns = zip(_SCHEMA, zip(*removed, strict=True) if removed else [()] * len(_SCHEMA), strict=True)
-    write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
+    write_rows(rows, _SCHEMA, removed)
     return Result(counts, replaced)
-
-
-def merge_removed(tables: FileSet, output: Path) -> None:
-    """Task: join the tables of all tasks, in the order of the corpus."""
-    with open_table_writer(output, _SCHEMA) as write:
-        for path in tables.paths:
-            for table in stream_table(path, _SCHEMA.names):
-                write({name: table.column(name) for name in _SCHEMA.names})
 
 
 if __name__ == "__main__":

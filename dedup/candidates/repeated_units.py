@@ -23,7 +23,7 @@ from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet
 from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
-from gristmill.io.parquet_tables import write_table
+from gristmill.io.parquet_tables import write_rows
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -172,9 +172,9 @@ def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> Non
 
 
 @leaves_out_damaged
-def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, beside: Path) -> Counts:
+def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, rows: Path) -> Counts:
     """Task: write the documents of each slice without their repeats, and a table of what each lost."""
-    counts, rows, number = Counts({}, []), list[tuple[str, int, int, int, int]](), 0
+    counts, lost, number = Counts({}, []), list[tuple[str, int, int, int, int]](), 0
     left_out = np.fromfile(repeats, np.uint32)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
@@ -186,13 +186,12 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
                 text = document.text
                 if gone:
                     text = _JOINTS[unit].join(it for place, it in enumerate(units) if place not in gone).strip()
-                    rows.append((*document.key, len(gone), size - utf8_size(text), len(units)))
+                    lost.append((*document.key, len(gone), size - utf8_size(text), len(units)))
                 if gone and not text:
                     counts.add(part.source, EMPTIED, size)
                     continue
                 document.replace_text(text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(text), size)
-    columns = zip(SCHEMA, zip(*rows, strict=True) if rows else [()] * len(SCHEMA), strict=True)
-    write_table(beside, {field.name: pa.array(values, field.type) for field, values in columns})
+    write_rows(rows, SCHEMA, lost)
     return counts

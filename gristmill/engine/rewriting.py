@@ -9,14 +9,16 @@ from typing import Any
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
-from gristmill.engine.task import Result, Task
+from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus_names import normal_name
 from gristmill.io.documents import CorpusFile, stem
-from gristmill.io.files import rejects_path
+from gristmill.io.files import STATE_DIR, rejects_path
+from gristmill.io.parquet_tables import open_table, open_table_writer, stream_table
 from gristmill.io.readers import Slice
 from gristmill.storage.local import concatenate
 
+_TABLE = ".removed"  # suffix of the table of one task
 Targets = dict[str, Path]  # name of an input file → its output file
 
 
@@ -42,25 +44,30 @@ def rewrite_corpus(
     function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
     foreign: str = "",
-    beside: Path | None = None,
+    table: Path | None = None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
-    `foreign`: see Task. With `beside`, a folder, each task has a further output there, its argument `beside`.
-    `of_group`: arguments that differ from group to group.
+    `foreign`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these are joined to
+    it, in the order of the corpus. `of_group`: arguments that differ from group to group.
     """
     slices = cut_raw_corpus(run, files)
+    tables = run.ledger.root / STATE_DIR / run.output if table else None
     pieces = [part for part in slices if is_piece(part)]
     done = read_slices(
         run,
         step,
         slices,
-        lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, beside, of_group),
+        lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, tables, of_group),
     )
     if pieces:
         run.step("join", _join_tasks(run, pieces, targets, done))
+    if table:
+        found = (run.ledger.path(output) for record in done.records for output in record.outputs)
+        given = {"tables": FileSet(tuple(path for path in found if path.suffix == _TABLE)), "output": table}
+        run.step("table", [Task("table", concatenate_tables, given, (table,))])
     return done
 
 
@@ -71,7 +78,7 @@ def _slice_tasks(
     function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
     foreign: str,
-    beside: Path | None,
+    tables: Path | None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None,
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
@@ -79,9 +86,9 @@ def _slice_tasks(
         outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
         size = sum(part.size for part in group)
         given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {})}
-        more = (beside / f"{group[0].label}.removed",) if beside else ()
+        more = (tables / f"{group[0].label}{_TABLE}",) if tables else ()
         if more:
-            given["beside"] = more[0]
+            given["rows"] = more[0]
         yield Task(group[0].label, function, given, (*outputs, *more), size, foreign=foreign)
 
 
@@ -107,3 +114,13 @@ def join_pieces(pieces: list[Path], rejects: list[Path], target: Path) -> None:
     rejects_path(target).unlink(missing_ok=True)
     if rejects:
         concatenate(rejects, rejects_path(target))
+
+
+def concatenate_tables(tables: FileSet, output: Path) -> None:
+    """Task: write the rows of one or more tables as one."""
+    with open_table(tables.paths[0]) as first:
+        schema = first.schema_arrow
+    with open_table_writer(output, schema) as write:
+        for path in tables.paths:
+            for table in stream_table(path, schema.names):
+                write({name: table.column(name) for name in schema.names})

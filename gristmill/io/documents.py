@@ -302,10 +302,9 @@ def list_corpus(
     text_column: str = "text",
     read_also: Collection[str] = (),
     find: Find | None = None,
-    skip_odd_names: bool = False,
 ) -> list[CorpusFile]:
     """The files of scan_corpus that are read."""
-    return scan_corpus(root, prefix, text_column, read_also, find, skip_odd_names).files
+    return scan_corpus(root, prefix, text_column, read_also, find).files
 
 
 def scan_corpus(

@@ -1,8 +1,9 @@
 """Parquet tables: stream row groups, write atomically with row groups of one size."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +94,12 @@ def write_table(path: Path, columns: Columns) -> None:
     """Write a Parquet table atomically."""
     with open_table_writer(path, pa.table(columns).schema) as write:
         write(columns)
+
+
+def write_rows(path: Path, schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Write a Parquet table of rows, each with a value for each field of the schema, atomically."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    write_table(path, {field.name: pa.array(it, field.type) for field, it in zip(schema, columns, strict=True)})
 
 
 @contextmanager

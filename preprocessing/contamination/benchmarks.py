@@ -20,7 +20,7 @@ from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
-from preprocessing.contamination.ngrams import ALONE, Words, find_keys, find_words, fold_table, hash_ngrams
+from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
 
 LENGTH = 13  # words of an n-gram
 SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
@@ -127,12 +127,12 @@ class Benchmarks:
         self.common = np.empty(0, np.uint64) if common is None else common
         self.words_of = cache(self._words_of)
 
-    def keys_in(self, words: Words) -> NDArray[np.uint64]:
+    def keys_in(self, words: TextWords) -> NDArray[np.uint64]:
         """The different keys of the index that a text has, ascending."""
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *hits]))
 
-    def find(self, text: str, words: Words, least: int = 1) -> list[Match]:
+    def find(self, text: str, words: TextWords, least: int = 1) -> list[Match]:
         """The runs of items of which a text has `least` different n-grams or more, in the order of the text."""
         found, ngrams = defaultdict[tuple[int, int, int], list[int]](list), defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
@@ -155,7 +155,7 @@ class Benchmarks:
         matches = [Match(item, len(ngrams[item]), *span) for item in kept for span in _joined(spans[item])]
         return sorted(matches, key=lambda match: (match.start, match.item))
 
-    def _hits(self, words: Words) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
+    def _hits(self, words: TextWords) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
         """For each length of n-grams: it, the text's keys, where it has one of the index, and that one's entry."""
         for length in (LENGTH, SHORTEST):
             keys = _keys(words.hashes, length)
@@ -192,7 +192,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _spell(text: str, words: Words, first: int, last: int) -> list[str]:
+def _spell(text: str, words: TextWords, first: int, last: int) -> list[str]:
     """Words of a text as they are compared."""
     table, spans = fold_table(), zip(words.starts[first:last].tolist(), words.ends[first:last].tolist(), strict=True)
     return ["".join(chr(int(table[ord(letter)]) & (ALONE - 1)) for letter in text[start:end]) for start, end in spans]

@@ -25,7 +25,7 @@ _BACKSLASH, _ESCAPED = 92, b'nrtu"/\\'
 
 
 @dataclass(frozen=True)
-class Words:
+class TextWords:
     """The words of a text: hashes (n, uint64), and the characters of the text where each starts and ends (n)."""
 
     hashes: NDArray[np.uint64]
@@ -36,7 +36,7 @@ class Words:
         return len(self.hashes)
 
 
-def find_words(text: str) -> Words:
+def find_words(text: str) -> TextWords:
     """The words of a text.
 
     >>> words = find_words('He said:\\\\n"Grind it!"')
@@ -45,10 +45,14 @@ def find_words(text: str) -> Words:
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     folded = fold_table()
-    count = _count_words(codes, folded)
-    found = Words(np.empty(count, np.uint64), np.empty(count, np.int64), np.empty(count, np.int64))
-    _hash_words(codes, folded, found.hashes, found.starts, found.ends)
-    return found
+    count = _hash_words(codes, folded, *_room(0))
+    hashes, starts, ends = _room(count)
+    _hash_words(codes, folded, hashes, starts, ends)
+    return TextWords(hashes, starts, ends)
+
+
+def _room(words: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    return np.empty(words, np.uint64), np.empty(words, np.int64), np.empty(words, np.int64)
 
 
 def hash_ngrams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
@@ -83,28 +87,8 @@ def _is_escape(codes: np.ndarray, at: int) -> bool:
 
 
 @kernel
-def _count_words(codes: np.ndarray, folded: np.ndarray) -> int:
-    count, inside, at = 0, False, 0
-    while at < len(codes):
-        if _is_escape(codes, at):
-            inside = False
-            at += 2
-            continue
-        code = folded[codes[at]]
-        if code == 0:
-            inside = False
-        elif code >= ALONE:
-            count, inside = count + 1, False
-        elif not inside:
-            count, inside = count + 1, True
-        at += 1
-    return count
-
-
-@kernel
-def _hash_words(
-    codes: np.ndarray, folded: np.ndarray, hashes: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> None:
+def _hash_words(codes: np.ndarray, folded: np.ndarray, hashes: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> int:
+    """Count the words of a text, and write the hash and the ends of as many as there is room for."""
     word, inside, at = -1, False, 0
     while at < len(codes):
         if _is_escape(codes, at):
@@ -112,16 +96,16 @@ def _hash_words(
             at += 2
             continue
         code = folded[codes[at]]
-        if code == 0:
-            inside = False
-        else:
-            if code >= ALONE or not inside:
-                word += 1
+        if code and (code >= ALONE or not inside):
+            word += 1
+            if word < len(hashes):
                 starts[word], hashes[word] = at, _SEED
-                inside = code < ALONE
+        inside = 0 < code < ALONE
+        if code and word < len(hashes):
             hashes[word] = (hashes[word] ^ np.uint64(code)) * _PRIME
             ends[word] = at + 1
         at += 1
+    return word + 1
 
 
 @kernel

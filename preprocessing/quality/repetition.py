@@ -29,14 +29,21 @@ def _mix(hashes: NDArray[np.uint64], at: int, n: int) -> np.uint64:
     return value
 
 
+@kernel(inline="always")
+def _slots(entries: int) -> int:
+    """Slots of a hash table at most half full, a power of two."""
+    size = 4
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
 @kernel
 def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> int:
     total = len(hashes) - n + 1
     if total <= 0:
         return 0
-    size = 4
-    while size < 2 * total:
-        size *= 2
+    size = _slots(total)
     mask = np.uint64(size - 1)
     keys, counts, firsts = np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
     most, first = 0, 0
@@ -61,9 +68,7 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
     total = len(hashes) - n + 1
     if total <= 0:
         return 0
-    size = 4
-    while size < 2 * total:
-        size *= 2
+    size = _slots(total)
     mask = np.uint64(size - 1)
     keys, used = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
     characters, at = 0, 0
