@@ -18,7 +18,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_pipeline_then_training(corpus: Path, tmp_path: Path) -> None:
-    pipeline = PIPELINE.replace("--tokenizer.vocab_size 1000", "--tokenizer.vocab_size 420 --mix.holdout 0.05")
+    pipeline = PIPELINE.replace("--tokenizer.vocab_size 4096", "--tokenizer.vocab_size 420 --mix.holdout 0.05")
     blocks = [pipeline, TRAIN, *ON_TRAINING]
     done = shell("\n".join(block.removeprefix(". .venv/bin/activate\n") for block in blocks),
                  CORPUS=str(corpus), OUT=str(tmp_path / "out"))  # fmt: skip
