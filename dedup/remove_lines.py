@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.repeated_units import (
+    EMPTIED,
     KeepUnit,
     TextUnit,
     digest_units,
@@ -24,7 +25,7 @@ from dedup.candidates.repeated_units import (
 )
 from gristmill.batches import batched
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import CHANGED, Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
@@ -88,7 +89,12 @@ def remove_lines(
             table=table,
             of_group=lambda group: {"repeats": repeats[group[0].label]},
         )  # fmt: skip
-        return run.finish(done.counts)
+        counts = run.finish(done.counts)
+    units, documents = map(sum, zip(*done.values(tuple[int, int]), strict=True))
+    if not options.quiet:
+        size = counts.total(CHANGED).bytes + counts.total(EMPTIED).bytes
+        print(f"{STAGE.name}: {units:,} {unit}s left out of {documents:,} documents, {size:,} bytes", file=sys.stderr)
+    return counts
 
 
 def check_limits(least: int, min_characters: int) -> None:

@@ -70,7 +70,7 @@ class Decontaminate:
     against: tuple[Path, ...] = ()
     """Files or folders of benchmarks, each record an item; none: no such stage."""
     template: str = ALL_FIELDS
-    """The text of an item, of its fields: "{question} {choices} {answer}"; by default of all."""
+    """The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one."""
     policy: Policy = "drop"
     """drop the documents that have an item; cut the places; or report, and leave the corpus as it is."""
     margin: int = 200

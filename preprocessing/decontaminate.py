@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from gristmill.budget import reserve_memory
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import CHANGED, Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
@@ -30,16 +30,15 @@ from gristmill.io.external_sort import write_array
 from gristmill.io.parquet_tables import stream_table, write_rows
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import file_info, is_file, read_file
+from gristmill.storage.files import exists, file_info, is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
-from preprocessing.contamination.benchmarks import SHORTEST, Benchmarks, IndexSummary, Match, write_index
+from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexSummary, Match, write_index
 from preprocessing.contamination.ngrams import TextWords, find_words
 
 STAGE = Stage("decontaminate", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
-ALL_FIELDS = "{*}"
 _SCHEMA = pa.schema(
     {
         "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
@@ -93,7 +92,7 @@ def decontaminate(
         target_dir: Output folder; files keep their relative paths.
         against: Benchmarks: files or folders of .jsonl, .parquet or the like, each record an item.
         options: Workers, memory, and when to stop; they change no output.
-        template: The text of an item, of its fields: "{question} {choices} {answer}"; by default of all.
+        template: The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one.
         policy: drop the document; cut the places, with a margin; or report, which writes the corpus as it is.
         margin: Characters that cut takes before and after a place.
         min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
@@ -128,6 +127,8 @@ def decontaminate(
     if not options.quiet:
         for line in describe(read_report(report)):
             print(line, file=sys.stderr)
+        if policy == "cut":
+            print(f"{STAGE.name}: {counts.total(CHANGED).bytes:,} bytes cut", file=sys.stderr)
     return counts
 
 
@@ -163,8 +164,13 @@ def describe(report: Report) -> list[str]:
 
 def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list[CorpusFile]:
     """The files of some benchmarks, each named by its folder and itself, with the template of their texts."""
+    require(
+        "{" in template,
+        f"--template {template!r}: expected names of fields in braces, as in '{{question}} {{choices}}'",
+    )
     files = list[CorpusFile]()
     for path in against:
+        require(exists(path), f"--against {path}: expected a file or a folder, and there is none of that name")
         if is_file(path):
             info = file_info(path)
             assert info is not None

@@ -21,7 +21,7 @@ from dedup.minhash.text_digests import digest_texts
 from gristmill.batches import batched, partition_of
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
-from gristmill.engine.task import FileSet
+from gristmill.engine.task import FileSet, Result
 from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
 from gristmill.io.parquet_tables import write_rows
 from gristmill.io.readers import read_documents
@@ -172,8 +172,11 @@ def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> Non
 
 
 @leaves_out_damaged
-def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, rows: Path) -> Counts:
-    """Task: write the documents of each slice without their repeats, and a table of what each lost."""
+def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, rows: Path) -> Result:
+    """Task: write the documents of each slice without their repeats, and a table of what each lost.
+
+    The value is how many units went, and out of how many documents.
+    """
     counts, lost, number = Counts({}, []), list[tuple[str, int, int, int, int]](), 0
     left_out = np.fromfile(repeats, np.uint32)
     for part, output in zip(group, outputs, strict=True):
@@ -194,4 +197,4 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(text), size)
     write_rows(rows, SCHEMA, lost)
-    return counts
+    return Result(counts, (sum(row[2] for row in lost), len(lost)))

@@ -21,7 +21,7 @@ from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, show_funnel
-from gristmill_cli.run_records import StageRecord
+from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.status import stages_of_run
 
 REMOVED = Path("quality.removed.parquet")
@@ -74,7 +74,8 @@ class DataRun:
 
 
 def is_data_run(out: Path) -> bool:
-    return is_file(out / RUN_FILE)
+    """Whether a folder is a run's of data; a training run has a file of the same name."""
+    return is_file(out / RUN_FILE) and "dedup" in (load_json(out / RUN_FILE, dict[str, Any]) or ("dedup",))
 
 
 def read_data_run(out: Path) -> DataRun:

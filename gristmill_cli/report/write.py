@@ -27,7 +27,7 @@ def report(run: Positional[Path], out: Path | None = None) -> Text:
     """
     if not is_data_run(run):
         raise UsageError(
-            f"{run}: expected the --out of a gristmill run, got no run.json in it; try gristmill status {run}"
+            f"{run}: expected the --out of a gristmill run, got no run.json of one in it; try gristmill status {run}"
         )
     target = out or run / "report.html"
     found = read_data_run(run)

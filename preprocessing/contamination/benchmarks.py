@@ -4,6 +4,7 @@ Items → words → n-grams, sorted by hash; a text's n-grams are looked up ther
 item is there: no filter that errs, and no hash that is trusted.
 """
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -14,14 +15,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gristmill.counts import MALFORMED, Counts
+from gristmill.counts import MALFORMED, NO_FIELD, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
 from gristmill.io.readers import read_documents
+from gristmill.io.text_records import take_text
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
 from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
 
+ALL_FIELDS = "{*}"  # template: each field is a text of its own
 LENGTH = 13  # words of an n-gram
 SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
 MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
@@ -49,23 +52,32 @@ class IndexSummary(NamedTuple):
     shared: int
 
 
-def write_index(files: Sequence[CorpusFile], entries: Path, items: Path) -> dict[str, IndexSummary]:
-    """Write the n-grams of all items (ENTRY, sorted by key) and the items themselves; return what is in them.
+def write_index(files: Sequence[CorpusFile], entries: Path, texts_of_items: Path) -> dict[str, IndexSummary]:
+    """Write the n-grams of all items (ENTRY, sorted by key) and their texts; return what is in them.
 
-    Raises InputError for a record without the text.
+    Raises InputError for a record without the text, or if there is nothing to look for.
     """
     rows, parts, summary = list[tuple[str, str, str]](), list[NDArray](), dict[str, IndexSummary]()
     for file in files:
-        name, first, short = stem(file.name), len(rows), 0
-        for key, text in _read_items(file, entries):
-            words = find_words(text).hashes
-            keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
-            short += not len(keys)
-            found = np.empty(len(keys), ENTRY)
-            found["key"], found["item"], found["word"] = keys, len(rows), np.arange(len(keys))
-            parts.append(found)
-            rows.append((name, key, text))
-        summary[name] = IndexSummary(len(rows) - first, short, 0)
+        name, items, short = stem(file.name), 0, 0
+        for key, texts in _read_items(file, entries):
+            items, before = items + 1, len(rows)
+            for text in texts:
+                words = find_words(text).hashes
+                keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
+                if len(keys):
+                    found = np.empty(len(keys), ENTRY)
+                    found["key"], found["item"], found["word"] = keys, len(rows), np.arange(len(keys))
+                    parts.append(found)
+                    rows.append((name, key, text))
+            short += len(rows) == before
+        summary[name] = IndexSummary(items, short, 0)
+    if not rows:
+        read, names = sum(it.items for it in summary.values()), ", ".join(summary)
+        raise InputError(
+            f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
+            "try another --template"
+        )
     table = np.concatenate([np.empty(0, ENTRY), *parts])
     table = table[np.argsort(table["key"], kind="stable")]
     table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
@@ -75,24 +87,26 @@ def write_index(files: Sequence[CorpusFile], entries: Path, items: Path) -> dict
         summary[name] = summary[name]._replace(shared=summary[name].shared + int(count))
     with atomic_write(entries) as temporary, temporary.open("wb") as sink:
         np.save(sink, table[~is_shared])
-    columns = zip(*rows, strict=True) if rows else [()] * 3
-    values = [pa.array(column, field.type) for column, field in zip(columns, _ITEMS, strict=True)]
-    with atomic_write(items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
+    values = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _ITEMS, strict=True)]
+    with atomic_write(texts_of_items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
         writer.write_table(pa.table(values, schema=_ITEMS))
     return summary
 
 
-def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, str]]:
-    """The key and text of each record."""
+def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, list[str]]]:
+    """The key of each record and its texts in NFC, as a corpus has them: that of the template, or of each field."""
     counts = Counts({}, [])
     (part,) = slices_at(file, ONE_SLICE)
     for document in read_documents(part, counts, Rejects(output)):
-        yield str(document.key), document.text
-    if any(reason.startswith(MALFORMED) for reason in counts.reasons):
-        raise InputError(
-            f"--against: {counts.examples[0]}; expected the text of each item: name its fields, as in --template "
-            "'{question} {choices} {answer}'"
-        )
+        texts = [document.text]
+        if file.text_column == ALL_FIELDS:
+            texts = [take_text(document.fields, f"{{{name}}}") for name in document.fields if name != ALL_FIELDS]
+        yield str(document.key), [unicodedata.normalize("NFC", text) for text in texts]
+    faults = [reason for reason in counts.reasons if reason.startswith(MALFORMED)]
+    if faults:
+        fields = "name the fields that there are, as in --template '{question} {choices}'"
+        advice = fields if NO_FIELD in faults[0] else "mend or remove the record"
+        raise InputError(f"--against: {counts.examples[0]}; {advice}")
 
 
 def _keys(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:

@@ -27,6 +27,13 @@ def identify(text: str) -> tuple[str, float]:
 
 
 @cache
+def languages() -> frozenset[str]:
+    """The codes of all languages that the model knows: of two letters (ISO 639-1), or three where there are none."""
+    labels, _ = _model().predict("a", k=1000, threshold=-1.0)
+    return frozenset(label.removeprefix(_LABEL) for label in labels)
+
+
+@cache
 def _model() -> Any:
     import fasttext
 

@@ -17,7 +17,7 @@ def read_list(path: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _: int) -> frozenset[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
     return frozenset(entry for line in lines if (entry := line.partition("#")[0].strip().lower()))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 from preprocessing.quality.language import LIBRARIES as LANGUAGE
-from preprocessing.quality.language import check_language
+from preprocessing.quality.language import check_language, languages
 from preprocessing.quality.lines import LineRules
 from preprocessing.quality.lists import listed_domain, read_list
 from preprocessing.quality.measures import MEASURES, UNBOUNDED, TextMeasures
@@ -202,6 +202,8 @@ def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {least!r}")
     check_language()
+    if strange := sorted(set(allow) - (known := languages())):
+        raise UsageError(f"recipe {recipe}: language.allow: unknown code {strange[0]!r}; {one_of(strange[0], known)}")
     return LanguageRule("language", max(least, sys.float_info.min), allow=tuple(allow))
 
 
@@ -211,16 +213,18 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
         raise UsageError(f"recipe {recipe}: {key}.file: expected the name of a file with an entry a line, got {file!r}")
     if unknown := sorted(value.keys() - {"file", extra}):
         raise UsageError(f"recipe {recipe}: {key}.{unknown[0]}: expected {key}.file or {key}.{extra}")
+    field = value.get("field", "url")
+    if not isinstance(field, str) or not field:
+        raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
     path = lists[key] if lists else _folder(recipe) / file
     if not lists:
         try:
-            read_list(path)
+            entries = read_list(path)
         except UsageError as error:
             raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
+        if several := sorted(entry for entry in entries if len(entry.split()) > 1):
+            raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
     if key == "listed_urls":
-        field = value.get("field", "url")
-        if not isinstance(field, str) or not field:
-            raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
         return UrlList(key, most=0.0, path=path, field=field)
     most = _bounds(recipe, key, {"max": value.get("max", 0)}).most
     return WordList(key, most=most, path=path)

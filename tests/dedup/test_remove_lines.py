@@ -1,6 +1,7 @@
 """remove_lines: against a plain program, by counts, on a run, under workers and shards of memory."""
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -97,13 +98,14 @@ def test_blocks_cut_anywhere_give_the_same_repeats(keep: str, cut: int) -> None:
     assert [int(unit) for block in found for unit in block["unit"]] == expected
 
 
-def test_small_memory_and_workers_change_no_byte(tmp_path: Path) -> None:
+def test_small_memory_and_workers_change_no_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     more = [{"text": f"text {n} of its own\na notice that all of these share\nits end {n % 3}"} for n in range(3000)]
     write(corpus / "web/notices.jsonl", more)
     with sandboxed(corpus):
         remove_lines(corpus, tmp_path / "one", "line", OPTIONS)
-    remove_lines(corpus, tmp_path / "three", "line", RunOptions(workers=3, memory="96MiB", quiet=True))
+    remove_lines(corpus, tmp_path / "three", "line", RunOptions(workers=3, memory="96MiB"))
+    assert re.search(r"remove_lines: 2,999 lines left out of 2,999 documents, [\d,]+ bytes", capsys.readouterr().err)
     assert tree(tmp_path / "one") == tree(tmp_path / "three")
     assert lost_path(tmp_path / "one").read_bytes() == lost_path(tmp_path / "three").read_bytes()
     assert sum("a notice" in document.text for document in read_corpus(tmp_path / "one")) == 1

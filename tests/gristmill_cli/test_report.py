@@ -186,7 +186,11 @@ def test_a_damaged_record_is_named(copy: Path, name: str, said: str) -> None:
 
 
 def test_a_folder_of_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected the --out of a gristmill run, got no run\.json"):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/run.json").write_text('{"steps": 20, "model.layers": 2}')  # of a training run
+    with pytest.raises(UsageError, match="expected the --out of a gristmill run"):
+        report(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"expected the --out of a gristmill run, got no run\.json of one"):
         report(tmp_path)
 
 

@@ -72,7 +72,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("lines", "least", "3", "[lines] --least has no effect with --unit none; try --lines.unit line"),
     ("lines", "min_characters", "-1 --lines.unit line", "--min_characters: expected 0 or more, got -1"),
     ("lines", "scope", "local", "expected"),
-    ("decontaminate", "against", "{folder}/nowhere", "nowhere: expected a folder"),
+    ("decontaminate", "against", "{folder}/nowhere", "nowhere: expected a file or a folder"),
     ("decontaminate", "template", "{text}", "[decontaminate] --template has no effect without --against"),
     ("decontaminate", "policy", "forget", "expected"),
     ("decontaminate", "margin", "-1 --decontaminate.against {folder}/corpus", "--margin: expected 0 or more, got -1"),

@@ -175,12 +175,16 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
     write(tmp_path / "corpus/web/a.jsonl", [{"text": "a"}])
     quiz = write(tmp_path / "quiz.jsonl", [{"question": ITEM}])
     (tmp_path / "other").mkdir()
+    (tmp_path / "bad.jsonl").write_text("{\n")
     write(tmp_path / "other/quiz.jsonl", [{"question": ITEM}])
     for changes, fault in (
         ({"against": ()}, "expected files or folders of benchmarks, got none"),
-        ({"against": (tmp_path / "none",)}, "none: expected a folder"),
+        ({"against": (tmp_path / "none",)}, "none: expected a file or a folder, and there is none"),
         ({"against": (quiz, tmp_path / "other/quiz.jsonl")}, r"got quiz.jsonl twice; rename one"),
-        ({"template": "{text}"}, r"quiz.jsonl line 1: .*text.*; expected the text of each item: .*--template"),
+        ({"template": "{text}"}, r"quiz.jsonl line 1: .*text.*; name the fields that there are, as in --template"),
+        ({"template": "question"}, "--template 'question': expected names of fields in braces"),
+        ({"against": (write(tmp_path / "few.jsonl", [{"q": "too short"}]),)}, r"got none in few \(1 records\); try"),
+        ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; mend or remove the record"),
         ({"margin": -1}, "--margin: expected 0 or more, got -1"),
         ({"min_ngrams": 0}, "--min_ngrams: expected 1 or more, got 0"),
     ):
@@ -189,6 +193,15 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
             decontaminate(tmp_path / "corpus", tmp_path / "out", **arguments)
     with pytest.raises(UsageError, match="give a folder outside it"):
         decontaminate(tmp_path / "corpus", tmp_path / "corpus/out", (quiz,), OPTIONS)
+
+
+def test_each_field_is_looked_for_in_the_corpus_own_form(tmp_path: Path) -> None:
+    """A short question is not hidden by its number and answer, nor an item by accents that are marks of their own."""
+    short, accents = "Who grinds the corn at the old mill?", "Où est le café près du moulin à blé, et qui y va ?"
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": f"One asked: {short} None knew."}, {"text": accents}])
+    rows = [{"id": 7, "question": short, "answer": "B"}, {"question": unicodedata.normalize("NFD", accents)}]
+    decontaminate(tmp_path / "corpus", tmp_path / "out", (write(tmp_path / "q.jsonl", rows),), OPTIONS, policy="report")
+    assert table_of(tmp_path / "out") == {(0, 0), (1, 1)}
 
 
 def test_hostile_texts_cost_what_their_length_says(tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ def test_shipped_recipes_have_the_published_numbers() -> None:
         ("language.min_score = 0.5", "language.allow: expected codes of languages such as ['en'], got None"),
         ("language = { allow = ['en'], least = 1 }", "language.least: expected language.allow or language.min_score"),
         ("language = { allow = ['en'], min_score = 2 }", "min_score: expected a probability from 0 to 1, got 2"),
+        ("language = { allow = ['eng'] }", "language.allow: unknown code 'eng'; "),
+        ("listed_words = { file = 'own.toml' }", "listed_words.file: expected one word an entry in "),
         ("listed_words.max = 0", "listed_words.file: expected the name of a file with an entry a line, got None"),
         ("listed_words = { file = 'none.txt' }", "none.txt: expected a list, a UTF-8 file with an entry a line"),
         ("listed_urls = { file = 'own.toml', max = 0 }", "listed_urls.max: expected listed_urls.file or"),
@@ -197,7 +199,7 @@ def test_lists_of_words_and_domains_are_inputs(tmp_path: Path, quiet: RunOptions
         {"text": "good oven", "url": "http://[broken"},
     ]
     write(tmp_path / "corpus/web/a.jsonl", rows)
-    (tmp_path / "bad.txt").write_text("# words\nchaff\nTares  # and more\n\n")
+    (tmp_path / "bad.txt").write_text("\ufeffChaff\n# words\nTares  # and more\n\n")
     (tmp_path / "domains.txt").write_text("spam.example\n")
     own = tmp_path / "own.toml"
     own.write_text('listed_urls = { file = "domains.txt" }\nlisted_words = { file = "bad.txt", max = 0.4 }\n')
