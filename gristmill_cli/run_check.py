@@ -21,6 +21,7 @@ from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import Decontaminate, Dedup, Lines, RunConfig, Tokenizer
+from preprocessing.contamination.benchmarks import check_first_items
 from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks
 from preprocessing.filter import check_threshold
@@ -73,7 +74,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         if given and not config.decontaminate.against:
             raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
         if config.decontaminate.against:
-            list_benchmarks(config.decontaminate.against, config.decontaminate.template)
+            check_first_items(list_benchmarks(config.decontaminate.against, config.decontaminate.template))
             check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)
     with _section("filter"):
         check_threshold(config.filter.threshold)

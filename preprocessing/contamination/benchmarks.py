@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from gristmill.io.readers import read_documents
 from gristmill.io.text_records import take_text
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
+from gristmill.urls import is_remote
 from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
 
 ALL_FIELDS = "{*}"  # template: each field is a text of its own
@@ -93,15 +95,27 @@ def write_index(files: Sequence[CorpusFile], entries: Path, texts_of_items: Path
     return summary
 
 
+def check_first_items(files: Sequence[CorpusFile]) -> None:
+    """Raise InputError if the first record of a file has not the text; files in a bucket are not read."""
+    with TemporaryDirectory() as folder:
+        for file in (file for file in files if not is_remote(file.path)):
+            next(_read_items(file, Path(folder) / "items"), None)
+
+
 def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, list[str]]]:
     """The key of each record and its texts in NFC, as a corpus has them: that of the template, or of each field."""
     counts = Counts({}, [])
     (part,) = slices_at(file, ONE_SLICE)
     for document in read_documents(part, counts, Rejects(output)):
+        _reject_malformed(counts)
         texts = [document.text]
         if file.text_column == ALL_FIELDS:
             texts = [take_text(document.fields, f"{{{name}}}") for name in document.fields if name != ALL_FIELDS]
         yield str(document.key), [unicodedata.normalize("NFC", text) for text in texts]
+    _reject_malformed(counts)
+
+
+def _reject_malformed(counts: Counts) -> None:
     faults = [reason for reason in counts.reasons if reason.startswith(MALFORMED)]
     if faults:
         fields = "name the fields that there are, as in --template '{question} {choices}'"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.engine.options import RunOptions
-from gristmill.errors import GristmillError, UsageError
+from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.readers import read_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
@@ -166,6 +166,9 @@ def test_a_run_keeps_benchmarks_out_and_workers_change_no_byte(tmp_path: Path) -
     assert tree(other.clean) == tree(config.clean)
     for path, same in zip(report_paths(other.clean), report_paths(config.clean), strict=True):
         assert path.read_bytes() == same.read_bytes()
+    with pytest.raises(InputError, match="name the fields that there are"):  # before anything is written
+        run(replace(config, out=tmp_path / "none", decontaminate=Decontaminate((quiz,), template="{prompt}")))
+    assert not (tmp_path / "none").exists()
     write(quiz / "b.jsonl", [{"question": " ".join(plain_words(long[0])[51:80])}])
     run(replace(other, decontaminate=Decontaminate((quiz,))))
     assert read_report(report_paths(other.clean)[1]).benchmarks["benchmarks/b"].found == 1
