@@ -1,6 +1,6 @@
 """Runs the trainer's tests on the oldest and the newest torch: `nox`; `nox -- tests/training/parallel` runs some.
 
-Each session makes its own environment, of some 7 GB, and prints a row of the table in docs/development.md.
+Each session makes its own environment, of some 7 GB, and prints a row of the table in docs/reference/development.md.
 """
 
 from collections import Counter

@@ -4,7 +4,8 @@
 
 Measured: the stages' own code in the driver (listing, planning, identities, records, ledgers), which runs as it is,
 against a bucket in memory that counts requests. Modelled: the tasks. None runs; each counts the requests that it would
-send, and its outputs, counts and value are made up. A slice is a file of 60 MB, with no content. See docs/scaling.md.
+send, and its outputs, counts and value are made up. A slice is a file of 60 MB, with no content.
+See docs/concepts/scaling.md.
 """
 
 import ctypes

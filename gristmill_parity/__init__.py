@@ -10,5 +10,5 @@ Read in this order:
     reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
     comparison.py     the differences, their limits, and the traffic beside its formulas
 
-It imports the trainer, never the other way. docs/parallelism.md has the limits.
+It imports the trainer, never the other way. docs/concepts/parallelism.md has the limits.
 """

@@ -174,7 +174,7 @@ def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
     """Compressed gradients and local steps beside plain ones of as many replicas, for several steps; more in `full`.
 
     What is left out is kept from step to step. The rank is below that of the gradients: above it a product has columns
-    of rounding errors, from which the next step would begin (docs/parallelism/compression.md).
+    of rounding errors, from which the next step would begin (docs/concepts/parallelism/compression.md).
     """
     low_rank, codes = (ParallelConfig(dp=2, compression=how) for how in ("powersgd", "int8"))
     local = ParallelConfig(dp=2, local_steps=2)

@@ -27,7 +27,7 @@ def parity(
     compares losses, gradients and weights after three steps. One process, AdamW with clipping, offloading, bf16, fp16
     and compiled blocks are compared with a plain decoder that shares no code with the trainer, and with transformers
     where it is installed; layouts with one process, and their traffic with formulas. The limits are in
-    docs/parallelism.md.
+    docs/concepts/parallelism.md.
 
     Args:
         full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.

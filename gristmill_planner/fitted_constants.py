@@ -1,7 +1,8 @@
 """Fitted constants: the shares of the data sheets' rates that programs reach, and the times that no sheet tells.
 
 scripts/score_planner.py fits them to measured steps, by least squares of log(predicted / measured) with a soft L1 loss
-and a weak prior around the typical values below, and writes fitted_constants.toml; docs/planner.md has the errors.
+and a weak prior around the typical values below, and writes fitted_constants.toml;
+docs/guides/planner.md has the errors.
 """
 
 import tomllib

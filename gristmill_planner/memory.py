@@ -1,9 +1,10 @@
 """Memory of training: paper-level formulas of the bytes on a rank, by kind, for any layout.
 
 They are for people, and for the search, which leaves out what does not fit: states (weights, masters, moments) are
-within 2 % of live bytes, peaks within 15 % (docs/training-memory.md); exact bytes are those of a dry run of the real
-code. P is the number of parameters of a rank before ZeRO shards them over n ranks, e the bytes of an element in the
-compute dtype, N the tokens of a micro-batch on a rank, t the parts into which tensor parallelism divides features.
+within 2 % of live bytes, peaks within 15 % (docs/concepts/training-memory.md); exact bytes are those of a dry run
+of the real code. P is the number of parameters of a rank before ZeRO shards them over n ranks, e the bytes of an
+element in the compute dtype, N the tokens of a micro-batch on a rank, t the parts into which tensor parallelism divides
+features.
 """
 
 from collections.abc import Sequence

@@ -60,7 +60,7 @@ def trust(device: Device, gpu: str | None) -> str:
     return (
         "How far to trust this: the constants are fitted to published steps of Megatron-LM and DeepSpeed on V100s and "
         f"A100s; {seen}, and no plan for it has been compared with several GPUs. Compare layouts by it, rather than "
-        "count on its seconds (docs/planner.md)."
+        "count on its seconds (docs/guides/planner.md)."
     )
 
 

@@ -159,8 +159,8 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
 
     An all-reduce of the gradients; with ZeRO-1 half of one, and half of one of the weights in 16 bits; ZeRO-2 scatters
     gradients after each micro-batch; ZeRO-3 also gathers the weights for each pass, in a pipeline once (Rajbhandari et
-    al. 2020, section 7; docs/parallelism.md). `slot` and `backward` are the rank's seconds of a micro-batch, and of its
-    backward pass, which hides what is sent in the meantime.
+    al. 2020, section 7; docs/concepts/parallelism.md). `slot` and `backward` are the rank's seconds of a micro-batch,
+    and of its backward pass, which hides what is sent in the meantime.
     """
     layout, count = run.layout, run.layout.micro_batches
     layers = _depth_time(run, constants)

@@ -1,4 +1,4 @@
-"""Write docs/coverage.md: which layouts the parity certificate trains with which features, and in which precisions.
+"""Write docs/reference/coverage.md: which layouts the certificate trains with which features, in which precisions.
 
 python scripts/write_coverage.py
 """
@@ -15,11 +15,11 @@ from gristmill_parity.feature_cases import feature_cases
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 ROOT = Path(__file__).resolve().parents[1]
-COVERAGE = ROOT / "docs" / "coverage.md"
+COVERAGE = ROOT / "docs/reference/coverage.md"
 HEAD = """# What is tested where
 
 Each cell has the precisions in which `gristmill parity` trains a layout with a feature and compares every gradient, as
-[parallelism.md](parallelism.md) says; – is not at all. The tests run the same cases. This page is written by
+[Parallelism](../concepts/parallelism.md) says; – is not at all. The tests run the same cases. This page is written by
 `python scripts/write_coverage.py` from the certificate's own list, and a test holds it.
 
 Beside the certificate, tests compare losses: compiled blocks with sequence parallelism and with ZeRO-3

@@ -7,7 +7,11 @@ from benchmarks.scaling_store import CountingStore
 
 SLICES = (20, 60)
 _LINEAR = 1.05
-_IN_STEPS = ("pass1", "pass2", "generate_duplicates_dict")  # small corpora are read by every part: see docs/scaling.md
+_IN_STEPS = (
+    "pass1",
+    "pass2",
+    "generate_duplicates_dict",
+)  # small corpora are read by every part
 
 
 @pytest.fixture(scope="module")

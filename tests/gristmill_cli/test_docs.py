@@ -12,9 +12,21 @@ from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.tokenizers_of_models import content_of
 
-TRAINING = {"README.md", "training.md", "parallelism.md", "checkpoints.md"}  # run by test_readme.py
-NODES = {"cluster.md"}  # run by tests/training/test_cluster.py
-DATA = {"slimpajama.md", "dedup.md", "tokenizers.md", "recipes.md", "decontamination.md", "report.md"}
+TRAINING = {
+    "README.md",
+    "guides/training.md",
+    "concepts/parallelism.md",
+    "guides/checkpoints.md",
+}  # run by test_readme.py
+NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
+DATA = {
+    "guides/pipeline.md",
+    "guides/dedup.md",
+    "guides/tokenizers.md",
+    "guides/recipes.md",
+    "guides/decontamination.md",
+    "guides/report.md",
+}
 
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
@@ -26,15 +38,15 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     for source in ("code", "tiny", "web"):  # each source is three processes of seconds
         shutil.rmtree(corpus / source)
-    whole, amounts, by_hand = commands("slimpajama.md")
+    whole, amounts, by_hand = commands("guides/pipeline.md")
     for block, option in ((whole, "--mix.weights book 2.5 "), (by_hand, '--holdout_dir "$OUT/holdout"')):
         assert option in block
     whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 1000", "vocab_size 420")
     by_hand = by_hand.replace('--holdout_dir "$OUT/holdout"', '--holdout_dir "$OUT/holdout" --holdout 0.05')
     by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
-    curve, near, shown = commands("dedup.md")
+    curve, near, shown = commands("guides/dedup.md")
     shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
-    (page,) = commands("report.md")
+    (page,) = commands("guides/report.md")
     done = shell(
         by_hand + curve + near + whole + shown + page + amounts, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path)
     )
@@ -54,7 +66,7 @@ def test_benchmarks_are_kept_out(tmp_path: Path) -> None:
     text = next(document.text for document in read_corpus(corpus) if len(document.text) > 600)
     quiz, out = tmp_path / "quiz.jsonl", tmp_path / "out"
     quiz.write_text(json.dumps({"question": text[200:500]}) + "\n")
-    (block,) = commands("decontamination.md")
+    (block,) = commands("guides/decontamination.md")
     block = block.rstrip() + " --tokenizer.vocab_size 420 --mix.holdout 0.05"
     done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(out), BENCHMARKS=str(quiz))
     assert done.returncode == 0, done.stderr
@@ -67,7 +79,7 @@ def test_tokenizers_of_models_and_byte_level_ones(tmp_path: Path) -> None:
     for source in ("code", "tiny", "web"):
         shutil.rmtree(corpus / source)
     (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"))
-    (block,) = commands("tokenizers.md")
+    (block,) = commands("guides/tokenizers.md")
     block = block.replace("vocab_size 1000", "vocab_size 420 --mix.holdout 0.05")
     done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path / "out"), MODEL=str(tmp_path))
     assert done.returncode == 0, done.stderr

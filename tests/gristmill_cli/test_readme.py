@@ -9,7 +9,11 @@ from tests.gristmill_cli.corpus import ROOT, make_corpus
 from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, shell
 
 _, PIPELINE, TRAIN = commands("README.md")
-ON_TRAINING = [block for page in ("training.md", "parallelism.md", "checkpoints.md") for block in commands(page)]
+ON_TRAINING = [
+    block
+    for page in ("guides/training.md", "concepts/parallelism.md", "guides/checkpoints.md")
+    for block in commands(page)
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def test_the_pipeline_then_training(corpus: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out/hf/model.safetensors").is_file() and list((tmp_path / "out/from_hf").iterdir())
 
 
-@pytest.mark.parametrize("page", ["README.md", "dedup.md"])
+@pytest.mark.parametrize("page", ["README.md", "guides/dedup.md"])
 def test_python_examples_print_what_they_promise(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = examples(page)
     exec(code, {})

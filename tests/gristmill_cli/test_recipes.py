@@ -84,7 +84,7 @@ def test_preview_fits_80_columns_and_shows_examples(config: RunConfig) -> None:
 
 
 def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:
-    (block,) = commands("recipes.md")
+    (block,) = commands("guides/recipes.md")
     block = block.replace("--recipe gopher", "--recipe gopher --until filter_quality")
     done = shell(block, on_one_core=True, CORPUS=str(config.corpus), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr

@@ -11,5 +11,5 @@ def test_the_oldest_torch_is_the_oldest_allowed_and_both_are_documented() -> Non
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     oldest, newest = ast.literal_eval(assigned["TORCH"])
     assert f'"torch>={oldest.rpartition(".")[0]}",' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    table = (ROOT / "docs/development.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/development.md").read_text(encoding="utf-8")
     assert f"| {oldest} |" in table and f"| {newest} |" in table

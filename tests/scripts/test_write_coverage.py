@@ -1,4 +1,4 @@
-"""docs/coverage.md lists what the parity certificate runs."""
+"""docs/reference/coverage.md lists what the parity certificate runs."""
 
 import pytest
 

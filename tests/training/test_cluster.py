@@ -22,7 +22,7 @@ from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
 from training.train import train
 
-BY_TORCHRUN, BY_SRUN = commands("cluster.md")
+BY_TORCHRUN, BY_SRUN = commands("guides/cluster.md")
 SRUN = """#!{python}
 # Starts a step of as many tasks as --ntasks says, on as many nodes of this machine, with srun's variables.
 import os, subprocess, sys

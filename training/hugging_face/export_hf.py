@@ -50,8 +50,8 @@ def export_hf(
 ) -> str:
     """Export a trained model as config.json, generation_config.json and model.safetensors.
 
-    The model must have the parts of one of transformers' architectures (docs/models.md), not a mixture of several.
-    Needs the memory of one file of weights.
+    The model must have the parts of one of transformers' architectures (docs/guides/models.md), not a mixture
+    of several. Needs the memory of one file of weights.
 
     Args:
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.

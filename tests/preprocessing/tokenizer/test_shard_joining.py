@@ -81,7 +81,7 @@ def test_a_damaged_part_is_an_error_and_no_shard(tmp_path: Path) -> None:
 
 
 def test_megatron_takes_the_blend(tmp_path: Path) -> None:
-    """As docs/slimpajama.md gives the option, from another folder."""
+    """As docs/guides/pipeline.md gives the option, from another folder."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset  # here: two seconds in each process of pytest
     from megatron.core.datasets.utils import get_blend_from_list
 

@@ -1,4 +1,4 @@
-"""docs/models.md: every cell of the table of families is a case that is tested."""
+"""docs/guides/models.md: every cell of the table of families is a case that is tested."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.training.hugging_face.test_generation import GENERATED
 from training.hugging_face.families import FAMILIES
 from training.presets.presets import PRESETS
 
-DOCS = Path(__file__).parents[3] / "docs/models.md"
+DOCS = Path(__file__).parents[3] / "docs/guides/models.md"
 # of the columns, but the first and last
 CASES = (set(FAMILY_NAMES), set(THEIRS), set(MODELS), set(GENERATED), set(SHRUNK))
 

@@ -9,7 +9,7 @@ from scripts.draw_pictures import DRAWN
 
 ROOT = Path(__file__).resolve().parents[3]
 PARTS = ["Formula", "In the placement table", "Proof"]
-PAGES = sorted((ROOT / "docs/parallelism").glob("*.md"))
+PAGES = sorted((ROOT / "docs/concepts/parallelism").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -24,7 +24,7 @@ def test_a_page_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
 
 
 def test_the_index_links_every_page_and_every_picture_is_shown() -> None:
-    index = (ROOT / "docs/parallelism.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs/concepts/parallelism.md").read_text(encoding="utf-8")
     assert len(PAGES) >= 5 and all(f"(parallelism/{page.name})" in index for page in PAGES)
     shown = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert all(f"pictures/{name}.svg" in shown for name in DRAWN)

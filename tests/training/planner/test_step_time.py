@@ -29,7 +29,7 @@ def test_published_runs(each: PublishedRun) -> None:
 @pytest.mark.parametrize("each", narayanan_table_2(), ids=lambda each: each.name)
 def test_zero_3_beside_other_layouts(each: PublishedRun) -> None:
     predicted = step_time(each.run, fitted_constants()).total
-    assert predicted == pytest.approx(each.measured, rel=0.13)  # docs/planner.md says which are not within 12 %
+    assert predicted == pytest.approx(each.measured, rel=0.13)  # docs/guides/planner.md says which are not within 12 %
     assert megatron_memory(each.run).total < each.run.cluster.device.memory
 
 

@@ -6,7 +6,7 @@ from gristmill_parity.feature_cases import feature_cases
 from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face import test_families, test_generation
 
-DOCS = Path(__file__).parents[3] / "docs/models.md"
+DOCS = Path(__file__).parents[3] / "docs/guides/models.md"
 
 
 def test_every_cell_names_a_case() -> None:

@@ -12,7 +12,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
 
-DOCS = Path(__file__).parents[3] / "docs/models.md"
+DOCS = Path(__file__).parents[3] / "docs/guides/models.md"
 PUBLISHED = [name for name, preset in PRESETS.items() if preset.parameters]
 
 
@@ -27,7 +27,7 @@ def test_a_published_model_has_the_published_number_of_parameters(name: str) -> 
     model = ModelConfig(preset=name).resolve(1, 1)
     assert sum(p.numel for p in stage_parameters(model, range(model.layers), first=True, last=True)) == count
     row = f"| `{name}` | {count:,} | {published:,} | {count / published:.4f} | {PRESETS[name].source} |"
-    assert row in DOCS.read_text().splitlines(), f"docs/models.md lacks the row {row}"
+    assert row in DOCS.read_text().splitlines(), f"docs/guides/models.md lacks the row {row}"
 
 
 def test_the_documentation_has_no_other_presets() -> None:
