@@ -87,10 +87,15 @@ def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> P
 
 def _model(options: TrainConfig, config: str) -> ModelConfig:
     """The model with its defaults filled in; the vocabulary may be the token shards'."""
-    model = options.model.resolve(1, options.data.seq_len)
+    given = options.model
+    if options.began_from:  # the checkpoint's model; reading it takes torch, which takes seconds to import
+        from training.run_plan import given_model
+
+        given = given_model(options)
+    model = given.resolve(1, options.data.seq_len)
     if model.vocab_size > 1:
         return model
-    return options.model.resolve(_vocabulary(options, config), options.data.seq_len)
+    return given.resolve(_vocabulary(options, config), options.data.seq_len)
 
 
 def names_preset(config: str) -> bool:

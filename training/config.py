@@ -54,10 +54,12 @@ class TrainConfig:
     """Use only kernels that give the same bits in every run, so that a resumed run on a GPU ends with the same bytes as
     one that was never stopped; attention is slower. A CPU computes so anyway."""
     init_from: Path | None = None
-    """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
+    """Checkpoint whose parameters a new run starts from, for example one written by import_hf. Options of the model
+    that are not given are those of its model."""
     branch_from: Path | None = None
     """Checkpoint of another run that this new one continues: its parameters, its optimizer's state and its step, which
-    optim.steps counts, too. For example the decay of a wsd schedule, from a checkpoint before it."""
+    optim.steps counts, too. For example the decay of a wsd schedule, from a checkpoint before it. Options of the model
+    that are not given are those of its model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU per rank if there are any, else the CPU."""
     timeout: float = 0.0

@@ -3,6 +3,7 @@
 import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.io.token_manifest import Manifest, TokenizerRecord
+from training.checkpoint.checkpoint import recorded_model
 from training.config import TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.data.batches import Batches
@@ -55,7 +57,7 @@ class RunPlan:
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-        model = config.model.resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
+        model = given_model(config).resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
         identity = run_identity(config, model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
@@ -122,6 +124,14 @@ class RunPlan:
             f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
             f"{self.train.first.length}{part}"
         )
+
+
+def given_model(config: TrainConfig) -> ModelConfig:
+    """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given."""
+    for folder in map(Path, [str(config.out_dir), *config.began_from.values()] if config.began_from else []):
+        if stored := recorded_model(folder):
+            return config.model.beside(stored)
+    return config.model
 
 
 def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfig) -> list[str]:

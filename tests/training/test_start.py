@@ -15,6 +15,7 @@ from gristmill.io.token_manifest import Manifest, ShardRecord
 from gristmill.io.token_shards import MAGIC
 from tests.patience import patience
 from training.config import TrainConfig
+from training.model.model_config import ModelConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.reporting_config import EvalConfig
@@ -31,9 +32,11 @@ def test_a_refused_init_from_does_not_claim_the_folder(config: TrainConfig, tmp_
         (other.out_dir, "of another model: model.rope"),
     ):
         with pytest.raises(UsageError, match=error):
-            train(replace(one_step, init_from=wrong, seed=7))
+            train(replace(one_step, init_from=wrong, seed=7, model=replace(config.model, rope_base=10_000.0)))
         assert [path.name for path in one_step.out_dir.iterdir()] == [".lock"]
-    train(replace(one_step, init_from=other.out_dir, model=other.model))  # the corrected options, another seed
+    # the corrected options, another seed: those of the model that are not given are the checkpoint's
+    train(replace(one_step, init_from=other.out_dir, model=ModelConfig()))
+    assert RunPlan.of(replace(one_step, init_from=other.out_dir, model=ModelConfig())).model.rope_base == 500.0
     assert (one_step.out_dir / "run.json").is_file()
 
 

@@ -24,9 +24,10 @@ from torch import Tensor
 from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
 from gristmill.storage.local import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import RECORD, CheckpointRecord, encode_record, verify_checkpoint
+from training.checkpoint.record import RECORD, CheckpointRecord, encode_record, read_record, verify_checkpoint
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
+from training.model.model_config import ModelConfig
 from training.parallel.mesh import World
 
 LATEST = "latest"
@@ -102,7 +103,7 @@ class CheckpointManager:
 
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
         """Find the latest intact checkpoint: its path and record. Raises InputError where all are damaged."""
-        candidates, later = self.group.main_only(self._list_finished)
+        candidates, later = self.group.main_only(lambda: _list_finished(self.folder, self.say))
         fault = ""
         for number, path in enumerate(candidates, 1):
             record, fault = verify_checkpoint(path, self.group)
@@ -118,16 +119,6 @@ class CheckpointManager:
                 f"from a copy, or remove {self.folder} to start over"
             )
         return None
-
-    def _list_finished(self) -> tuple[list[Path], list[Path]]:
-        """List finished checkpoints: the one named in `latest` and earlier ones, newest first; and any later ones."""
-        for partial in sorted(self.folder.glob(f"step-*[0-9]{PARTIAL}")):
-            self.say(f"checkpoint {partial.stem} was never finished: ignoring it")
-        found = sorted(self.folder.glob("step-*[0-9]"), reverse=True)
-        latest = self.folder / LATEST
-        name = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-        later = [path for path in found if path.name > name] if self.folder / name in found else []
-        return [path for path in found if path not in later], later
 
     def _shards_to_write(self, state: State) -> State:
         """The part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
@@ -201,6 +192,17 @@ class CheckpointManager:
         self._abandoned = []  # the run may come to their steps again
 
 
+def _list_finished(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], list[Path]]:
+    """List finished checkpoints: the one named in `latest` and earlier ones, newest first; and any later ones."""
+    for partial in sorted(folder.glob(f"step-*[0-9]{PARTIAL}")):
+        say(f"checkpoint {partial.stem} was never finished: ignoring it")
+    found = sorted(folder.glob("step-*[0-9]"), reverse=True)
+    latest = folder / LATEST
+    name = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    later = [path for path in found if path.name > name] if folder / name in found else []
+    return [path for path in found if path not in later], later
+
+
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
     """Find a checkpoint: `folder` itself, or the latest in a folder of checkpoints or in a run's --out_dir.
 
@@ -220,6 +222,16 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
             f"{folder}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
         )
     return found
+
+
+def recorded_model(folder: Path) -> ModelConfig | None:
+    """The model of the checkpoint that `open_checkpoint` would find, by its record alone; None if none is readable."""
+    if not (folder / RECORD).is_file():
+        inside = folder / "checkpoints"
+        finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
+        folder = next(iter(finished), folder)
+    record, _ = read_record(folder)
+    return ModelConfig.from_record(record.model) if record else None
 
 
 def load_model(folder: Path, state: State, group: CheckpointGroup, say: Callable[[str], None]) -> CheckpointRecord:

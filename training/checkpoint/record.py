@@ -62,7 +62,7 @@ def checksum_of(fields: Mapping[str, Any]) -> str:
 
 def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
     """Verify the SHA-256 of all files, a part on each rank; return the record, or None and the damage found."""
-    record, fault = group.main_only(lambda: _read_record(path))
+    record, fault = group.main_only(lambda: read_record(path))
     if record is None:
         return None, fault
     names = sorted(record.files)[group.world.rank :: group.world.size]
@@ -71,7 +71,7 @@ def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRec
     return (None, f"{faults[0]} is missing or damaged") if faults else (record, "")
 
 
-def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
+def read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
     """The record of the checkpoint `path`, or None and why it cannot be used."""
     try:
         fields = msgspec.json.decode((path / RECORD).read_bytes())

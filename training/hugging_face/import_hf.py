@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # other
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     """Import config.json and model.safetensors as a checkpoint to train from.
 
-    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer, which is copied to OUT for
+    Train with --init_from OUT, on tokens of the model's own tokenizer, which is copied to OUT for
     tokenize_corpus: tokenizer.model if there is one, else tokenizer.json. The checkpoint holds parameters only; the
     optimizer starts from zero.
 
@@ -75,30 +75,10 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     notes += _left_out(hf_folder)
-    how = f"train it with --init_from {out_dir} {command_line_options(model)}"
+    how = f"train it with --init_from {out_dir}"
     count = sum(view.numel() for pieces in state.values() for view, _ in pieces)
     what = f"{family.model_type} model, {count:,} parameters in {len(state)} tensors, in {path}"
     return "\n".join([*notes, what, how])
-
-
-def command_line_options(model: ModelConfig) -> str:
-    """The --model options that make the preset this model, as a command line."""
-    preset = ModelConfig(preset=model.preset).resolve(1, 1)
-    given = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
-    given.pop("init_std", None)
-    for key in list(given):
-        if _follows(model, {**given, "init_std": model.init_std}, key):
-            del given[key]
-    return " ".join(f"--model.{key} {value}" for key, value in {"preset": model.preset, **given}.items())
-
-
-def _follows(model: ModelConfig, given: dict[str, Any], key: str) -> bool:
-    """True if the value of an option follows from the others."""
-    try:
-        rest = {name: value for name, value in given.items() if name != key}
-        return ModelConfig(preset=model.preset, **rest).resolve(1, 1) == model
-    except UsageError:
-        return False
 
 
 def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:

@@ -105,6 +105,12 @@ class ModelConfig:
     init_std: float = 0.0
     """Standard deviation of the initial weights, with deepnorm of those outside the blocks; 0: the preset's, 0.02."""
 
+    def beside(self, stored: Self) -> Self:
+        """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        kept = replace(stored, dropout=self.dropout, init_std=self.init_std)
+        return replace(kept if kept.positions == "learned" else replace(kept, context=0), **mine)
+
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
         given = self._with_preset()
