@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
+from gristmill.errors import require
 from gristmill_planner.hardware import Cluster
 from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
@@ -163,6 +164,13 @@ class PlanRequest:
     """Blocks are compiled, so that no schedule may compute gradients of inputs and weights apart."""
     headroom: float = 0.0
     """Share of a device's memory that is left free."""
+
+    def __post_init__(self) -> None:
+        require(
+            not self.model.experts,
+            f"the model has {self.model.experts} experts, whose time and memory are not predicted yet; try a dense "
+            "model of as many parameters as a token uses",
+        )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:
         """A run of it in a layout."""

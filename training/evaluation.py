@@ -87,7 +87,8 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     world = build_world(layout, device, _SECONDS_TO_WAIT)
     ask = partial(require_memory, world, layout, config.precision, MemoryConfig(), None)
     model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision, before_allocation=ask)
-    read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
+    state = model_state(model.params, key_of=weight_keys(path, config.ema), buffers=model.buffers)
+    read_shards(state, path, group.process_group)
     model.after_load()
     model.all_gather_params()
     return model, record.tokenizer, path.absolute().parent

@@ -15,6 +15,7 @@ from training.optim.weight_average import AveragingOptimizer
 from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin, Plugins
 from training.profiling.profiler import Profiler
+from training.reporting.expert_load import ExpertLoad
 from training.run_plan import RunPlan
 
 
@@ -33,6 +34,8 @@ def build_plugins(
         add(Profiler(config.profile, model, names, config.out_dir))
     if config.data.verify == "checksum":
         add(VerifiedShards([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
+    if model.routing is not None:
+        add(ExpertLoad(model.routing, say))
     if buckets_of(model.reducers):
         add(ErrorFeedback(model))
     if config.eval.ema:

@@ -10,6 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from gristmill.errors import require
 from gristmill.io.token_manifest import Manifest, TokenizerRecord
 from training.checkpoint.checkpoint import recorded_model
 from training.config import TrainConfig
@@ -59,6 +60,7 @@ class RunPlan:
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
         model = given_model(config).resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
+        _check_experts(config, model)
         identity = run_identity(config, model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
         check_local_steps(layout, config.replicas, config.optim, memory, config.profile.norms, config.seconds_to_wait)
@@ -111,13 +113,17 @@ class RunPlan:
             *_idle_options(config, self.model, self.layout),
         ]
 
-    def header(self, parameters: int, processes: int, device: str) -> str:
-        """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda."""
+    def header(self, parameters: int, active: int, processes: int, device: str) -> str:
+        """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda.
+
+        `active`: the parameters that one token uses.
+        """
         model, split = self.model, self.split
         threads = f" x {torch.get_num_threads()} threads" if device == "cpu" else ""
+        used = f"{active:,} of them for a token, " if active < parameters else ""
         part = f", of which this run reads {self.tokens_per_step:,}" if self.config.replicas.count > 1 else ""
         return (
-            f"{model.preset}: {parameters:,} parameters, {model.layers} layers of width {model.width}, "
+            f"{model.preset}: {parameters:,} parameters, {used}{model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
             f"{processes} process{'es' if processes != 1 else ''} ({device}{threads}, {self.config.precision}): "
             f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: {split.dp_size} replicas x "
@@ -132,6 +138,20 @@ def given_model(config: TrainConfig) -> ModelConfig:
         if stored := recorded_model(folder):
             return config.model.beside(stored)
     return config.model
+
+
+def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
+    """Raise UsageError for options of the run that do not go together with a sparse model."""
+    require(
+        not model.experts or not config.compile,
+        f"compile and model.experts {model.experts}: how many tokens an expert has is not known to a compiler; "
+        "try --compile false",
+    )
+    require(
+        model.balance != "bias" or config.replicas.folder is None,
+        "replicas.folder and model.balance bias: each replica would have biases of its own; try --model.balance "
+        "sequence",
+    )
 
 
 def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfig) -> list[str]:

@@ -22,7 +22,7 @@ from training.distributed.hang_detection import is_peer_failure
 from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
 from training.features import build_plugins
-from training.model.decoder import flops_per_token, meta_decoder
+from training.model.decoder import active_parameters, flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import describe_late_decay, learning_rate
 from training.optim.stability import Stability
@@ -58,6 +58,7 @@ class Trainer:
         decoder = meta_decoder(plan.model)
         names = [name for name, _ in decoder.named_parameters()]
         self.parameters = sum(p.numel() for p in decoder.parameters())
+        self.active = active_parameters(decoder)
         self.flops_per_token = flops_per_token(decoder, data.seq_len)
         self.model = model = parallelize(
             decoder, plan.layout, world, config.seed, config.precision, plan.memory, config.compile, data.seq_len,
@@ -133,7 +134,8 @@ class Trainer:
         return source.record, source.batch_sizes
 
     def _load_weights(self, checkpoint: Path) -> None:
-        source = load_model(checkpoint, model_state(self.model.params), self.checkpoints.group, self.reporter.say)
+        state = model_state(self.model.params, buffers=self.model.buffers)
+        source = load_model(checkpoint, state, self.checkpoints.group, self.reporter.say)
         require_same_model(source, self.plan.model, self.plan.tokenizer)
         self.hugging_face = source.hugging_face
 
@@ -224,7 +226,8 @@ class Trainer:
 
     def _state(self, stored: CheckpointRecord | None = None) -> State:
         """What a checkpoint holds: to save it or, of the record `stored`, to fill it from one."""
-        return self.plugins.state(model_state(self.model.params, self.optimizer.moments()), stored)
+        state = model_state(self.model.params, self.optimizer.moments(), buffers=self.model.buffers)
+        return self.plugins.state(state, stored)
 
     def finish(self) -> Summary:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
@@ -265,7 +268,7 @@ class Trainer:
         """Print and record the sizes of model, layout, batch and data."""
         plan, world, batches = self.plan, self.world, self.batches
         self.reporter.say(
-            f"{plan.header(self.parameters, world.size, world.device.type)}\n"
+            f"{plan.header(self.parameters, self.active, world.size, world.device.type)}\n"
             f"train {plan.train.describe(batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )

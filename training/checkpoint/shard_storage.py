@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,13 +54,16 @@ def model_state(
     params: Iterable[ShardedParameter],
     moments: Mapping[str, Mapping[str, Tensor]] | None = None,
     key_of: Callable[[str], str] = parameter_key,
+    buffers: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> State:
     """Build the state of a checkpoint: `model.NAME` and `optim.NAME.MOMENT`, from `moments[NAME][MOMENT]`.
 
     Moments have the shape of the parameter's local shard. Without `moments`, the state holds the parameters only.
-    `key_of`: the key to read a parameter's values from, by its name.
+    `key_of`: the key to read a parameter's values from, by its name. `buffers`: further tensors, whole.
     """
-    state: State = {}
+    state: State = {
+        parameter_key(name): [(values, ShardSpec.whole(tuple(values.shape)))] for name, values in buffers.items()
+    }
     for param in params:
         state.setdefault(key_of(param.name), []).append((param.local.detach(), param.spec))
         for moment, values in (moments or {}).get(param.name, {}).items():

@@ -49,6 +49,16 @@ class ParallelConfig(CompressionOptions, GridOptions):
             f"parallel.compression {self.compression} and parallel.tensor {self.tensor}: the blocks of a grid are not "
             "compressed yet; try --parallel.tensor 1d",
         )
+        require(
+            self.compression == "none" or not model.experts,
+            f"parallel.compression {self.compression} and model.experts {model.experts}: gradients of experts are not "
+            "compressed yet; try --parallel.compression none",
+        )
+        require(
+            not self.local_steps or model.balance != "bias",
+            f"parallel.local_steps {self.local_steps} and model.balance bias: each replica would have biases of its "
+            "own; try --model.balance sequence",
+        )
 
 
 @experiment_of.register(ParallelConfig)

@@ -28,6 +28,7 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor: ...
     def fused_linears(self, x: Tensor, layers: Sequence[nn.Linear], /) -> Sequence[Tensor]: ...
+    def grouped_linear(self, x: Tensor, weight: Tensor, counts: Tensor, /) -> Tensor: ...
     def embedding(self, ids: Tensor, weight: Tensor, /) -> Tensor: ...
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, /) -> Tensor: ...
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, /) -> Tensor: ...
@@ -72,6 +73,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
     """Apply several layers to the same `x` (…, in), in one product where that is faster; one (…, out) per layer."""
     return kernels_for(x.device).fused_linears(x, layers)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """x W_e^T: rows `x` (N, in), of which the first `counts[0]` are of matrix 0, and so on; `weight` (E, out, in)."""
+    return kernels_for(x.device).grouped_linear(x, weight, counts)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Portable kernels: torch's operators, which compute on every device; dispatch.py says what each computes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 # the time of the products on a GPU, and 32 MiB six times as much as the products
 LOGITS_BYTES = 1 << 30
 _aten = torch.ops.aten
-PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+PRODUCTS = frozenset({
+    _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten._grouped_mm.default,
+})  # fmt: skip
 
 SPLITS_DOCUMENTS = False
 
@@ -21,6 +23,19 @@ embedding = F.embedding
 def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
     """Apply one layer after the other."""
     return [layer(x) for layer in layers]
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """One kernel for all matrices where torch has it: of bf16 on GPUs, whose rows are multiples of 16 bytes."""
+    if x.is_cuda and x.dtype is torch.bfloat16 and weight.shape[1] % 8 == weight.shape[2] % 8 == 0:
+        return torch._grouped_mm(x, weight.mT, offs=counts.cumsum(0, dtype=torch.int32))
+    return grouped_loop(x, weight, counts, linear)
+
+
+def grouped_loop(x: Tensor, weight: Tensor, counts: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A product after the other; `unbind` gives all matrices one gradient, where an index would make one for each."""
+    parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
+    return torch.cat([product(part, matrix) for part, matrix in parts])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

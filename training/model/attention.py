@@ -33,8 +33,10 @@ class Attention(nn.Module):
         self.q = Linear(config.width, config.q_width, bias=bias)
         self.k = Linear(config.width, config.kv_width, bias=bias)
         self.v = Linear(config.width, config.kv_width, bias=bias)
-        self.q_norm = build_norm(config, config.head_dim) if config.qk_norm else None
-        self.k_norm = build_norm(config, config.head_dim) if config.qk_norm else None
+        joint = bool(config.qk_norm_joint)
+        self.q_norm = build_norm(config, config.q_width if joint else config.head_dim) if config.qk_norm else None
+        self.k_norm = build_norm(config, config.kv_width if joint else config.head_dim) if config.qk_norm else None
+        self.joint_norms = joint
         self.o = Linear(config.q_width, config.width, bias=bool(config.out_bias))
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
@@ -46,9 +48,12 @@ class Attention(nn.Module):
         projected = self.project(x, documents)
         if documents is not None:
             projected = [y.flatten(0, 1)[None] for y in projected]
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in projected)
-        if self.q_norm is not None and self.k_norm is not None:  # Dehghani et al. 2023, "ViT-22B", section 2
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = projected
+        if self.joint_norms:  # Muennighoff et al. 2024, OLMoE
+            q, k = self._norm(q, k)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
+        if not self.joint_norms:
+            q, k = self._norm(q, k)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         if isinstance(table, tuple):
             q, k = apply_rotary(q, table), apply_rotary(k, table)
@@ -58,6 +63,12 @@ class Attention(nn.Module):
         else:
             mixed = self.attend(mask, q, k, v)
         return self.o(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def _norm(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised queries and keys, of each head or of all together (Dehghani et al. 2023, "ViT-22B", section 2)."""
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
 
     def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:
         """Queries, keys and values of features (B, T, D), each (B, T, …)."""

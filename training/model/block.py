@@ -5,21 +5,23 @@ from torch import Tensor, nn
 from training.model.attention import Attention, QueryAttention
 from training.model.dropout import Dropout
 from training.model.layers import build_norm
-from training.model.mlp import build_mlp
+from training.model.mlp import MLP, GatedMLP, build_mlp
 from training.model.model_config import ModelConfig
 from training.model.positions import PositionTable
+from training.model.sparse_mlp import SparseMLP
 
 
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, name: str, attention: type[Attention] = Attention) -> None:
+    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] = Attention) -> None:
         super().__init__()
+        name = f"blocks.{layer}"
         self.attention_norm = build_norm(config)
         self.attention = attention(config, name)
         self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
-        self.mlp = build_mlp(config)
+        self.mlp: SparseMLP | GatedMLP | MLP = SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)
         self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
@@ -42,8 +44,8 @@ class DeepNormBlock(Block):
     (Wang et al. 2022, DeepNet, section 2; Zeng et al. 2022, GLM-130B, section 2.1).
     """
 
-    def __init__(self, config: ModelConfig, name: str, attention: type[Attention] = Attention) -> None:
-        super().__init__(config, name, attention)
+    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] = Attention) -> None:
+        super().__init__(config, layer, attention)
         self.alpha = (2 * config.layers) ** 0.5
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
@@ -56,8 +58,8 @@ class DeepNormBlock(Block):
 class QueryBlock(Block):
     """The last block of a model with a query layer: a pre-norm block, on the stream after the last norm."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
-        super().__init__(config, name, QueryAttention)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer, QueryAttention)
         self.input_norm = build_norm(config)
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
@@ -66,8 +68,7 @@ class QueryBlock(Block):
 
 def build_block(config: ModelConfig, layer: int) -> Block:
     """The block of a layer."""
-    name = f"blocks.{layer}"
     if config.query_layer and layer == config.layers - 1:
-        return QueryBlock(config, name)
+        return QueryBlock(config, layer)
     blocks: dict[str | None, type[Block]] = {"parallel": ParallelBlock, "deepnorm": DeepNormBlock}
-    return blocks.get(config.residual, Block)(config, name)
+    return blocks.get(config.residual, Block)(config, layer)

@@ -65,15 +65,21 @@ def meta_decoder(config: ModelConfig) -> Decoder:
         return Decoder(config)
 
 
+def active_parameters(model: Decoder) -> int:
+    """Parameters that one token uses: all but those of experts that it is not sent to."""
+    return sum(model.config.active_numel(name, p.numel()) for name, p in model.named_parameters())
+
+
 def flops_per_token(model: Decoder, seq_len: int) -> float:
     """Model FLOPs per token, forward and backward: 6 N + 12 L H E T (Chowdhery et al. 2022, appendix B).
 
-    N counts the parameters used in matrix products: all but the embeddings; a tied output matrix counts. As usual,
-    recomputation is not counted, and attention is counted as if it were not causal and had no window. `model` must be
-    unsharded; its parameters may be on the meta device.
+    N counts the parameters used in matrix products: all but the embeddings; a tied output matrix counts, and of
+    experts as many as a token has. As usual, recomputation is not counted, and attention is counted as if it were not
+    causal and had no window. `model` must be unsharded; its parameters may be on the meta device.
     """
     config = model.config
-    matrices = sum(p.numel() for name, p in model.named_parameters() if not is_lookup(name))
+    used = [(name, p.numel()) for name, p in model.named_parameters() if not is_lookup(name)]
+    matrices = sum(config.active_numel(name, numel) for name, numel in used)
     if config.tied:
         matrices += config.vocab_size * config.width
     return 6.0 * matrices + 12.0 * config.layers * config.q_width * seq_len

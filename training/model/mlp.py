@@ -1,5 +1,7 @@
 """MLP of a block, gated or not."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,16 +11,23 @@ from training.model.layers import Linear
 from training.model.model_config import ModelConfig
 
 
+def gate_function(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """The elementwise part of a gated MLP."""
+    return geglu if config.mlp == "geglu" else swiglu
+
+
 class GatedMLP(nn.Module):
     """SwiGLU or GeGLU MLP: down(silu(gate x) * up x), or with GELU (Shazeer 2020, "GLU variants", equations 6, 5)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    last = "down"
+
+    def __init__(self, config: ModelConfig, features: int = 0) -> None:
         super().__init__()
-        bias = bool(config.mlp_bias)
-        self.gate = Linear(config.width, config.ffn_width, bias=bias)
-        self.up = Linear(config.width, config.ffn_width, bias=bias)
-        self.down = Linear(config.ffn_width, config.width, bias=bias)
-        self.combine = geglu if config.mlp == "geglu" else swiglu
+        bias, features = bool(config.mlp_bias), features or config.ffn_width
+        self.gate = Linear(config.width, features, bias=bias)
+        self.up = Linear(config.width, features, bias=bias)
+        self.down = Linear(features, config.width, bias=bias)
+        self.combine = gate_function(config)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.combine(*self.gate.fused_with(x, self.up)))
@@ -31,6 +40,8 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 class MLP(nn.Module):
     """MLP without gate: down(activation(up x)); `activate` has the activations."""
+
+    last = "down"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -51,6 +62,6 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return gelu(x, "none" if kind == "gelu-exact" else "tanh")
 
 
-def build_mlp(config: ModelConfig) -> nn.Module:
-    """The MLP of a block, (…, D) to (…, D)."""
+def build_mlp(config: ModelConfig) -> GatedMLP | MLP:
+    """The MLP of a dense layer, (…, D) to (…, D)."""
     return GatedMLP(config) if config.is_gated else MLP(config)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
+from training.model.expert_options import check_experts, expert_defaults
 from training.presets.presets import find_preset
 
 
@@ -27,6 +28,10 @@ class ModelConfig:
         "rope_fraction": Range(0, 1),
         "position_offset": Range(0, 1000),
         **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
+        **dict.fromkeys(("experts", "experts_per_token", "shared_experts", "dense_layers"), Range(0, 10_000)),
+        **dict.fromkeys(("sparse_every", "expert_groups", "groups_per_token"), Range(0, 10_000)),
+        "expert_width": Range(0, 10_000_000),
+        **dict.fromkeys(("router_scale", "router_z_loss", "balance_loss", "balance_rate"), Range(0)),
     }
 
     preset: str = "llama"
@@ -76,6 +81,8 @@ class ModelConfig:
     """Biases in the MLP."""
     qk_norm: bool | None = None
     """A norm of each head's query and key, before they are rotated."""
+    qk_norm_joint: bool | None = None
+    """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE; not with tp."""
     window: int | None = None
     """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
     preset's."""
@@ -104,6 +111,40 @@ class ModelConfig:
     """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
     init_std: float = 0.0
     """Standard deviation of the initial weights, with deepnorm of those outside the blocks; 0: the preset's, 0.02."""
+    experts: int = 0
+    """Experts of a sparse layer (mixture of experts): MLPs of which a router chooses a few for each token; 0: the
+    preset's, or none: all layers are dense."""
+    experts_per_token: int = 0
+    """Experts that the router chooses for a token (top-k); 0: the preset's, or 2."""
+    expert_width: int = 0
+    """Features inside an expert; 0: the preset's, or ffn_width, which is that of the dense layers."""
+    shared_experts: int = 0
+    """Experts that every token passes besides, computed as one MLP of so many times expert_width."""
+    dense_layers: int = 0
+    """First layers that are dense, as in DeepSeek-V3."""
+    sparse_every: int = 0
+    """Every n-th layer is sparse, the others are dense; 0: the preset's, or 1."""
+    router: Literal["softmax", "sigmoid"] | None = None
+    """Scores of the experts from the router's logits, in float32; None: the preset's, or softmax."""
+    router_normalize: bool | None = None
+    """Divide the chosen experts' scores by their sum; None: the preset's, or true."""
+    router_scale: float = 0.0
+    """Factor of the chosen experts' weights; 0: the preset's, or 1."""
+    expert_groups: int = 0
+    """Groups of neighbouring experts, of which a token may use groups_per_token, those whose two best experts have the
+    highest scores (DeepSeek-V3); 0: the preset's, or one group."""
+    groups_per_token: int = 0
+    """Groups that the experts of a token are from; 0: the preset's, or all."""
+    balance: Literal["none", "switch", "sequence", "bias"] | None = None
+    """How experts get equally many tokens. sequence: an auxiliary loss of each sequence; switch: of each micro-batch of
+    all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias of the choice, changed after each step (Wang
+    et al. 2024). None: the preset's, or sequence."""
+    balance_loss: float = 0.0
+    """Coefficient of the auxiliary loss; 0: of switch and sequence 0.01, of bias none; with bias it is a sequence's."""
+    balance_rate: float = 0.0
+    """Change of the bias in a step; 0: 0.001."""
+    router_z_loss: float = 0.0
+    """Coefficient of the router's z-loss: the mean squared log-sum-exp of its logits (Zoph et al. 2022)."""
 
     def beside(self, stored: Self) -> Self:
         """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`."""
@@ -136,6 +177,7 @@ class ModelConfig:
         given: dict[str, Any] = {name: getattr(self, name) for name in ("qkv_bias", "out_bias", "mlp_bias")}
         given = {name: self.bias if value is None else value for name, value in given.items()}
         gated = -(-8 * self.width // 3 // 32) * 32
+        ffn_width = self.ffn_width or (gated if self.is_gated else 4 * self.width)
         return replace(
             self,
             **given,
@@ -149,10 +191,32 @@ class ModelConfig:
             query_layer=bool(self.query_layer),
             kv_heads=self.kv_heads or self.heads,
             head_dim=self.head_dim or self.width // max(1, self.heads),
-            ffn_width=self.ffn_width or (gated if self.is_gated else 4 * self.width),
+            ffn_width=ffn_width,
             vocab_size=self.vocab_size or vocab_size,
             context=self.context or seq_len,
+            qk_norm_joint=bool(self.qk_norm_joint),
+            **expert_defaults(self, ffn_width),
         )
+
+    def is_sparse(self, layer: int) -> bool:
+        """True if the layer has experts in place of one MLP."""
+        return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
+
+    @property
+    def sparse_layers(self) -> list[int]:
+        """Numbers of the layers with experts."""
+        return [layer for layer in range(self.layers) if self.is_sparse(layer)]
+
+    @property
+    def active_width(self) -> int:
+        """Features inside the MLPs that a token passes, of a layer on average."""
+        sparse = len(self.sparse_layers)
+        chosen = (self.experts_per_token + self.shared_experts) * self.expert_width
+        return (sparse * chosen + (self.layers - sparse) * self.ffn_width) // max(1, self.layers)
+
+    def active_numel(self, name: str, numel: int) -> int:
+        """Elements of a parameter that one token uses, of `numel`."""
+        return numel * self.experts_per_token // self.experts if ".experts." in name else numel
 
     @property
     def q_width(self) -> int:
@@ -237,7 +301,12 @@ class ModelConfig:
             f"model.query_layer needs 2 layers or more, and pre-norm, and this model has {self.layers} and "
             f"{self.residual}; try --model.query_layer false",
         )
+        require(
+            not self.qk_norm_joint or bool(self.qk_norm),
+            "model.qk_norm_joint needs model.qk_norm, which is false; try --model.qk_norm true, or leave it out",
+        )
         _check_rope(self)
+        check_experts(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
 
 

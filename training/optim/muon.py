@@ -54,7 +54,7 @@ class Muon(Optimizer):
         shape = param.spec.global_shape
         if self.config.decays(param.name, shape):
             param.local.mul_(1 - lr * self.config.weight_decay)
-        param.local.add_(update, alpha=-lr * _RMS * math.sqrt(max(shape)))
+        param.local.add_(update, alpha=-lr * _RMS * math.sqrt(max(shape[-2:])))
 
     @property
     def memory_bytes(self) -> int:
@@ -69,8 +69,11 @@ class Muon(Optimizer):
 def orthogonalize(matrix: Tensor) -> Tensor:
     """The matrix (m, n) with all singular values near 1, by five Newton-Schulz iterations in its dtype.
 
-    Each maps X to a X + (b X X^T + c (X X^T)^2) X, an odd polynomial of the singular values.
+    Each maps X to a X + (b X X^T + c (X X^T)^2) X, an odd polynomial of the singular values. Experts' matrices, (E, m,
+    n), are orthogonalised one by one.
     """
+    if matrix.ndim == 3:
+        return torch.stack([orthogonalize(one) for one in matrix])
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if is_tall else matrix

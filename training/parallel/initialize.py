@@ -42,6 +42,6 @@ def deviation_of(name: str, shape: tuple[int, ...], config: ModelConfig) -> floa
     """
     scale = 1 / math.sqrt(2 * config.layers)
     if config.residual == "deepnorm" and name.startswith("blocks."):
-        xavier = math.sqrt(2 / sum(shape))
+        xavier = math.sqrt(2 / sum(shape[-2:]))
         return xavier if name.endswith(("attention.q.weight", "attention.k.weight")) else xavier * scale
-    return config.init_std * scale if name.endswith(("attention.o.weight", "mlp.down.weight")) else config.init_std
+    return config.init_std * scale if name.endswith(("attention.o.weight", ".down.weight")) else config.init_std

@@ -21,6 +21,7 @@ from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import reshard
 from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.experiment import experiment_of
+from training.parallel.expert.routing import Routing
 from training.parallel.gradients import RemainingSums
 from training.parallel.layout import Layout
 from training.parallel.mesh import World
@@ -38,6 +39,7 @@ class ParallelModel:
     `parts` are the rank's pipeline stages, run by `pipeline` (or one, without a pipeline), each with its reducer.
     `params` are the shards that the rank updates, placed along `axes`, `sums` the sums of their gradients that follow
     data parallelism's. `files` hold the parameters if they are offloaded to disk.
+    `routing` has the routers of sparse layers.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class ParallelModel:
         sums: RemainingSums,
         pipeline: "Pipeline | None",
         files: ParametersOnDisk | None,
+        routing: Routing | None = None,
     ) -> None:
         self.config, self.layout, self.world = config, layout, world
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
+        self.routing = routing
         self.z_loss = ZLoss(0.0)
         experiment = experiment_of(layout)
         self.rows = world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
@@ -69,6 +73,8 @@ class ParallelModel:
         is the global one.
         """
         batch = self.order.own_batch(_own_batch(batch, self.rows))
+        if self.routing is not None:
+            self.routing.begin_step(scale)
         loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
         for param in self.params:
             if isinstance(param.module_param, DTensor):
@@ -76,6 +82,11 @@ class ParallelModel:
                 param.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
         self.sums.run()
         return self._count_once(loss)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What checkpoints have besides parameters, by name; the same on all ranks that have it."""
+        return {} if self.routing is None else self.routing.buffers
 
     def add_z_loss(self, coefficient: float) -> None:
         """Train with a z-loss of this coefficient from now on; 0: with none."""

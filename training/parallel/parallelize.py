@@ -22,6 +22,7 @@ from training.parallel.data.fsdp import apply_fsdp
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
+from training.parallel.expert.routing import Routing
 from training.parallel.gradients import RemainingSums
 from training.parallel.initialize import init_shard
 from training.parallel.layout import Layout
@@ -64,6 +65,7 @@ def parallelize(
     parts = shard_model(decoder, layout, world, dtype, memory, compiled, seq_len)
     before_allocation(sum(parameter.numel() for part in parts for parameter in part.parameters()))
     files = allocate_parameters(parts, memory, world.device, world.rank)
+    routing = Routing.of(parts, world)
     table = placement_table(decoder, layout)
     axes = _axes_of(decoder, table, layout, world)
     reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
@@ -78,7 +80,7 @@ def parallelize(
         reducer.all_gather_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])
     sums = RemainingSums(params, axes)
     pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pipeline is not None else None
-    model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files)
+    model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files, routing)
     model.all_gather_params()
     return model
 

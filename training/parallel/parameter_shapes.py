@@ -21,7 +21,8 @@ class ParameterShape:
     copies: int = 1
     """Neighbouring tensor-parallel ranks that hold the same part of it, each of which has a term of its gradient."""
     of_heads: bool = False
-    """True if each tensor-parallel rank applies all of it to its own heads: its gradient is a sum over the ranks."""
+    """True if each tensor-parallel rank applies all of it to its own heads, or experts' parts: its gradient is a sum
+    over the ranks."""
 
     @property
     def numel(self) -> int:
@@ -72,7 +73,9 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
     if model.qk_norm:
         for name in ("q_norm", "k_norm"):
-            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, model.head_dim):
+            joint = model.q_width if name == "q_norm" else model.kv_width
+            features = joint if model.qk_norm_joint else model.head_dim
+            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, features):
                 yield replace(p, of_heads=True)
     matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.out_bias), False)
@@ -80,13 +83,28 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
         query = ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer)
         yield replace(query, of_heads=True)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
-    for name in ("gate", "up")[not model.is_gated :]:
-        matrix = ParameterShape(f"blocks.{layer}.mlp.{name}.weight", (ffn, width), tp > 1, layer)
-        yield from _with_bias(matrix, bool(model.mlp_bias), tp > 1)
-    matrix = ParameterShape(f"blocks.{layer}.mlp.down.weight", (width, ffn), tp > 1, layer)
-    yield from _with_bias(matrix, bool(model.mlp_bias), False)
+    yield from _sparse(model, layer, tp) if model.is_sparse(int(layer)) else _dense(model, layer, tp, "mlp", ffn)
     if has_queries:
         yield from _norm(model, f"blocks.{layer}.input_norm", layer)
+
+
+def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> Iterator[ParameterShape]:
+    """An MLP, of `ffn` features on a rank."""
+    for name in ("gate", "up")[not model.is_gated :]:
+        matrix = ParameterShape(f"blocks.{layer}.{module}.{name}.weight", (ffn, model.width), tp > 1, layer)
+        yield from _with_bias(matrix, bool(model.mlp_bias), tp > 1)
+    matrix = ParameterShape(f"blocks.{layer}.{module}.down.weight", (model.width, ffn), tp > 1, layer)
+    yield from _with_bias(matrix, bool(model.mlp_bias), False)
+
+
+def _sparse(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+    """Router, experts and shared experts; each rank's router weights its own parts of the experts' outputs."""
+    width, ffn, prefix = model.width, model.expert_width // tp, f"blocks.{layer}.mlp"
+    yield ParameterShape(f"{prefix}.router.weight", (model.experts, width), False, layer, of_heads=True)
+    for name, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
+        yield ParameterShape(f"{prefix}.experts.{name}.weight", (model.experts, *shape), tp > 1, layer)
+    if model.shared_experts:
+        yield from _dense(model, layer, tp, "mlp.shared", model.shared_experts * ffn)
 
 
 def _with_bias(matrix: ParameterShape, bias: bool, divided_bias: bool) -> Iterator[ParameterShape]:

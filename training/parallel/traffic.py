@@ -6,6 +6,7 @@ the stages' layers, the order of passes.
 
 from training.parallel.context.traffic import context_traffic
 from training.parallel.data.traffic import data_traffic
+from training.parallel.expert.traffic import expert_traffic
 from training.parallel.pipeline.traffic import pipeline_traffic
 from training.parallel.tensor.traffic import tensor_traffic
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, add_traffic, formulas_of
@@ -18,6 +19,7 @@ def expected_traffic(inputs: TrafficInputs) -> Traffic:
     return add_traffic([
         tensor_traffic(inputs) if of_tensor is None else of_tensor,
         context_traffic(inputs),
+        expert_traffic(inputs),
         data_traffic(inputs) if of_data is None else of_data,
         pipeline_traffic(inputs),
     ])  # fmt: skip

@@ -58,6 +58,11 @@ class GridOptions(Layout):
             super().check_tensor(model, seq_len)
             return
         _check_ranks(self)
+        require(
+            not model.experts,
+            f"model.experts {model.experts} and parallel.tensor {self.tensor}: experts are not divided on a grid; "
+            "try --parallel.tensor 1d",
+        )
         _check_sizes(self, model)
         require(
             self.cp == 1,

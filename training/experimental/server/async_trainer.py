@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gristmill.errors import require
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
@@ -27,6 +28,11 @@ from training.trainer import Trainer
 def plan_async(config: AsyncConfig) -> RunPlan:
     """The plan of a server's run; parts and staleness change what it computes, too."""
     plan = RunPlan.of(config)
+    require(
+        not plan.model.experts,
+        f"model.experts {plan.model.experts} with a server and workers: nobody counts the tokens of experts there; try "
+        "training/train.py",
+    )
     return replace(
         plan, identity=plan.identity | {"parallel.parts": config.parts, "parallel.staleness": config.staleness}
     )

@@ -4,7 +4,7 @@ from training.kernels import portable
 from training.kernels.cpu.allocator import keep_freed_memory as prepare_process
 from training.kernels.cpu.elementwise import gelu, layer_norm, rms_norm, rotate_pairs, swiglu
 from training.kernels.cpu.embedding import embedding
-from training.kernels.cpu.linear import ONEDNN, fused_linears, linear
+from training.kernels.cpu.linear import ONEDNN, fused_linears, grouped_linear, linear
 
 LOGITS_BYTES = 32 << 20  # fits in a cache
 SPLITS_DOCUMENTS = True
@@ -17,6 +17,7 @@ __all__ = [
     "embedding",
     "fused_linears",
     "gelu",
+    "grouped_linear",
     "layer_norm",
     "linear",
     "prepare_process",

@@ -39,6 +39,11 @@ def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
     return y.split([len(layer.weight) for layer in layers], -1)
 
 
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """One product after the other."""
+    return portable.grouped_loop(x, weight, counts, linear)
+
+
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     """True for float32 products in training.
 

@@ -17,6 +17,7 @@ from training.kernels.precision import accumulation_dtype
 from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
+from training.model.router import Router
 from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.layout import Layout
 from training.parallel.pipeline.schedules import SCHEDULES
@@ -41,8 +42,12 @@ class _Stage(PipelineStage):
         return profiler.record_function(f"{self.schedule} pass {kind} of {where}")
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if fwd_chunk_id == 0 and isinstance(self.submod.head, Head) and self.submod.head.z_loss is not None:
-            self.submod.head.z_loss.take()  # of the pass by which torch learns shapes, before the first
+        if fwd_chunk_id == 0:  # the pass by which torch learns shapes comes before the first
+            if isinstance(self.submod.head, Head) and self.submod.head.z_loss is not None:
+                self.submod.head.z_loss.take()
+            for module in self.submod.modules():
+                if isinstance(module, Router):
+                    module.forget()
         with self._named("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 

@@ -49,12 +49,17 @@ class TensorOptions:
         advice = (
             f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
         )
-        for name in ("heads", "ffn_width"):
+        for name in ("heads", "ffn_width", "expert_width"):
             size = getattr(model, name)
             require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
         require(
             divides_heads(model, tp),
             f"model.kv_heads {model.kv_heads} is not divisible by parallel.tp {tp}, nor the other way; {advice}",
+        )
+        require(
+            tp == 1 or not model.qk_norm_joint,
+            f"model.qk_norm_joint and parallel.tp {tp}: a norm over all heads is not divided yet; try --parallel.tp 1 "
+            "and --parallel.zero 3, pp or cp",
         )
         require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
         require(
@@ -80,7 +85,7 @@ def divides_heads(model: ModelConfig, tp: int) -> bool:
 
 def possible_sizes(model: ModelConfig) -> list[int]:
     """The numbers of ranks that divide the model, in ascending order."""
-    common = math.gcd(model.heads, model.ffn_width)
+    common = math.gcd(model.heads, model.ffn_width, model.expert_width)
     # with a smaller vocabulary the last rank could be left without a row
     return [
         n for n in range(1, common + 1) if common % n == 0 and divides_heads(model, n) and n * n <= model.vocab_size

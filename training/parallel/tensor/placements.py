@@ -37,6 +37,13 @@ def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str,
         "mlp.gate": {"weight": colwise, "bias": colwise},
         "mlp.up": {"weight": colwise, "bias": colwise},
         "mlp.down": {"weight": rowwise, "bias": outside},
+        "mlp.router": {"weight": of_all_heads},  # each rank weights its own part of the experts' outputs
+        "experts.gate": {"weight": Placement(shard={"tp": 1})},  # (experts, outputs, inputs)
+        "experts.up": {"weight": Placement(shard={"tp": 1})},
+        "experts.down": {"weight": Placement(shard={"tp": 2})},
+        "shared.gate": {"weight": colwise},
+        "shared.up": {"weight": colwise},
+        "shared.down": {"weight": rowwise},
         "norm": {"weight": outside, "bias": outside},
         "head": {"weight": vocab},
     }

@@ -22,6 +22,7 @@ from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.embedding import Embedding, Head, TokenEmbedding
+from training.model.layers import Linear
 from training.model.positions import Alibi, PositionEmbedding, Rotary
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
@@ -82,9 +83,10 @@ class _Region:
 
 def _shard_block(block: Block, region: _Region) -> None:
     """Make attention and MLP a region each; key dropout by the global heads, or positions, that this rank computes."""
-    for module, last in ((block.attention, "o"), (block.mlp, "down")):
+    for module, last in ((block.attention, "o"), (block.mlp, block.mlp.last)):
         module.register_forward_pre_hook(region.enter_hook)
-        setattr(module, last, _RowParallelLinear(getattr(module, last), region))
+        product = getattr(module, last)
+        setattr(module, last, _RowParallelLinear(product, region) if isinstance(product, Linear) else _Exit(region))
     block.attention.dropout = ShardedDropout(block.attention.dropout, region.axis)
     if region.sequence_parallel:
         block.attention_dropout = ShardedDropout(block.attention_dropout, region.axis)
@@ -159,6 +161,17 @@ class _RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.region.exit(linear(x, self.weight))
         return x if self.bias is None else x + self.bias
+
+
+class _Exit(nn.Module):
+    """The region's exit, where several row-parallel products are added before it: those of the experts."""
+
+    def __init__(self, region: _Region) -> None:
+        super().__init__()
+        self.region = region
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.region.exit(x)
 
 
 class _VocabParallelTokens(TokenEmbedding):

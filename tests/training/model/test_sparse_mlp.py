@@ -1,0 +1,83 @@
+"""Sparse layers by themselves: tokens do not see each other, groups, and options that are refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.errors import UsageError
+from training.model.model_config import ModelConfig
+from training.model.router import Router
+from training.model.sparse_mlp import SparseMLP
+
+SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "experts": 6, "expert_width": 8}
+
+
+def resolved(**options: Any) -> ModelConfig:
+    return ModelConfig(**{**SIZES, **options}).resolve(50, 8)
+
+
+def filled(config: ModelConfig) -> SparseMLP:
+    torch.manual_seed(1)
+    layer = SparseMLP(config).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+@pytest.mark.parametrize("options", [{}, {"router": "sigmoid", "expert_groups": 3, "groups_per_token": 1}])
+def test_a_token_s_result_does_not_depend_on_its_batch(options: dict[str, Any]) -> None:
+    layer, x = filled(resolved(shared_experts=1, **options)), torch.randn(3, 8, 16, dtype=torch.float64)
+    together = layer(x)
+    for row in range(3):
+        torch.testing.assert_close(layer(x[row : row + 1, 5:]), together[row : row + 1, 5:], rtol=1e-12, atol=1e-13)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
+    layer = filled(resolved(experts_per_token=1))
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2, 0] = 1.0
+    x = torch.randn(1, 8, 16, dtype=torch.float64)
+    x[..., 0] = 1.0
+    layer(x).sum().backward()
+    of_experts = layer.experts.up.weight.grad
+    assert of_experts is not None
+    assert [bool(each.any()) for each in of_experts] == [False, False, True, False, False, False]
+
+
+def test_experts_are_of_the_groups_with_the_highest_two() -> None:
+    router = Router(resolved(expert_groups=3, groups_per_token=1))
+    scores = torch.tensor([[[0.9, 0.0, 0.5, 0.6, 0.4, 0.3]]])  # sums of two: 0.9, 1.1, 0.7
+    assert router._choose(scores).tolist() == [[[3, 2]]]
+
+
+def test_a_recomputed_pass_is_counted_once() -> None:
+    layer = filled(resolved())
+    x = torch.randn(2, 8, 16, dtype=torch.float64, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+    counts = layer.router.counts
+    assert isinstance(counts, torch.Tensor) and int(counts.sum()) == 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"experts_per_token": 7}, r"experts_per_token 7 is above model.experts 6; try --model.experts_per_token 6"),
+        ({"expert_groups": 4}, r"experts 6 do not divide into model.expert_groups 4; try one of 1, 2, 3, 6"),
+        ({"expert_groups": 3, "groups_per_token": 4}, r"groups_per_token 4 is above model.expert_groups 3"),
+        (
+            {"expert_groups": 3, "groups_per_token": 1, "experts_per_token": 3},
+            r"experts_per_token 3 is above the 2 experts of model.groups_per_token 1; try --model.groups_per_token 2",
+        ),
+        ({"dense_layers": 2}, r"dense_layers 2 and model.sparse_every 1 leave none of the 2 layers"),
+        ({"mlp": "gelu"}, r"needs gated MLPs without biases, and model.mlp is gelu"),
+        ({"balance": "none", "balance_loss": 0.1}, r"balance_loss 0.1 has no effect with model.balance none"),
+        ({"balance": "switch", "balance_rate": 0.1}, r"balance_rate 0.1 has no effect with model.balance switch"),
+        ({"experts": 0}, r"expert_width 8 has no effect without experts; try --model.experts 8"),
+        ({"experts": 0, "expert_width": 0, "router": "sigmoid"}, r"model.router sigmoid has no effect without experts"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        resolved(**options)

@@ -1,0 +1,108 @@
+"""Runs of sparse models: they learn, record the loads of experts, resume, and refuse what they do not support."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.errors import UsageError
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.planned_run import PlanRequest
+from tests.training.conftest import small_run
+from training.checkpoint.shard_storage import stored_shapes
+from training.config import TrainConfig
+from training.experimental.parallel_config import ParallelConfig
+from training.model.model_config import ModelConfig
+from training.parallel.expert.routing import Loads
+from training.reporting.expert_load import describe_starving
+from training.reporting.metrics_file import METRICS, read_metrics
+from training.run_plan import RunPlan
+from training.train import train
+
+BIAS: dict[str, Any] = {"experts": 4, "expert_width": 32, "balance": "bias", "balance_rate": 0.02, "dense_layers": 1}
+
+
+def sparse(config: TrainConfig, **options: Any) -> TrainConfig:
+    return replace(config, model=replace(config.model, layers=3, **{**BIAS, **options}))
+
+
+def records(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_metrics(out_dir / METRICS) if record["kind"] == kind]
+
+
+@pytest.mark.parametrize("balance", ["sequence", "bias"])
+def test_a_sparse_run_learns_and_records_the_loads_of_its_experts(
+    config: TrainConfig, balance: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate = BIAS["balance_rate"] if balance == "bias" else 0.0
+    config = sparse(config, balance=balance, balance_rate=rate, balance_loss=0.0)
+    config = replace(config, optim=replace(config.optim, steps=60))
+    summary = train(config)
+    assert summary.holdout_loss < summary.unigram_loss - 0.2
+    loads = records(config.out_dir, "experts")
+    assert [record["step"] for record in loads] == list(range(4, 61, 4))
+    assert {*loads[-1]["max_load"]} == {"1", "2"}  # the first layer is dense
+    for layer in "12":
+        assert 1.0 <= loads[-1]["max_load"][layer] < 1.6 and 0.9 < loads[-1]["entropy"][layer] <= 1.0
+    said = capsys.readouterr().out
+    assert (
+        f"{summary.parameters:,} parameters, {summary.parameters - 2 * 2 * 3 * 32 * 32:,} of them for a token" in said
+    )
+
+
+def test_a_run_resumes_with_the_bias_of_its_choices_under_another_layout(
+    config: TrainConfig, tmp_path: Path, train_in_ranks: Any, corpus: Path
+) -> None:
+    options = [*small_run(corpus), "--model.layers", "3", "--optim.steps", "8", "--optim.decay_steps", "8"]
+    options += ["--precision", "fp64", "--checkpoint.every", "4", "--metrics.log_every", "2"]
+    options += [word for key, value in BIAS.items() for word in (f"--model.{key}", str(value))]
+    train_in_ranks(1, tmp_path / "one", options)
+    layout = ["--parallel.dp", "2", "--parallel.zero", "3"]
+    stopped = tmp_path / "two"
+    train_in_ranks(2, stopped, [*options, *layout, "--optim.steps", "4"])
+    key = "model.blocks.1.mlp.router.choice_bias"
+    shapes = stored_shapes(next((stopped / "checkpoints").glob("step-*4")))
+    assert shapes[key] == (4,) and not any("choice_bias" in name for name in shapes if name.startswith("optim."))
+    train_in_ranks(2, stopped, [*options, "--parallel.tp", "2"])
+    for ours, theirs in zip(records(tmp_path / "one", "step"), records(stopped, "step"), strict=True):
+        assert abs(ours["loss"] - theirs["loss"]) < 1e-10
+    assert records(tmp_path / "one", "experts")[-1]["max_load"] == records(stopped, "experts")[-1]["max_load"]
+
+
+def test_starving_experts_are_named() -> None:
+    counts = torch.tensor([[0, 0, 0], [50, 50, 50], [100, 1, 90]], dtype=torch.float64)
+    assert describe_starving(Loads(counts, counts[:, 0]), [1, 2]).endswith("tenth of the mean load: 1 of layer 2")
+    assert describe_starving(Loads(counts, counts[:, 0]), [1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "processes", "options", "said"),
+    [
+        ({"tp": 4, "tensor": "2d"}, 4, {}, "experts are not divided on a grid; try --parallel.tensor 1d"),
+        (
+            {"compression": "int8"},
+            2,
+            {},
+            "gradients of experts are not compressed yet; try --parallel.compression none",
+        ),
+        ({"local_steps": 2}, 2, {}, "each replica would have biases of its own; try --model.balance sequence"),
+        ({"tp": 2}, 2, {"expert_width": 33}, "model.expert_width 33 is not divisible by parallel.tp 2"),
+        ({"tp": 2}, 2, {"qk_norm": True, "qk_norm_joint": True}, "a norm over all heads is not divided yet"),
+    ],
+)
+def test_layouts_that_sparse_models_cannot_have_are_refused(
+    layout: dict[str, Any], processes: int, options: dict[str, Any], said: str
+) -> None:
+    model = ModelConfig(**{"layers": 2, "width": 32, **BIAS, **options}).resolve(300, 16)
+    with pytest.raises(UsageError, match=said):
+        ParallelConfig(**layout).resolve(processes, model, 16)
+
+
+def test_a_compiled_run_and_a_plan_are_refused(config: TrainConfig) -> None:
+    with pytest.raises(UsageError, match=r"is not known to a compiler; try --compile false"):
+        RunPlan.of(replace(sparse(config), compile=True))
+    cluster = Cluster(find_device("h100"), 8)
+    with pytest.raises(UsageError, match=r"4 experts, whose time and memory are not predicted yet; try a dense"):
+        PlanRequest(ModelConfig(**BIAS).resolve(300, 16), 8, 16, cluster)

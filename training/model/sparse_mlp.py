@@ -1,0 +1,87 @@
+"""Sparse MLP: a router sends each token to a few of many experts (mixture of experts, Shazeer et al. 2017)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.kernels.dispatch import grouped_linear
+from training.model.mlp import GatedMLP, gate_function
+from training.model.model_config import ModelConfig
+from training.model.router import Router
+
+
+class SparseMLP(nn.Module):
+    """(B, T, D) to (B, T, D): the weighted sum of the chosen experts' outputs, plus the shared experts' output.
+
+    Dropless: every token reaches all experts that are chosen for it. Tokens are sorted by expert, so that each expert
+    multiplies once; a token's result does not depend on the other tokens.
+    """
+
+    last = "output"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.router = Router(config)
+        self.experts = Experts(config)
+        shared = config.shared_experts * config.expert_width
+        self.shared = GatedMLP(config, shared) if shared else None
+        self.output = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, weights, counts = self.router(x)
+        order = chosen.flatten().argsort(stable=True)  # (B T K,): numbers of (token, choice), by expert
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        k = chosen.shape[-1]
+        tokens = _Rows.apply(x.flatten(0, 1), order // k, place, k)
+        outputs = _Rows.apply(self.experts(tokens, counts), place, order, 1).unflatten(0, (-1, k))
+        mixed = torch.bmm(weights.flatten(0, 1)[:, None].to(x.dtype), outputs).view_as(x)
+        return self.output(mixed if self.shared is None else mixed + self.shared(x))
+
+
+class Experts(nn.Module):
+    """SwiGLU or GeGLU MLPs, one for each expert: rows (N, D), of one expert after the other, to (N, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        count, width, features = config.experts, config.width, config.expert_width
+        self.gate = ExpertLinear(count, width, features)
+        self.up = ExpertLinear(count, width, features)
+        self.down = ExpertLinear(count, features, width)
+        self.combine = gate_function(config)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """`counts` (E,) int64: rows of each expert."""
+        return self.down(self.combine(self.gate(x, counts), self.up(x, counts)), counts)
+
+
+class ExpertLinear(nn.Module):
+    """A matrix for each expert, (E, outputs, inputs)."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        return grouped_linear(x, self.weight, counts)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a matrix in another order, each as often as it is used: the backward pass reads rows, too.
+
+    Autograd's own would add to rows of zeros, on a GPU in an order that changes from run to run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, back: Tensor, uses: int) -> Tensor:
+        """`x[rows]`; the uses of row i are at `back[i uses …]`, `uses` of them."""
+        ctx.save_for_backward(back)
+        ctx.uses = uses
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        found = grad.index_select(0, back)
+        return (found if ctx.uses == 1 else found.unflatten(0, (-1, ctx.uses)).sum(1)), None, None, None

@@ -1,0 +1,116 @@
+"""Routing: the routers of a model on several ranks; tokens are counted over all of them, for loads and for the bias."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.kernels.precision import accumulation_dtype
+from training.model.decoder import Decoder
+from training.model.model_config import ModelConfig
+from training.model.router import Router, Tokens
+from training.parallel.mesh import World
+from training.sharding.axis import Axis, JointAxis
+
+
+class Loads(NamedTuple):
+    """How tokens fell on experts, over all ranks."""
+
+    counts: Tensor
+    """Choices of each expert, (layers, experts) float64, in rows of layers; zeros for a dense one."""
+    losses: Tensor
+    """Auxiliary losses, summed over tokens, (layers,) float64."""
+
+
+class Routing:
+    """The routers of this rank's layers, by the layers' numbers; built by `parallelize`, None for a dense model."""
+
+    def __init__(self, routers: dict[int, Router], world: World, config: ModelConfig) -> None:
+        self.routers, self.world, self.config = routers, world, config
+        self.data = world.joint_axis("replicate", "shard")
+        self.tokens = _TokensOfRanks(self.data, world)
+        for router in routers.values():
+            router.tokens = self.tokens
+            if router.choice_bias is not None:  # steps are smaller than what 16 bits resolve
+                wide = accumulation_dtype(router.weight.dtype)
+                router.choice_bias = torch.zeros(router.choice_bias.shape, dtype=wide, device=world.device)
+        self._taken = self._no_loads()
+
+    @classmethod
+    def of(cls, parts: Sequence[Decoder], world: World) -> "Routing | None":
+        """Of the parts of a model, allocated; collective if it has experts."""
+        if not parts[0].config.experts:
+            return None
+        blocks = {int(layer): block for part in parts for layer, block in part.blocks.items()}
+        routers = {layer: found for layer, block in blocks.items() if isinstance(found := router_of(block), Router)}
+        return cls(routers, world, parts[0].config)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What checkpoints have besides parameters, by name."""
+        return {
+            f"blocks.{layer}.mlp.router.choice_bias": router.choice_bias
+            for layer, router in self.routers.items()
+            if router.choice_bias is not None
+        }
+
+    def begin_step(self, scale: float) -> None:
+        """Training passes follow, whose gradients are those of `scale` times the loss sum."""
+        self.tokens.scale = scale
+        for layer, router in self.routers.items():
+            if isinstance(router.counts, Tensor):
+                self._taken.counts[layer] += router.counts
+                self._taken.losses[layer] += router.losses
+            router.forget()
+
+    def update_bias(self) -> None:
+        """After an update of the weights: raise the bias of experts that had fewer tokens than the mean in this step.
+
+        (Wang et al. 2024, algorithm 1.) The same on all ranks that have a layer.
+        """
+        biased = [router for router in self.routers.values() if router.choice_bias is not None]
+        if not biased:
+            return
+        counts = torch.stack([torch.as_tensor(router.counts, device=self.world.device) for router in biased])
+        if self.data.size > 1:
+            dist.all_reduce(counts, group=self.data.group)
+        for router, own in zip(biased, counts.double(), strict=True):
+            assert router.choice_bias is not None
+            router.choice_bias += router.config.balance_rate * (own.mean() - own).sign()
+
+    def take(self) -> Loads:
+        """The loads since the last call; collective."""
+        self.begin_step(self.tokens.scale)
+        table = torch.cat([self._taken.counts, self._taken.losses[:, None]], 1)
+        self.world.all_reduce(table if self.tokens.counts_losses else table.zero_())
+        self._taken = self._no_loads()
+        return Loads(table[:, :-1].cpu(), table[:, -1].cpu())
+
+    def _no_loads(self) -> Loads:
+        zeros = torch.zeros(self.config.layers, self.config.experts + 1, dtype=torch.float64, device=self.world.device)
+        return Loads(zeros[:, :-1], zeros[:, -1])
+
+
+def router_of(block: torch.nn.Module) -> Router | None:
+    """The router of a block; None of a dense one."""
+    found = getattr(block.mlp, "router", None)
+    assert found is None or isinstance(found, Router)
+    return found
+
+
+class _TokensOfRanks(Tokens):
+    """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp"."""
+
+    def __init__(self, data: JointAxis, world: World) -> None:
+        self.axes: dict[str, JointAxis | Axis | None] = {"switch": data, "sequence": world.axes.get("cp")}
+        self.counts_losses = world.axis("tp").rank == 0
+
+    def sum_counts(self, counts: Tensor, balance: str) -> Tensor:
+        axis = self.axes["switch" if balance == "switch" else "sequence"]
+        if axis is None or axis.size == 1:
+            return counts
+        counts = counts.clone()
+        dist.all_reduce(counts, group=axis.group)
+        return counts

@@ -1,0 +1,60 @@
+"""Expert load: how evenly the tokens fall on the experts of each layer, recorded with the metrics, and in the log."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from training.parallel.expert.routing import Loads, Routing
+from training.plugin import LogRecord, Plugin
+
+_STARVING = 0.1  # of the mean load
+
+
+class ExpertLoad(Plugin):
+    """Records the load of the experts since the last report, names experts that starve, and updates the bias."""
+
+    def __init__(self, routing: Routing, say: Callable[[str], None]) -> None:
+        self.routing, self.say = routing, say
+        self._step = 0
+        self._said = ""
+
+    @contextmanager
+    def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
+        yield
+        self.routing.update_bias()
+
+    def after_step(self, step: int) -> int:
+        self._step = step
+        return step
+
+    def log_records(self) -> list[LogRecord]:
+        """One record, whose numbers are by layer: `max_load` and `min_load` are over the mean; `entropy` of the loads
+        over that of equal ones; `balance_loss` per token, the router's z-loss included."""
+        loads, config = self.routing.take(), self.routing.config
+        starving = describe_starving(loads, config.sparse_layers)
+        if starving != self._said:
+            self.say(starving or "no expert starves any more")
+        self._said = starving
+        values: dict[str, dict[str, float]] = {"max_load": {}, "min_load": {}, "entropy": {}, "balance_loss": {}}
+        for layer in config.sparse_layers:
+            counts = loads.counts[layer]
+            share = counts / counts.sum()
+            entropy = -torch.xlogy(share, share).sum() / math.log(max(2, config.experts))
+            tokens = counts.sum() / config.experts_per_token
+            found = (counts.max() / counts.mean(), counts.min() / counts.mean(), entropy, loads.losses[layer] / tokens)
+            for name, value in zip(values, found, strict=True):
+                values[name][str(layer)] = round(float(value), 6)
+        return [("experts", self._step, dict(values))]
+
+
+def describe_starving(loads: Loads, layers: list[int]) -> str:
+    """A line that names the experts with under a tenth of the mean load; empty if there are none."""
+    found = []
+    for layer in layers:
+        counts = loads.counts[layer]
+        experts = (counts < _STARVING * counts.mean()).nonzero().flatten().tolist()
+        if experts:
+            found.append(f"{', '.join(map(str, experts))} of layer {layer}")
+    return f"starving experts, with under a tenth of the mean load: {'; '.join(found)}" if found else ""
