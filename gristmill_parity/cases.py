@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from gristmill.errors import UsageError
+from gristmill_parity.sparse_models import SPARSE
 from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.keyed_random import key_from_name
@@ -55,16 +56,16 @@ SHRUNK = {
 
 
 def small_model(
-    preset: Preset, layers: int, heads: int = 48, dropout: float = 0.0, init_std: float = 0.2
+    preset: Preset, layers: int, heads: int = 48, dropout: float = 0.0, init_std: float = 0.2, sparse: str = ""
 ) -> ModelConfig:
     """Configuration of a small model; its default number of heads is divisible by 2, 3, 4, 6 and 8.
 
-    The default initial weights are large enough that every gradient matters.
+    The default initial weights are large enough that every gradient matters. `sparse`: a name of SPARSE.
     """
     sizes = {"layers": layers, "width": 96, "heads": heads, "ffn_width": 96, "dropout": dropout, "init_std": init_std}
     grouped = preset == "llama" or "kv_heads" in find_preset(preset).options
     sizes |= {"kv_heads": heads // 2 if grouped else heads, "vocab_size": VOCAB_SIZE, "context": SEQ_LEN}
-    options = SHRUNK[preset].options if preset in SHRUNK else {}
+    options = {**(SHRUNK[preset].options if preset in SHRUNK else {}), **SPARSE[sparse]}
     return ModelConfig(preset=preset, **{**sizes, **options}).resolve(VOCAB_SIZE, SEQ_LEN)
 
 
@@ -106,6 +107,8 @@ class Case:
     documents: bool = False
     """Several documents a sequence, which do not see each other."""
     device: Literal["cpu", "cuda"] = "cpu"
+    sparse: str = ""
+    """A name of SPARSE: with experts."""
 
     @classmethod
     def of(cls, preset: Preset, layout: ParallelConfig, recompute: Recompute = "none", **options: Any) -> "Case":
@@ -117,7 +120,7 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        return small_model(self.preset, self.layers, self.heads, self.dropout, self.init_std)
+        return small_model(self.preset, self.layers, self.heads, self.dropout, self.init_std, self.sparse)
 
     @property
     def processes(self) -> int:
@@ -159,6 +162,7 @@ class Case:
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
         words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
+        words += [f"experts-{self.sparse}"] * bool(self.sparse)
         words += ["compiled"] * self.compiled + ["documents"] * self.documents
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)

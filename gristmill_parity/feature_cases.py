@@ -50,7 +50,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
-    asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full)]
+    asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full), *expert_cases(full)]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         compiled = {"precision": "fp32", "compiled": True}
         asked.append(("llama", ParallelConfig(dp=2, zero=3), compiled))
@@ -168,6 +168,38 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}
+
+
+def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Sparse models beside the plain decoder and, under each kind of layout, beside one process; more in `full`."""
+    dp, tp, pp, cp = ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2)
+    rows: list[tuple[str, ParallelConfig, Options]] = [
+        *((sparse, _ONE, {"reference": "plain decoder"}) for sparse in ("switch", "sequence", "bias")),
+        ("bias", replace(_ONE, micro_batches=2), {"recompute": "full", "reference": "plain decoder"}),
+        ("bias", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
+        ("all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
+        ("bias", replace(dp, zero=2, micro_batches=2), {"recompute": "selective"}),
+        ("sequence", replace(dp, zero=3, micro_batches=2), {"optimizer": "adamw"}),
+        ("bias", replace(tp, sequence_parallel=True), {"recompute": "selective"}),
+        ("switch", replace(cp, dp=2, zero=1), {}),
+        ("bias", replace(pp, schedule="zbv"), {"recompute": "full"}),
+        ("bias", _3D, {"optimizer": "adamw", "recompute": "full"}),
+    ]
+    if full:
+        rows += [
+            ("sequence", _ONE, {"precision": "fp32", "reference": "plain decoder"}),
+            ("all", _ONE, {"precision": "bf16", "reference": "plain decoder"}),
+            ("switch", dp, {"reference": "plain decoder"}), ("switch", replace(dp, zero=1), {}),
+            ("bias", replace(dp, dp=4, zero=3, zero_group=2), {}), ("switch", tp, {"recompute": "full"}),
+            ("sequence", tp, {"optimizer": "adamw"}), ("sequence", pp, {"recompute": "full"}),
+            ("bias", replace(pp, schedule="interleaved-1f1b"), {}), ("sequence", replace(pp, schedule="zbv"), {}),
+            ("sequence", cp, {}), ("bias", replace(cp, context="ulysses"), {"recompute": "full"}),
+            ("sequence", replace(tp, dp=2, zero=1), {"optimizer": "muon"}),
+            ("sequence", replace(tp, dp=2), {"documents": True}),
+            ("sequence", replace(dp, zero=3), {"optimizer": "adamw", "offload": "disk"}),
+        ]  # fmt: skip
+    for sparse, layout, options in rows:
+        yield "llama", layout, {"reference": "one process", "sparse": sparse, **options}
 
 
 def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gristmill_parity.cases import Case
 from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
 from gristmill_parity.plain.decoder import IGNORED, PlainDecoder, PlainSizes
+from gristmill_parity.plain.experts import PlainExperts, PlainRouting
 from gristmill_parity.plain.muon import PlainMuon
 from gristmill_parity.plain.variants import PlainParts, PlainVariant
 from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
@@ -22,6 +23,7 @@ from training.hugging_face.hf_config import find_family, write_hf_config
 from training.hugging_face.hf_tensors import hf_tensors
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
 from training.parallel.initialize import init_shard
 from training.sharding.shard_spec import ShardSpec
 
@@ -50,14 +52,29 @@ class PlainModel:
         )
         plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
         self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)
+        self.experts = self._decoder.experts = _plain_experts(model, self.weights) if model.experts else None
         self.logits = self._decoder.logits
 
     def loss(self, batch: Batch) -> Tensor:
         return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
 
     def named(self, kind: str) -> Named:
-        """The "data" or "grad" of the parameters by our names."""
-        return {name: getattr(w, kind) for name, w in self.weights.items()}
+        """The "data" or "grad" of the parameters by our names, and with their data the biases of routers' choices."""
+        biases = self.experts.biases if self.experts is not None and kind == "data" else {}
+        return {name: getattr(w, kind) for name, w in self.weights.items()} | {
+            f"{name}.choice_bias": bias for name, bias in biases.items()
+        }
+
+
+def _plain_experts(model: ModelConfig, weights: Named) -> PlainExperts:
+    return PlainExperts(
+        weights,
+        PlainRouting(
+            model.experts_per_token, model.router == "sigmoid", bool(model.router_normalize), model.router_scale,
+            model.expert_groups, model.groups_per_token, str(model.balance), model.balance_loss, model.router_z_loss,
+            model.balance_rate,
+        ),
+    )  # fmt: skip
 
 
 class TransformersModel:
@@ -124,7 +141,7 @@ def reference_optimizer(case: Case, model: PlainModel | TransformersModel) -> to
     matrices: list[Tensor] = []
     if case.optimizer == "muon":
         assert isinstance(model, PlainModel)
-        matrices = [w for name, w in model.weights.items() if name.startswith("blocks.") and w.ndim == 2]
+        matrices = [w for name, w in model.weights.items() if name.startswith("blocks.") and w.ndim >= 2]
     rest = [w for w in model.parameters if not any(w is matrix for matrix in matrices)]
     groups = [
         {"params": [p for p in rest if (p.ndim >= 2) is decays], "weight_decay": decay}
@@ -295,13 +312,18 @@ class _Steps:
 
     def step(self, batch: Batch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
-        model = self.model
+        model, experts = self.model, getattr(self.model, "experts", None)
+        if experts is not None:
+            experts.restart()
         self.optimizer.zero_grad()
         parts = _documents_alone(batch)
         loss = torch.stack([model.loss(part) for part, _ in parts]).sum() / targets
-        (loss + sum(_z_loss(self.case, model, part) for part, _ in parts) / targets).backward()
+        of_routers = experts.loss / targets if experts is not None else 0.0
+        (loss + of_routers + sum(_z_loss(self.case, model, part) for part, _ in parts) / targets).backward()
         self.gradients = self.gradients or {name: grad.clone() for name, grad in model.named("grad").items()}
         clip_and_update(self.case, model, self.optimizer)
+        if experts is not None:
+            experts.update()
         return loss.detach()
 
 

@@ -130,6 +130,7 @@ class _CaseRun:
         positions = [part.positions for part in parts if part.positions is not None] or None
         losses.append(float(model.loss([p.ids for p in parts], [p.targets for p in parts], positions)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
+        weights += [(name, ShardSpec.whole(tuple(x.shape)), _copy(x)) for name, x in model.buffers.items()]
         inputs = None
         if case.counts_traffic:
             inputs = traffic_inputs(model, case.sequences // case.layout.dp, SEQ_LEN, case.precision, case.recompute)
@@ -153,6 +154,8 @@ class _CaseRun:
         """Update the shards as the trainer does after step `step` (from 0), and drop the gradients."""
         for bucket in buckets_of(self.model.reducers):
             bucket.keep()
+        if self.model.routing is not None:
+            self.model.routing.update_bias()
         if self.optimizer is None:
             _sgd_step(self.model)
             return

@@ -65,6 +65,7 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "offload: disk": lambda c: c.offload == "disk",
     "compiled": lambda c: c.compiled,
     "documents apart": lambda c: c.documents,
+    "experts": lambda c: bool(c.sparse),
 }
 
 

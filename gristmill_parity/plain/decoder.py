@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gristmill_parity.plain.experts import PlainExperts
+
 UInt64s = npt.NDArray[np.uint64]
 
 IGNORED = -100  # a target with this id adds nothing to the loss
@@ -47,6 +49,9 @@ class PlainDecoder:
     `weights` by the trainer's names, such as "blocks.0.attention.q.weight" (outputs, inputs), all of one dtype. Without
     "head.weight" the output matrix is the embedding's.
     """
+
+    experts: PlainExperts | None = None
+    """Of sparse layers."""
 
     def __init__(self, weights: Mapping[str, Tensor], sizes: PlainSizes) -> None:
         self.weights, self.sizes = weights, sizes
@@ -139,7 +144,13 @@ class PlainDecoder:
         return kept * frequency + (1 - kept) * frequency / sizes.factor
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
-        """SwiGLU (Shazeer 2020, equation 6), or GELU's tanh approximation (Hendrycks & Gimpel 2016, section 2)."""
+        """SwiGLU (Shazeer 2020, equation 6), or GELU's tanh approximation (Hendrycks & Gimpel 2016, section 2).
+
+        Of a sparse layer the chosen experts' outputs and the shared experts'.
+        """
+        if self.experts is not None and f"{name}.router.weight" in self.weights:
+            found, shared = self.experts.outputs(name, x), f"{name}.shared"
+            return found + self._mlp(shared, x) if f"{shared}.up.weight" in self.weights else found
         up = self._linear(f"{name}.up", x)
         if f"{name}.gate.weight" in self.weights:
             gate = self._linear(f"{name}.gate", x)

@@ -37,7 +37,7 @@ class PlainMuon:
             assert w.grad is not None
             self.sums[i] = self.momentum * self.sums[i] + w.grad
             update = newton_schulz(w.grad + self.momentum * self.sums[i])
-            rows, columns = w.shape
+            rows, columns = w.shape[-2:]
             scale = 0.2 * max(rows, columns) ** 0.5
             w.copy_(w - self.lr * (scale * update + self.weight_decay * w))
         self.other.step()
@@ -45,6 +45,8 @@ class PlainMuon:
 
 def newton_schulz(g: Tensor) -> Tensor:
     """Singular values s of g / |g| become p(p(p(p(p(s))))), with p(s) = 3.4445 s - 4.775 s^3 + 2.0315 s^5."""
+    if g.ndim == 3:  # a matrix for each expert
+        return torch.stack([newton_schulz(matrix) for matrix in g])
     u, s, v = torch.linalg.svd(g / (g.square().sum().sqrt() + 1e-7), full_matrices=False)
     for _ in range(5):
         s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5

@@ -17,6 +17,7 @@ TRAINING = {
     "guides/training.md",
     "concepts/parallelism.md",
     "guides/checkpoints.md",
+    "guides/experts.md",
 }  # run by test_readme.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
 DATA = {

@@ -11,7 +11,7 @@ from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, s
 _, PIPELINE, TRAIN = commands("README.md")
 ON_TRAINING = [
     block
-    for page in ("guides/training.md", "concepts/parallelism.md", "guides/checkpoints.md")
+    for page in ("guides/training.md", "concepts/parallelism.md", "guides/checkpoints.md", "guides/experts.md")
     for block in commands(page)
 ]
 

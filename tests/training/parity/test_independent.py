@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gristmill_parity.plain.decoder
+import gristmill_parity.plain.experts
 import gristmill_parity.plain.muon
 import gristmill_parity.plain.variants
 import gristmill_parity.worker
@@ -46,9 +47,10 @@ COMPILED = [case for case in feature_cases()[0] if case.compiled]
 
 
 def is_here(case: Case) -> bool:
-    """Grids, contexts, compression and local steps have files of their own; `gristmill parity` has all 3D layouts."""
+    """Grids, contexts, compression, local steps and experts have own files; `gristmill parity` has all 3D layouts."""
     layout = case.layout
     elsewhere = layout.tensor != "1d" or layout.cp > 1 or layout.compression != "none" or layout.local_steps
+    elsewhere |= bool(case.sparse)
     return not (case.compiled or elsewhere) and (
         case.processes < 8 or (case.precision, case.documents) == ("bf16", False)
     )
@@ -66,13 +68,19 @@ def test_training_agrees_with_an_independent_reference(certifier: Certifier, cho
 
 
 @pytest.mark.parametrize(
-    "reference", [gristmill_parity.plain.decoder, gristmill_parity.plain.variants, gristmill_parity.plain.muon]
+    "reference",
+    [
+        gristmill_parity.plain.decoder,
+        gristmill_parity.plain.variants,
+        gristmill_parity.plain.muon,
+        gristmill_parity.plain.experts,
+    ],
 )
 def test_the_references_import_nothing_of_the_trainer(reference: ModuleType) -> None:
     tree = ast.parse(Path(str(reference.__file__)).read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
-    modules = [module for module in modules if module != "gristmill_parity.plain.decoder"]
+    modules = [module for module in modules if not str(module).startswith("gristmill_parity.plain.")]
     assert {str(module).partition(".")[0] for module in modules} <= {*sys.stdlib_module_names, "numpy", "torch"}
     assert "torch.nn.functional" not in modules
 

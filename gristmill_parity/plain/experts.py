@@ -1,0 +1,102 @@
+"""Plain experts: sparse layers as their papers write them; the certificate's independent reference.
+
+Every expert computes every token, and those that were not chosen weigh nothing. It imports nothing of the trainer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PlainRouting:
+    """How experts are chosen, weighed and balanced."""
+
+    chosen: int
+    """Experts of a token."""
+    sigmoid: bool
+    """Scores are sigmoids (DeepSeek-V3, equation 15), and not a softmax."""
+    normalize: bool
+    scale: float
+    groups: int
+    groups_chosen: int
+    balance: str
+    """none, switch, sequence or bias."""
+    balance_loss: float
+    z_loss: float
+    rate: float
+    """By which a bias of the choice changes in a step."""
+
+
+class PlainExperts:
+    """The sparse layers of a decoder; `loss` is that of the passes since `restart`, `counts` the tokens of each expert.
+
+    The biases of the choice are in `biases`, by the layer's name.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], routing: PlainRouting) -> None:
+        self.weights, self.routing = weights, routing
+        self.biases: dict[str, Tensor] = {}
+        if routing.balance == "bias":
+            routers = [name.removesuffix(".weight") for name in weights if name.endswith(".router.weight")]
+            self.biases = {name: torch.zeros(len(weights[f"{name}.weight"])).double() for name in routers}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget losses and counts."""
+        self.loss = torch.zeros((), dtype=torch.float64)
+        self.counts: dict[str, Tensor] = {}
+
+    def update(self) -> None:
+        """Change the biases by the counts: Wang et al. 2024, algorithm 1."""
+        for name, bias in self.biases.items():
+            for expert, count in enumerate(self.counts[name].tolist()):
+                mean = float(self.counts[name].sum()) / len(bias)
+                bias[expert] += self.routing.rate * ((count < mean) - (count > mean))
+
+    def outputs(self, name: str, x: Tensor) -> Tensor:
+        """Of x (B, T, D) the weighted sum over the chosen experts, (B, T, D)."""
+        shares = self._weights(f"{name}.router", x)
+        gate, up, down = (self.weights[f"{name}.experts.{part}.weight"] for part in ("gate", "up", "down"))
+        inner = torch.einsum("btd,efd->btef", x, gate)
+        inner = inner / (1 + (-inner).exp()) * torch.einsum("btd,efd->btef", x, up)
+        return torch.einsum("bte,btef,edf->btd", shares, inner, down)
+
+    def _weights(self, name: str, x: Tensor) -> Tensor:
+        """The weight of each expert for each token, zero for those that were not chosen: (B, T, E)."""
+        how = self.routing
+        logits = x @ self.weights[f"{name}.weight"].T
+        scores = 1 / (1 + (-logits).exp()) if how.sigmoid else logits.exp() / logits.exp().sum(-1, keepdim=True)
+        preference = scores.detach() + self.biases.get(name, 0.0)
+        if how.groups > 1:
+            members = preference.unflatten(-1, (how.groups, -1))
+            best = members.sort(-1, descending=True).values[..., :2].sum(-1)
+            preference = members.masked_fill(~_largest(best, how.groups_chosen)[..., None], -1e9).flatten(-2)
+        is_chosen = _largest(preference, how.chosen)
+        self.counts[name] = self.counts.get(name, 0) + is_chosen.sum((0, 1))
+        self._add_losses(logits, scores, is_chosen.double())
+        weights = scores * is_chosen
+        return how.scale * (weights / weights.sum(-1, keepdim=True) if how.normalize else weights)
+
+    def _add_losses(self, logits: Tensor, scores: Tensor, is_chosen: Tensor) -> None:
+        """Fedus et al. 2022, Switch, equations 4 to 6; of a sequence DeepSeek-V3, equations 17 to 20.
+
+        Each is a mean over tokens, times their number. The router's z-loss: Zoph et al. 2022, ST-MoE, equation 5.
+        """
+        how, (sequences, tokens, experts) = self.routing, scores.shape
+        if how.balance_loss:
+            share = scores / scores.sum(-1, keepdim=True)
+            groups = [slice(None)] if how.balance == "switch" else [slice(i, i + 1) for i in range(sequences)]
+            for own in groups:
+                f = is_chosen[own].mean((0, 1)) * experts / how.chosen
+                loss = how.balance_loss * (f * share[own].mean((0, 1))).sum()
+                self.loss = self.loss + loss * tokens * len(scores[own])
+        if how.z_loss:
+            self.loss = self.loss + how.z_loss * logits.exp().sum(-1).log().square().mean() * sequences * tokens
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Which of the values (…, n) are among the `count` largest."""
+    return values >= values.sort(-1, descending=True).values[..., count - 1 : count]

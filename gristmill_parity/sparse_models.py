@@ -1,0 +1,23 @@
+"""Sparse models of the certificate, by name: options that together use every part of a sparse layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SPARSE: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "switch": {
+        "experts": 6, "experts_per_token": 2, "expert_width": 48, "balance": "switch", "balance_loss": 0.5,
+        "router_z_loss": 0.05,
+    },
+    "sequence": {
+        "experts": 5, "experts_per_token": 2, "expert_width": 24, "router_normalize": False, "shared_experts": 2,
+        "dense_layers": 1, "balance": "sequence", "balance_loss": 0.5,
+    },
+    "bias": {
+        "experts": 6, "experts_per_token": 3, "expert_width": 48, "router": "sigmoid", "router_scale": 2.5,
+        "expert_groups": 3, "groups_per_token": 2, "sparse_every": 2, "balance": "bias", "balance_rate": 0.05,
+        "balance_loss": 0.3, "router_z_loss": 0.05,
+    },
+    # 16 bits round scores, so that a token may choose other experts than in float64: here it has all
+    "all": {"experts": 3, "experts_per_token": 3, "expert_width": 48, "shared_experts": 1, "balance": "sequence"},
+}  # fmt: skip

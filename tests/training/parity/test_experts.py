@@ -1,0 +1,132 @@
+"""Sparse layers: every layout computes what one process does, and that what a plain decoder computes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import training.parallel.placement_table
+from gristmill_parity.cases import Case
+from gristmill_parity.comparison import Certifier
+from gristmill_parity.feature_cases import feature_case, feature_cases
+from tests.training.planted_faults import require_finite_difference, run_with_fault
+from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
+from training.model import router
+from training.model.router import Router
+from training.parallel.expert.routing import _TokensOfRanks
+from training.parallel.parallel_model import ParallelModel
+from training.sharding.placement import Placement
+
+Patch = pytest.MonkeyPatch
+ONE, TP = ParallelConfig(), ParallelConfig(tp=2)
+DP, CP = ParallelConfig(dp=2), ParallelConfig(cp=2)
+
+
+def case(sparse: str, layout: ParallelConfig, **options: Any) -> Case:
+    return feature_case("llama", layout, **{"reference": "one process", "sparse": sparse, **options})
+
+
+PLAIN: dict[str, Any] = {"reference": "plain decoder"}
+CASES = [case for case in feature_cases(full=True)[0] if case.sparse]
+
+
+@pytest.mark.parametrize("chosen", CASES, ids=str)
+def test_layouts_of_sparse_models_agree_with_their_reference_and_with_theory(rank_pool: RankPool, chosen: Case) -> None:
+    row = Certifier(rank_pool).certify(chosen)
+    assert row.passed, row.reason
+
+
+def weights_not_normalised(patch: Patch) -> None:
+    """The configuration is frozen, and shared with the reference: the router reads a copy."""
+    right = Router.__init__
+
+    def build(self: Router, config: Any) -> None:
+        right(self, config)
+        self.config = replace(config, router_normalize=not config.router_normalize)
+
+    patch.setattr(Router, "__init__", build)
+
+
+def bias_in_the_weights(patch: Patch) -> None:
+    """The bias steers the choice, and here also what is chosen weighs."""
+    right = Router.forward
+
+    def forward(self: Router, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        chosen, weights, counts = right(self, x)
+        return chosen, weights if self.choice_bias is None else weights + self.choice_bias[chosen], counts
+
+    patch.setattr(Router, "forward", forward)
+
+
+def losses_scaled_by_micro_batches(patch: Patch) -> None:
+    right = ParallelModel.forward_backward
+
+    def pass_on(self: ParallelModel, batch: Any, scale: float) -> Tensor:
+        assert self.routing is not None
+        begin = self.routing.begin_step
+        patch.setattr(self.routing, "begin_step", lambda scale: begin(scale / self.layout.micro_batches))
+        return right(self, batch, scale)
+
+    patch.setattr(ParallelModel, "forward_backward", pass_on)
+
+
+def losses_counted_by_every_rank(patch: Patch) -> None:
+    patch.setattr(_TokensOfRanks, "counts_losses", property(lambda _: True, lambda _self, _value: None), raising=False)
+
+
+def counts_of_one_rank(patch: Patch) -> None:
+    patch.setattr(_TokensOfRanks, "sum_counts", lambda _self, counts, _balance: counts)
+
+
+def gradients_of_experts_summed_twice(patch: Patch) -> None:
+    """Over tensor-parallel ranks, which have different parts of an expert, as if each had a term of all of it."""
+    table = training.parallel.placement_table.tensor_parallel_table
+
+    def wrong(sequence_parallel: bool, copies: int) -> dict[str, Placement]:
+        rows = table(sequence_parallel, copies)
+        return rows | {key: replace(rows[key], gradient_sum=("tp",)) for key in rows if key.startswith("experts.")}
+
+    patch.setattr(training.parallel.placement_table, "tensor_parallel_table", wrong)
+
+
+def router_not_summed(patch: Patch) -> None:
+    """Over tensor-parallel ranks, of which each has a term of its gradient."""
+    table = training.parallel.placement_table.tensor_parallel_table
+
+    def wrong(sequence_parallel: bool, copies: int) -> dict[str, Placement]:
+        rows = table(sequence_parallel, copies)
+        return rows | {"mlp.router.weight": replace(rows["mlp.router.weight"], gradient_sum=())}
+
+    patch.setattr(training.parallel.placement_table, "tensor_parallel_table", wrong)
+
+
+def losses_left_out(patch: Patch) -> None:
+    patch.setattr(router._WithLoss, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None)))
+
+
+FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
+    (weights_not_normalised, case("switch", ONE, **PLAIN), "loss"),
+    (bias_in_the_weights, case("bias", ONE, **PLAIN), "loss"),
+    (losses_scaled_by_micro_batches, case("bias", replace(ONE, micro_batches=2), **PLAIN), "gradient"),
+    (losses_counted_by_every_rank, case("sequence", TP), "gradient"),
+    (counts_of_one_rank, case("switch", DP), "gradient"),
+    (counts_of_one_rank, case("sequence", CP), "gradient"),
+    (gradients_of_experts_summed_twice, case("sequence", TP), "gradient"),
+    (losses_left_out, case("sequence", ONE, **PLAIN), "gradient"),
+]
+
+
+@pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{f.__name__} {c}" for f, c, _ in FAULTS])
+def test_a_planted_fault_turns_red_by_a_finite_difference(
+    rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str
+) -> None:
+    require_finite_difference(rank_pool, fault, chosen, seen_in)
+
+
+def test_ranks_whose_routers_are_not_summed_differ(rank_pool: RankPool) -> None:
+    row = Certifier(rank_pool, partial(run_with_fault, router_not_summed)).certify(case("sequence", TP))
+    assert not row.passed and "has other values of blocks.1.mlp.router.weight" in row.reason
