@@ -31,6 +31,8 @@ class Shrunk:
     """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""
     in_transformers: bool = True
     """True if transformers has the model."""
+    has_tp: bool = True
+    """False if its parts are not divided by tensor parallelism."""
     has_own_parts: bool = True
     """False if another preset has its parts; it is then only in the full certificate."""
 
@@ -43,6 +45,11 @@ SHRUNK = {
     "gpt-neox-20b": Shrunk({"rope_fraction": 0.34}),
     "bloom-176b": Shrunk({"ffn_width": 384, "heads": 6, "kv_heads": 6}),  # 112 heads are no power of two
     "opt-175b": Shrunk({"init_std": 0.05}),  # with larger ones rounding moves an input across ReLU's kink in 50 steps
+    "mixtral-8x7b": Shrunk({"experts": 4, "balance": "none"}),  # references have no auxiliary loss by default
+    "qwen3-30b-a3b": Shrunk({
+        "head_dim": 20, "experts": 5, "experts_per_token": 2, "expert_width": 48, "balance": "none",
+    }),
+    "olmoe-1b-7b": Shrunk({"experts": 6, "experts_per_token": 3, "balance": "none"}, has_tp=False),
     "glm-130b": Shrunk(in_transformers=False),
     "codegeex-13b": Shrunk(in_transformers=False),
     "llama-2-7b": Shrunk(has_own_parts=False),
@@ -52,7 +59,7 @@ SHRUNK = {
     "pythia-160m": Shrunk({"rope_fraction": 0.34}, has_own_parts=False),
     "bloom-560m": Shrunk({"ffn_width": 384}, has_own_parts=False),
     "opt-125m": Shrunk({"init_std": 0.05}, has_own_parts=False),
-}
+}  # fmt: skip
 
 
 def small_model(

@@ -5,6 +5,7 @@ replicas that compress gradients or take local steps are plain decoders, too. Pa
 """
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from gristmill_parity.plain.variants import PlainParts, PlainVariant
 from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
 from training.experimental.compression.powersgd import initial_q
 from training.hugging_face.hf_config import find_family, write_hf_config
-from training.hugging_face.hf_tensors import hf_tensors
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of, pieces_by_parameter
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
@@ -86,14 +87,13 @@ class TransformersModel:
         family = find_family(case.model)
         fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
         config = transformers.AutoConfig.for_model(**fields)
-        self._model = transformers.AutoModelForCausalLM.from_config(config).double()
+        self._model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
         self._tensors, self._head = hf_tensors(family, case.model), family.head
         self.parameters = list(self._model.parameters())
         initial = initial_weights(case)
-        for tensor in self._tensors:
-            for name, pieces in tensor.pieces(self._theirs(tensor.name).data).items():
-                for view, spec in pieces:
-                    view.copy_(initial[name][spec.slices])
+        for name, pieces in pieces_by_parameter(self._theirs("data")).items():
+            for view, spec in pieces:
+                view.copy_(initial[name][spec.slices])
 
     def logits(self, ids: Tensor) -> Tensor:
         found: Tensor = self._model(ids).logits
@@ -104,15 +104,35 @@ class TransformersModel:
 
     def named(self, kind: str) -> Named:
         """The "data" or "grad" of the parameters by our names."""
-        parts = [tensor.parameters_of(getattr(self._theirs(tensor.name), kind)) for tensor in self._tensors]
-        return {name: values for found in parts for name, values in found.items()}
+        return parameters_of(self._theirs(kind))
 
-    def _theirs(self, name: str) -> Tensor:
-        """Their parameter; the output matrix may have another name in memory than in files."""
-        found: Tensor = (
-            self._model.get_output_embeddings().weight if name == self._head else self._model.get_parameter(name)
-        )
+    def _theirs(self, kind: str) -> Iterator[tuple[HFTensor, Tensor]]:
+        """The "data" or "grad" of their tensors, as files have them."""
+        for tensor in self._tensors:
+            yield tensor, tensor_in_memory(self._model, tensor.name, self._head, kind)
+
+
+# Experts' matrices in files: where they lie in memory, and which half of that matrix they are
+_FUSED = {
+    "gate_proj": ("gate_up_proj", 0), "w1": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
+    "w3": ("gate_up_proj", 1), "down_proj": ("down_proj", -1), "w2": ("down_proj", -1),
+}  # fmt: skip
+
+
+def tensor_in_memory(model: Any, name: str, head: str, kind: str) -> Tensor:
+    """The "data" or "grad" of a tensor of files, of that name, in transformers' `model`.
+
+    The output matrix, `head`, may have another name in memory, and a layer's experts are two tensors there.
+    """
+    layer, _, matrix = name.replace(".block_sparse_moe.", ".mlp.").partition(".experts.")
+    if not matrix:
+        parameter = model.get_output_embeddings().weight if name == head else model.get_parameter(layer)
+        found: Tensor = getattr(parameter, kind)
         return found
+    expert, part, _ = matrix.split(".")
+    fused, half = _FUSED[part]
+    found = getattr(model.get_parameter(f"{layer}.experts.{fused}"), kind)[int(expert)]
+    return found if half < 0 else found.chunk(2)[half]
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

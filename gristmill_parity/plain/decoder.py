@@ -86,9 +86,13 @@ class PlainDecoder:
         Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
         """
         name, sizes = f"{block}.attention", self.sizes
-        q = self._queries(name, x).unflatten(-1, (sizes.heads, -1))
-        k, v = (self._linear(f"{name}.{part}", x).unflatten(-1, (sizes.kv_heads, -1)) for part in "kv")
-        if f"{name}.q_norm.weight" in self.weights:
+        q, k, v = self._queries(name, x), self._linear(f"{name}.k", x), self._linear(f"{name}.v", x)
+        norms = self.weights.get(f"{name}.q_norm.weight")
+        joint = norms is not None and len(norms) == q.shape[-1]  # OLMoE has one of all heads together
+        if joint:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        q, k, v = q.unflatten(-1, (sizes.heads, -1)), *(y.unflatten(-1, (sizes.kv_heads, -1)) for y in (k, v))
+        if norms is not None and not joint:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if sizes.rope_base:
             q, k = self._rotate(q), self._rotate(k)

@@ -34,6 +34,11 @@ MODELS = {
     "qwen2": replace(SIZES, kv_heads=2, qkv_bias=True, tied=True),
     "qwen2, window": replace(SIZES, qkv_bias=True, window=4, rope_scaling="linear", rope_factor=2.0),
     "qwen3": replace(SIZES, kv_heads=2, head_dim=8, qk_norm=True, tied=True),
+    "mixtral": replace(SIZES, kv_heads=2, experts=4),
+    "qwen3_moe": replace(
+        SIZES, head_dim=8, qk_norm=True, experts=5, expert_width=12, dense_layers=1, router_normalize=False
+    ),
+    "olmoe": replace(SIZES, qk_norm=True, qk_norm_joint=True, experts=6, experts_per_token=3, balance="switch"),
     "gpt2": replace(SIZES, preset="gpt2"),
     "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
     "gpt_neox": replace(SIZES, preset="gpt-neox", rope_fraction=0.34),
@@ -144,6 +149,24 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     ),
     "qwen3, biases": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=6, attention_bias=True)
+    ),
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**LLAMA, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **LLAMA,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=12,
+            decoder_sparse_step=2,
+            norm_topk_prob=True,
+        )
+    ),
+    "olmoe": lambda: transformers.OlmoeForCausalLM(
+        transformers.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3)
     ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
     "gpt2, untied": lambda: transformers.GPT2LMHeadModel(

@@ -28,7 +28,7 @@ from training.checkpoint.shard_storage import read_shards, stored_dtypes, weight
 from training.data.text import find_tokenizer
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, ids_of_tokens, write_hf_config
-from training.hugging_face.hf_tensors import HFTensor, hf_tensors
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
 from training.hugging_face.tokenizer_json import plain_tokenizer_config, tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 
@@ -179,8 +179,8 @@ def _write_weights(
     for number, shard in enumerate(shards, 1):
         name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {tensor.name: torch.empty(tensor.shape, dtype=dtype) for tensor in shard}
-        parts = [part for tensor in shard for part in tensor.pieces(filled[tensor.name]).items()]
-        read_shards({key_of(name): pieces for name, pieces in parts}, source, group)
+        parts = pieces_by_parameter((tensor, filled[tensor.name]) for tensor in shard)
+        read_shards({key_of(name): pieces for name, pieces in parts.items()}, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})
             (folder / name).chmod(folder.stat().st_mode & 0o666)  # as of any file: it makes ones that no other may read

@@ -22,7 +22,10 @@ QKV = "blocks.{}.attention.q blocks.{}.attention.k blocks.{}.attention.v"
 
 
 class TensorRow(NamedTuple):
-    """A row of a family's table of tensors; {} in the names is the layer's number. Stands for weight and bias."""
+    """A row of a family's table of tensors; {} in the names is the layer's number. Stands for weight and bias.
+
+    A second {} in their name is an expert's number: our parameter has the matrices of all experts.
+    """
 
     theirs: str
     ours: str

@@ -44,7 +44,8 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "model_max_length": None, "rope_interleaved": (False,), "auto_map": ({},), "quantization_config": ({},),
     "use_mrope": (False,),
 }  # fmt: skip
-_NOT_COMPARED = {"preset", "dropout"}  # without effect on an exported model
+# without effect on an exported model: a bias of the choice has no place among the tensors of a family
+_NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss"}
 
 
 def read_hf_config(
@@ -168,6 +169,7 @@ def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
         yield f"other sizes: {error}"
         return
     unused = {"rope_base"} if model.positions != "rope" else set()
+    unused |= {"ffn_width"} if len(model.sparse_layers) == model.layers else set()
     for name in [field.name for field in fields(ModelConfig) if field.name not in _NOT_COMPARED | unused]:
         ours, theirs = getattr(model, name), getattr(there, name)
         if ours != theirs:

@@ -20,13 +20,15 @@ Pieces = list[tuple[Tensor, ShardSpec]]  # views that together are a parameter, 
 
 @dataclass(frozen=True)
 class HFTensor:
-    """A Hugging Face tensor: holds one or more of our parameters, each of `part_shape`."""
+    """A Hugging Face tensor: holds one or more of our parameters, each of `part_shape`, or an expert's part of one."""
 
     name: str
     parameters: tuple[str, ...]
     part_shape: tuple[int, ...]
     layout: TensorLayout
     heads: int
+    expert: tuple[int, int] | None = None
+    """Number of the expert, and of how many; `part_shape` is that of its matrix."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,6 +39,10 @@ class HFTensor:
 
     def pieces(self, tensor: Tensor) -> dict[str, Pieces]:
         """Each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
+        if self.expert is not None:
+            number, count = self.expert
+            spec = ShardSpec.whole((count, *self.part_shape)).shard(0, count, number)
+            return {self.parameters[0]: [(tensor[None], spec)]}
         if self.layout == "per head":
             return {name: self._heads(tensor, i) for i, name in enumerate(self.parameters)}
         dim = tensor.ndim - 1 if self.layout == "conv1d" else 0
@@ -50,18 +56,28 @@ class HFTensor:
         rows, whole = tensor.unflatten(0, (self.heads, len(self.parameters), -1)), ShardSpec.whole(self.part_shape)
         return [(rows[head, index], whole.shard(0, self.heads, head)) for head in range(self.heads)]
 
-    def parameters_of(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Our parameters by name: copies where they are several pieces."""
-        found = self.pieces(tensor)
-        return {
-            name: torch.cat([view for view, _ in pieces]) if pieces[1:] else pieces[0][0]
-            for name, pieces in found.items()
-        }
+
+def pieces_by_parameter(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Pieces]:
+    """Each of our parameters as views of the tensors that hold parts of it."""
+    found: dict[str, Pieces] = {}
+    for tensor, values in tensors:
+        for name, pieces in tensor.pieces(values).items():
+            found.setdefault(name, []).extend(pieces)
+    return found
+
+
+def parameters_of(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Tensor]:
+    """Our parameters by name: copies where they are several pieces."""
+    found = pieces_by_parameter(tensors)
+    return {
+        name: torch.cat([view for view, _ in pieces]) if pieces[1:] else pieces[0][0] for name, pieces in found.items()
+    }
 
 
 def hf_tensors(family: ModelFamily, model: ModelConfig) -> list[HFTensor]:
     """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in meta_decoder(model).named_parameters()}
+    decoder = meta_decoder(model)
+    shapes = {name: tuple(x.shape) for name, x in (*decoder.named_parameters(), *decoder.named_buffers())}
     found = [tensor for row in family.tensors for tensor in _expand_row(row, model, shapes)]
     unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
     if unmapped:
@@ -74,5 +90,10 @@ def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int,
     for layer in range(model.layers if "{}" in row.theirs else 1):
         for kind in ("weight", "bias"):
             names = tuple(f"{name.format(layer)}.{kind}" for name in row.ours.split())
-            if names[0] in shapes:
+            if names[0] in shapes and row.theirs.count("{}") > 1:
+                experts, *shape = shapes[names[0]]
+                for expert in range(experts):
+                    theirs = f"{row.theirs.format(layer, expert)}.{kind}"
+                    yield HFTensor(theirs, names, tuple(shape), row.layout, model.heads, (expert, experts))
+            elif names[0] in shapes:
                 yield HFTensor(f"{row.theirs.format(layer)}.{kind}", names, shapes[names[0]], row.layout, model.heads)

@@ -29,7 +29,7 @@ from training.hugging_face.export_hf import (
 )
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, TOKEN_IDS, read_hf_config
-from training.hugging_face.hf_tensors import hf_tensors
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
 from training.model.model_config import ModelConfig
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
@@ -89,7 +89,7 @@ def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
         raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG_FILE}")
-    state: State = {}
+    given: list[tuple[HFTensor, Tensor]] = []
     for name, expected in wanted.items():
         file, stored = tensors[name]
         tensor: Tensor = file.get_tensor(stored)  # memory-mapped, not read
@@ -99,8 +99,8 @@ def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str
             raise UsageError(
                 f"{name} holds {tensor.dtype}; expected float weights: convert a quantized model back first"
             )
-        state |= {f"model.{ours}": pieces for ours, pieces in expected.pieces(tensor).items()}
-    return state
+        given.append((expected, tensor))
+    return {f"model.{ours}": pieces for ours, pieces in pieces_by_parameter(given).items()}
 
 
 def _with_its_head(

@@ -23,6 +23,8 @@ class Preset:
     """Where the sizes and the count are from."""
     rounded_to: int = 1
     """The published count is a multiple of this."""
+    active: int = 0
+    """The published count of parameters that a token uses, of a sparse model; a multiple of 100 million."""
 
     def options_beside(self, rope_scaling: str | None) -> dict[str, Any]:
         """The options, without those numbers of RoPE's scaling for which a kind given in its place has no use."""
@@ -122,6 +124,38 @@ PRESETS: dict[str, Preset] = {
         },
         596_049_920,
         "config.json of Qwen/Qwen3-0.6B",
+    ),
+    "mixtral-8x7b": Preset(
+        {
+            **LLAMA, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14_336, "experts": 8,
+            "experts_per_token": 2, "vocab_size": 32_000, "context": 32_768, "rope_base": 1_000_000.0,
+        },
+        46_700_000_000,
+        "config.json of mistralai/Mixtral-8x7B-v0.1; counts of Mistral AI 2023, \"Mixtral of experts\"",
+        10**8,
+        12_900_000_000,
+    ),
+    "qwen3-30b-a3b": Preset(
+        {
+            **QWEN, "layers": 48, "width": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128, "ffn_width": 6144,
+            "experts": 128, "experts_per_token": 8, "expert_width": 768, "context": 40_960, "qk_norm": True,
+            "tied": False,
+        },
+        30_500_000_000,
+        "config.json and model card of Qwen/Qwen3-30B-A3B",
+        10**8,
+        3_300_000_000,
+    ),
+    "olmoe-1b-7b": Preset(
+        {
+            **LLAMA, "layers": 16, "width": 2048, "heads": 16, "ffn_width": 1024, "experts": 64,
+            "experts_per_token": 8, "router_normalize": False, "vocab_size": 50_304, "context": 4096,
+            "qk_norm": True, "qk_norm_joint": True,
+        },
+        6_900_000_000,
+        "config.json of allenai/OLMoE-1B-7B-0924; counts of Muennighoff et al. 2024, table 1",
+        10**8,
+        1_300_000_000,
     ),
     "gpt-neox-20b": Preset(
         {

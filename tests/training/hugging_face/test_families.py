@@ -10,8 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from gristmill_parity.reference import tensor_in_memory
 from training.hugging_face.hf_config import read_hf_config
-from training.hugging_face.hf_tensors import hf_tensors
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of
 from training.model.decoder import Decoder
 
 LENGTH, VOCABULARY = 12, 50
@@ -89,7 +90,7 @@ def opt(draw: random.Random) -> transformers.PretrainedConfig:
 
 
 OTHERS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "bloom": bloom, "opt": opt}
-FAMILY_NAMES = ["llama", "mistral", "qwen2", "qwen3", *OTHERS]
+FAMILY_NAMES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", *OTHERS]
 
 
 def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
@@ -102,6 +103,16 @@ def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
         return transformers.LlamaConfig(**sizes, **head_dim, attention_bias=bias, mlp_bias=draw.random() < 0.5)
     if name == "mistral":
         return transformers.MistralConfig(**sizes, **head_dim, sliding_window=draw.choice([None, 1, 3, 5, 11, 12]))
+    if name == "mixtral":
+        experts = {"num_local_experts": draw.choice([2, 5]), "num_experts_per_tok": draw.choice([1, 2])}
+        return transformers.MixtralConfig(**sizes, **head_dim, **experts, sliding_window=draw.choice([None, 5]))
+    experts = {"num_experts": draw.choice([3, 6]), "num_experts_per_tok": 2, "norm_topk_prob": draw.random() < 0.5}
+    if name == "olmoe":
+        return transformers.OlmoeConfig(**sizes, **experts, attention_bias=bias, pad_token_id=None)
+    if name == "qwen3_moe":
+        layers = {"mlp_only_layers": draw.choice([[], [0]]), "decoder_sparse_step": draw.choice([1, 2])}
+        experts |= {"moe_intermediate_size": draw.choice([8, 12]), **head_dim, **layers, "attention_bias": bias}
+        return transformers.Qwen3MoeConfig(**sizes, **experts, **qwen_window(draw))
     if name == "qwen2":
         return transformers.Qwen2Config(**sizes, **qwen_window(draw))
     return transformers.Qwen3Config(**sizes, **head_dim, **qwen_window(draw), attention_bias=bias)
@@ -116,24 +127,31 @@ def test_logits_and_every_gradient_are_those_of_transformers(name: str, seed: in
     torch.manual_seed(seed)
     ids, targets = torch.randint(VOCABULARY, (2, 3, LENGTH))
     with all_in_float64():
-        theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
-        tensors = {tensor.name: tensor for tensor in hf_tensors(family, model)}
-        parameters = dict(theirs.named_parameters())
-        if "embed_out.weight" in tensors and not model.tied:
-            parameters["embed_out.weight"] = parameters.pop("lm_head.weight")  # its name in files
-        for parameter in parameters.values():
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        theirs = transformers.AutoModelForCausalLM.from_config(config, **plain).double().eval()
+        tensors = hf_tensors(family, model)
+        for parameter in theirs.parameters():
             parameter.data += 0.3 * torch.randn_like(parameter)
         wanted = theirs(ids, use_cache=False).logits
         torch.nn.functional.cross_entropy(wanted.flatten(0, 1), targets.flatten(), reduction="sum").backward()
     ours = Decoder(model).double()
     with torch.no_grad():
-        for name_, tensor in tensors.items():
-            for part, values in tensor.parameters_of(parameters[name_].data).items():
-                ours.get_parameter(part).copy_(values)
+        for part, values in parameters_of(in_files(theirs, tensors, family.head, "data")).items():
+            ours.get_parameter(part).copy_(values)
     of_logits, of_gradients = LIMITS.get(name, (1e-11, 1e-10))
     torch.testing.assert_close(ours(ids), wanted, rtol=0, atol=of_logits)
     ours(ids, targets).backward()
-    assert parameters.keys() == tensors.keys()
-    for name_, tensor in tensors.items():
-        for part, gradient in tensor.parameters_of(parameters[name_].grad).items():
-            torch.testing.assert_close(ours.get_parameter(part).grad, gradient, rtol=1e-9, atol=of_gradients, msg=part)
+    count = sum(parameter.numel() for parameter in theirs.parameters())
+    gradients = parameters_of(in_files(theirs, tensors, family.head, "grad"))
+    assert (
+        count == sum(map(Tensor.numel, gradients.values())) and gradients.keys() == dict(ours.named_parameters()).keys()
+    )
+    for part, gradient in gradients.items():
+        torch.testing.assert_close(ours.get_parameter(part).grad, gradient, rtol=1e-9, atol=of_gradients, msg=part)
+
+
+def in_files(
+    theirs: transformers.PreTrainedModel, tensors: list[HFTensor], head: str, kind: str
+) -> list[tuple[HFTensor, Tensor]]:
+    """The "data" or "grad" of transformers' model, tensor by tensor of its files."""
+    return [(tensor, tensor_in_memory(theirs, tensor.name, head, kind)) for tensor in tensors]

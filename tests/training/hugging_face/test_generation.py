@@ -24,7 +24,19 @@ from training.reporting.reporting_config import EvalConfig
 from training.reporting.sample import Sampler
 
 # one model of each family
-GENERATED = ["llama, yarn", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "bloom, 3 heads", "opt"]
+GENERATED = [
+    "llama, yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "gpt2",
+    "gpt_neox",
+    "bloom, 3 heads",
+    "opt",
+]
 PROMPT, TOKENS = "the miller\n  carries 水", 12
 
 

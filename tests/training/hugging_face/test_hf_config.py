@@ -20,7 +20,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 24, "n_head": 4, "n_layer": 2},
     "opt": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "word_embed_proj_dim": 24},
 }
-SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3")}
+SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3", "qwen3_moe")}
+SMALL |= dict.fromkeys(("mixtral", "olmoe"), SMALL["mistral"])
 
 
 def config_class(name: str) -> type[transformers.PretrainedConfig]:

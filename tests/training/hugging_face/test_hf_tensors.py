@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training.hugging_face.family import TensorLayout
-from training.hugging_face.hf_tensors import HFTensor
+from training.hugging_face.hf_tensors import HFTensor, parameters_of
 
 HEADS, WIDTH = 3, 6
 
@@ -21,7 +21,7 @@ def test_fused_tensors_hold_queries_keys_and_values(layout: TensorLayout, kind: 
     }[layout]
     tensor = HFTensor("qkv", ("q", "k", "v"), shape, layout, HEADS)
     assert tensor.shape == expected.shape
-    found = tensor.parameters_of(expected)
+    found = parameters_of([(tensor, expected)])
     assert all(torch.equal(found[name], part) for name, part in zip("qkv", (q, k, v), strict=True))
     written = torch.zeros(tensor.shape)
     for name, part in zip("qkv", (q, k, v), strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from training.model.decoder import meta_decoder
+from training.model.decoder import active_parameters, meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
@@ -27,6 +27,14 @@ def test_a_published_model_has_the_published_number_of_parameters(name: str) -> 
     model = ModelConfig(preset=name).resolve(1, 1)
     assert sum(p.numel for p in stage_parameters(model, range(model.layers), first=True, last=True)) == count
     row = f"| `{name}` | {count:,} | {published:,} | {count / published:.4f} | {PRESETS[name].source} |"
+    assert row in DOCS.read_text().splitlines(), f"docs/guides/models.md lacks the row {row}"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if PRESETS[name].active])
+def test_a_sparse_model_uses_the_published_number_of_parameters_for_a_token(name: str) -> None:
+    published, count = PRESETS[name].active, active_parameters(meta_decoder(ModelConfig(preset=name).resolve(1, 1)))
+    assert abs(count - published) < published / 100 + 10**8 / 2
+    row = f"| {name} | {count:,} | {published:,} | {count / published:.4f} |"
     assert row in DOCS.read_text().splitlines(), f"docs/guides/models.md lacks the row {row}"
 
 
