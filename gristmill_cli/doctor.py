@@ -31,7 +31,7 @@ EXTRAS = {
     "wandb": "--metrics.wandb",
     "mlflow": "--metrics.mlflow",
 }  # in the order of how often they are asked for
-DEVELOPMENT = frozenset(["test", "bench", "versions"])  # extras for the project itself
+DEVELOPMENT = frozenset(["test", "bench", "versions", "docs"])  # extras for the project itself
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

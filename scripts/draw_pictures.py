@@ -15,6 +15,7 @@ from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
 from scripts.draw_local_steps import draw_local_steps
 from scripts.draw_server import draw_server
+from scripts.draw_whole import draw_whole
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -213,6 +214,7 @@ def draw_pipeline(ranks: int = 4) -> Figure:
 
 
 DRAWN: dict[str, Callable[[], Figure]] = {
+    "whole": draw_whole,
     "step": draw_step,
     "data_parallel": draw_data_parallel,
     "local_steps": draw_local_steps,

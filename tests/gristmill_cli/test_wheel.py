@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(folder), str(folder / "source")], check=True)
     (wheel,) = folder.glob("gristmill-*.whl")
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True)
     zipfile.ZipFile(wheel).extractall(folder / "site")
     shutil.rmtree(folder / "source")
     (folder / "site" / "bin").mkdir()

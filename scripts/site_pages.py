@@ -1,0 +1,38 @@
+"""Pages of the site that are made when it is built: the help of all commands. A hook, named in mkdocs.yml."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page of commands."""
+    sys.path.insert(0, str(ROOT))
+    from gristmill_cli.__main__ import GROUPS
+
+    lines = ["# Commands", "", "What `gristmill COMMAND --help` prints, of every command."]
+    for title, commands in GROUPS.items():
+        lines += ["", f"## {title.capitalize()}"]
+        for name in commands:
+            lines += ["", f"### gristmill {name}", "", "```text", _help(name), "```"]
+    files.append(File.generated(config, "reference/commands.md", content="\n".join(lines) + "\n"))
+    return files
+
+
+def _help(name: str) -> str:
+    """The help of a command, without colours and boxes."""
+    command = [sys.executable, "-m", "gristmill_cli", name, "--help"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={"COLUMNS": "88", "PATH": ""}, capture_output=True, text=True, check=True
+    )
+    kept = (line.strip("│").rstrip() for line in done.stdout.splitlines() if not line.startswith("╰"))
+    lines = (line.strip("╭╮─ ").upper() if line.startswith("╭") else line for line in kept)
+    wrapped = (textwrap.fill(line, 86) if line[:1].strip() else line for line in lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(wrapped)).strip()

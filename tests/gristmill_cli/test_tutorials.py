@@ -1,0 +1,62 @@
+"""Each tutorial is followed from its first command to its last, and prints what it says, but for numbers."""
+
+import re
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+import torch
+
+from tests.gristmill_cli.documentation import DOCS, PAGES, shell
+from tests.tokenizers_of_models import content_of
+
+TUTORIALS = sorted(page for page in PAGES if page.startswith("tutorials/") and "```bash" in PAGES[page])
+BLOCK = re.compile(r"^```(bash|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+
+
+def test_there_are_five() -> None:
+    assert len(TUTORIALS) == 5 == len(list((DOCS / "tutorials").glob("*.md")))
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_ends_as_it_says(page: str, tmp_path: Path) -> None:
+    if "smollm" in PAGES[page]:
+        _small_model(tmp_path / "smollm")
+    said = ""
+    for kind, block in BLOCK.findall(PAGES[page]):
+        if kind == "bash":
+            block = block.replace("--optim.steps 300", "--optim.steps 20")  # numbers are not compared
+            done = shell(f"cd {tmp_path}\n{block}", COLUMNS="120")
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said
+        elif kind == "text":
+            for line in block.splitlines():
+                assert re.search(_pattern(line), said), f"{line!r} is not in\n{said}"
+        elif kind == "python":
+            done = run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            promised = re.findall(r"print\(.*\)  # (.*)", block)
+            assert promised == done.stdout.splitlines()[: len(promised)]
+        else:
+            (name,) = re.findall(r"into `([\w.]+)`:\n\n```toml\n" + re.escape(block), PAGES[page])
+            (tmp_path / name).write_text(block)
+
+
+def _pattern(line: str) -> str:
+    """A pattern of a line of output, in which each number stands for any, and spaces for any spaces."""
+    words = (r"[\d,.]+".join(re.escape(part) for part in NUMBER.split(word)) for word in line.split())
+    return r"\s+".join(words)
+
+
+def _small_model(folder: Path) -> None:
+    """A tiny Llama of random weights, as transformers saves it, with a tokenizer.json."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    ids = {"max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ids)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(content_of("Llama 3"))
