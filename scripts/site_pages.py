@@ -6,24 +6,24 @@ import sys
 import textwrap
 from pathlib import Path
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page of commands."""
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Append the help of all commands to their page."""
+    if page.file.src_uri != "reference/commands.md":
+        return markdown
     sys.path.insert(0, str(ROOT))
     from gristmill_cli.__main__ import GROUPS
 
-    lines = ["# Commands", "", "What `gristmill COMMAND --help` prints, of every command."]
+    lines = [markdown]
     for title, commands in GROUPS.items():
         lines += ["", f"## {title.capitalize()}"]
         for name in commands:
             lines += ["", f"### gristmill {name}", "", "```text", _help(name), "```"]
-    files.append(File.generated(config, "reference/commands.md", content="\n".join(lines) + "\n"))
-    return files
+    return "\n".join(lines)
 
 
 def _help(name: str) -> str:
