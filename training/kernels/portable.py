@@ -26,10 +26,15 @@ def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """One kernel for all matrices where torch has it: of bf16 on GPUs, whose rows are multiples of 16 bytes."""
+    """torch's kernel where it has one: in bf16 on GPUs, for rows of multiples of 16 bytes."""
     if x.is_cuda and x.dtype is torch.bfloat16 and weight.shape[1] % 8 == weight.shape[2] % 8 == 0:
-        return torch._grouped_mm(x, weight.mT, offs=counts.cumsum(0, dtype=torch.int32))
+        return grouped_kernel(x, weight, counts)
     return grouped_loop(x, weight, counts, linear)
+
+
+def grouped_kernel(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """One kernel for all matrices."""
+    return torch._grouped_mm(x, weight.mT, offs=counts.cumsum(0, dtype=torch.int32))
 
 
 def grouped_loop(x: Tensor, weight: Tensor, counts: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
