@@ -145,6 +145,7 @@ class Case:
         is_newer = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
         # on a cube queries have other tokens, and documents' positions are exchanged
         is_newer |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
+        is_newer |= self.layout.ep > 1  # how many tokens ranks send is the router's choice
         is_newer |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
         return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not is_newer
 
@@ -162,6 +163,7 @@ class Case:
         words += ["sp"] * layout.sequence_parallel
         words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
         words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
+        words += [f"ep{layout.ep}"] * (layout.ep > 1)
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
         words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)

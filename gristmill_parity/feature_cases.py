@@ -72,7 +72,8 @@ def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case
     """A case with an independent reference and the sizes that suit one; raises UsageError for a refused `layout`."""
     options = {"reference": "plain decoder", "heads": HEADS, "init_std": INIT_STD, **options}
     processes = replace(layout, dp=layout.dp or 1).processes
-    return Case.of(preset, layout.resolve(processes, small_model(preset, 9, options["heads"]), SEQ_LEN), **options)
+    model = small_model(preset, 9, options["heads"], sparse=options.get("sparse", ""))
+    return Case.of(preset, layout.resolve(processes, model, SEQ_LEN), **options)
 
 
 def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
@@ -185,6 +186,9 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("switch", replace(cp, dp=2, zero=1), {}),
         ("bias", replace(pp, schedule="zbv"), {"recompute": "full"}),
         ("bias", _3D, {"optimizer": "adamw", "recompute": "full"}),
+        ("switch", replace(dp, dp=4, ep=4), {"recompute": "full"}),
+        ("bias", replace(dp, dp=4, ep=2, zero=3, micro_batches=2), {"optimizer": "adamw"}),
+        ("bias", replace(_3D, ep=2), {"optimizer": "adamw", "recompute": "full"}),
     ]
     if full:
         rows += [
@@ -198,6 +202,13 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("sequence", replace(tp, dp=2, zero=1), {"optimizer": "muon"}),
             ("sequence", replace(tp, dp=2), {"documents": True}),
             ("sequence", replace(dp, zero=3), {"optimizer": "adamw", "offload": "disk"}),
+            *(("bias", replace(dp, dp=4, ep=2, zero=zero, micro_batches=2), {}) for zero in (0, 1, 2)),
+            ("bias", replace(dp, dp=4, ep=2, zero=3, zero_group=2), {}), ("bias", replace(dp, dp=6, ep=3, zero=3), {}),
+            ("bias", replace(dp, ep=2), {"recompute": "selective"}), ("bias", replace(cp, ep=2), {}),
+            ("bias", replace(tp, dp=2, ep=2, sequence_parallel=True), {}),
+            ("bias", replace(pp, dp=2, ep=2, schedule="zbv"), {"recompute": "full"}),
+            ("all", replace(dp, dp=3, ep=3, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
+            ("bias", replace(_3D, ep=2, zero=3), {"recompute": "full"}),
         ]  # fmt: skip
     for sparse, layout, options in rows:
         yield "llama", layout, {"reference": "one process", "sparse": sparse, **options}

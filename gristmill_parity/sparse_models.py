@@ -6,7 +6,7 @@ from typing import Any
 SPARSE: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "switch": {
-        "experts": 6, "experts_per_token": 2, "expert_width": 48, "balance": "switch", "balance_loss": 0.5,
+        "experts": 8, "experts_per_token": 2, "expert_width": 48, "balance": "switch", "balance_loss": 0.5,
         "router_z_loss": 0.05,
     },
     "sequence": {

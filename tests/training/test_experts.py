@@ -56,7 +56,7 @@ def test_a_run_resumes_with_the_bias_of_its_choices_under_another_layout(
     config: TrainConfig, tmp_path: Path, train_in_ranks: Any, corpus: Path
 ) -> None:
     options = [*small_run(corpus), "--model.layers", "3", "--optim.steps", "8", "--optim.decay_steps", "8"]
-    options += ["--precision", "fp64", "--checkpoint.every", "4", "--metrics.log_every", "2"]
+    options += ["--precision", "fp64", "--checkpoint.every", "2", "--metrics.log_every", "2"]
     options += [word for key, value in BIAS.items() for word in (f"--model.{key}", str(value))]
     train_in_ranks(1, tmp_path / "one", options)
     layout = ["--parallel.dp", "2", "--parallel.zero", "3"]
@@ -65,6 +65,7 @@ def test_a_run_resumes_with_the_bias_of_its_choices_under_another_layout(
     key = "model.blocks.1.mlp.router.choice_bias"
     shapes = stored_shapes(next((stopped / "checkpoints").glob("step-*4")))
     assert shapes[key] == (4,) and not any("choice_bias" in name for name in shapes if name.startswith("optim."))
+    train_in_ranks(4, stopped, [*options, "--optim.steps", "6", "--parallel.ep", "2", "--parallel.zero", "2"])
     train_in_ranks(2, stopped, [*options, "--parallel.tp", "2"])
     for ours, theirs in zip(records(tmp_path / "one", "step"), records(stopped, "step"), strict=True):
         assert abs(ours["loss"] - theirs["loss"]) < 1e-10
@@ -100,9 +101,13 @@ def test_layouts_that_sparse_models_cannot_have_are_refused(
         ParallelConfig(**layout).resolve(processes, model, 16)
 
 
-def test_a_compiled_run_and_a_plan_are_refused(config: TrainConfig) -> None:
+def test_what_a_run_cannot_do_with_experts_is_refused(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"is not known to a compiler; try --compile false"):
         RunPlan.of(replace(sparse(config), compile=True))
+    muon = replace(config.optim, name="muon")
+    with pytest.raises(UsageError, match=r"optim.name muon with parallel.ep 2: .* try --parallel.ep 1, or --optim.na"):
+        RunPlan.of(replace(sparse(config), optim=muon, parallel=ParallelConfig(ep=2, dp=2)))
     cluster = Cluster(find_device("h100"), 8)
     with pytest.raises(UsageError, match=r"4 experts, whose time and memory are not predicted yet; try a dense"):
         PlanRequest(ModelConfig(**BIAS).resolve(300, 16), 8, 16, cluster)

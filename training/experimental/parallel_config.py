@@ -55,6 +55,11 @@ class ParallelConfig(CompressionOptions, GridOptions):
             "compressed yet; try --parallel.compression none",
         )
         require(
+            not self.local_steps or self.ep == 1,
+            f"parallel.local_steps {self.local_steps} and parallel.ep {self.ep}: replicas with weights of their own "
+            "have all experts; try --parallel.ep 1",
+        )
+        require(
             not self.local_steps or model.balance != "bias",
             f"parallel.local_steps {self.local_steps} and model.balance bias: each replica would have biases of its "
             "own; try --model.balance sequence",

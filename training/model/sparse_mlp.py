@@ -20,6 +20,12 @@ class SparseMLP(nn.Module):
 
     last = "output"
 
+    @staticmethod
+    def dispatch(experts: "Experts", x: Tensor, counts: Tensor) -> Tensor:
+        """Outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
+        found: Tensor = experts(x, counts)
+        return found
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.router = Router(config)
@@ -34,8 +40,8 @@ class SparseMLP(nn.Module):
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         k = chosen.shape[-1]
-        tokens = _Rows.apply(x.flatten(0, 1), order // k, place, k)
-        outputs = _Rows.apply(self.experts(tokens, counts), place, order, 1).unflatten(0, (-1, k))
+        tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
+        outputs = Rows.apply(self.dispatch(self.experts, tokens, counts), place, order, 1).unflatten(0, (-1, k))
         mixed = torch.bmm(weights.flatten(0, 1)[:, None].to(x.dtype), outputs).view_as(x)
         return self.output(mixed if self.shared is None else mixed + self.shared(x))
 
@@ -67,7 +73,7 @@ class ExpertLinear(nn.Module):
         return grouped_linear(x, self.weight, counts)
 
 
-class _Rows(torch.autograd.Function):
+class Rows(torch.autograd.Function):
     """Rows of a matrix in another order, each as often as it is used: the backward pass reads rows, too.
 
     Autograd's own would add to rows of zeros, on a GPU in an order that changes from run to run.

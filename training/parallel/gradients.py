@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.parallel.data.placements import DATA_PARALLEL
+from training.parallel.expert.placements import EXPERT_PARALLEL
 from training.sharding.axis import Axes
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -19,7 +20,8 @@ class RemainingSums:
     """
 
     def __init__(self, params: Sequence[ShardedParameter], axes: Axes) -> None:
-        names = {name for p in params for name in p.placement.gradient_sum} - set(DATA_PARALLEL.gradient_sum)
+        names = {name for p in params for name in p.placement.gradient_sum}
+        names -= {*DATA_PARALLEL.gradient_sum, *EXPERT_PARALLEL.gradient_sum}
         self._all_reduced = [
             (axes[name].group, [p for p in params if name in p.placement.gradient_sum])
             for name in sorted(names)  # collectives must match on all ranks

@@ -8,12 +8,13 @@ from gristmill.errors import require
 from training.model.model_config import ModelConfig
 from training.parallel.context.options import ContextOptions
 from training.parallel.data.options import DataOptions
+from training.parallel.expert.options import ExpertOptions
 from training.parallel.pipeline.options import PipelineOptions
 from training.parallel.tensor.options import TensorOptions
 
 
 @dataclass(frozen=True)
-class Layout(ContextOptions, PipelineOptions, TensorOptions, DataOptions):
+class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, DataOptions):
     """dp x tp x pp x cp ranks. Each kind's options, and what they are checked for, are in the kind's folder.
 
     The fields are in the opposite order of the classes, as dataclasses have them.
@@ -25,6 +26,7 @@ class Layout(ContextOptions, PipelineOptions, TensorOptions, DataOptions):
         **TensorOptions.RANGES,
         **PipelineOptions.RANGES,
         **ContextOptions.RANGES,
+        **ExpertOptions.RANGES,
     }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> Self:
@@ -41,8 +43,8 @@ class Layout(ContextOptions, PipelineOptions, TensorOptions, DataOptions):
 
     def describe(self) -> str:
         """One line for logs, such as "dp 4 x ZeRO-2 x tp 2"."""
-        kinds = self.describe_data(), self.describe_tensor(), self.describe_pipeline(), self.describe_context()
-        return " x ".join(word for words in kinds for word in words)
+        kinds = [self.describe_data(), self.describe_tensor(), self.describe_pipeline(), self.describe_context()]
+        return " x ".join(word for words in [*kinds, self.describe_expert()] for word in words)
 
     def record(self) -> dict[str, Any]:
         """The fields, as checkpoints have them; those of kinds beyond data, tensor and pipeline only where used."""
@@ -50,7 +52,7 @@ class Layout(ContextOptions, PipelineOptions, TensorOptions, DataOptions):
 
     def unused(self) -> set[str]:
         """The fields that checkpoints do not have: of kinds that came later, and are not used."""
-        return {"cp", "context"} if self.cp == 1 else set()
+        return {*(("cp", "context") if self.cp == 1 else ()), *(("ep",) if self.ep == 1 else ())}
 
     @property
     def ranks_of_replica(self) -> int:
@@ -89,6 +91,7 @@ class Layout(ContextOptions, PipelineOptions, TensorOptions, DataOptions):
         self.check_tensor(model, seq_len)
         self.check_context(model, seq_len)
         self.check_pipeline(model)
+        self.check_expert(model, self.replicas, self.shards)
         require(
             not self.shards_parameters or self.pipeline is None or not self.pipeline.splits_backward,
             f"parallel.zero 3 frees parameters that schedule {self.schedule} still needs for the weight gradients "

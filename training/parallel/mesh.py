@@ -9,6 +9,9 @@ Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes 
 context parallelism neighbours on "replicate" x "shard" have parts of the same sequences: they are an axis "cp" of their
 own, and for parameters replicas like others, over which gradients are summed and ZeRO shards.
 
+With expert parallelism the ranks along "replicate" x "shard" are, for experts alone, also "expert_replicate" x
+"expert_shard" x "ep": neighbours along "ep" have different experts.
+
 With local steps (DiLoCo) "replicate" of the mesh is the axis "outer": its ranks hold different weights, which are
 averaged at times; the axis "replicate" has one rank. The ranks of such a replica are neighbours.
 """
@@ -28,6 +31,7 @@ from training.parallel.layout import Layout
 from training.sharding.axis import Axes, Axis, JointAxis
 
 AXES = ("pp", "replicate", "shard", "tp")
+EXPERT_AXES = ("expert_replicate", "expert_shard")
 OUTER = "outer"  # of replicas that take local steps
 
 
@@ -41,6 +45,8 @@ class World:
     timeout: timedelta
     tp_axes: tuple[str, ...] = ("tp",)
     """The axes into which the tensor-parallel ranks are divided."""
+    of_experts: DeviceMesh | None = None
+    """With expert parallelism the ranks that have the same experts: "expert_replicate" x "expert_shard"."""
 
     @property
     def rank(self) -> int:
@@ -134,7 +140,24 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
     if layout.cp > 1:
         neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
         axes |= further_axes(("cp",), neighbours, limit)
-    return World(mesh, axes, device, limit, tuple(tp_axes) or ("tp",))
+    of_experts = None
+    if layout.ep > 1:
+        of_data = ranks.movedim(3, 1).reshape(-1, *layout.expert_shape(layout.replicas, layout.shards), layout.ep)
+        axes |= further_axes(("ep",), of_data.reshape(-1, layout.ep), limit)
+        of_experts = _replicas_of_experts(of_data.movedim(3, 1).flatten(0, 1), device, limit)
+        axes |= {name: _axis(of_experts[name], name) for name in EXPERT_AXES}
+    return World(mesh, axes, device, limit, tuple(tp_axes) or ("tp",), of_experts)
+
+
+def _replicas_of_experts(ranks: Tensor, device: torch.device, timeout: timedelta) -> DeviceMesh:
+    """The mesh of the ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
+    groups = []
+    for dim in (1, 2):
+        lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+        name = EXPERT_AXES[dim - 1]
+        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0])
+    (own,) = [group for group in ranks if (group == dist.get_rank()).any()]
+    return DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=EXPERT_AXES)
 
 
 def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:

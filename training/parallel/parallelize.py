@@ -22,6 +22,8 @@ from training.parallel.data.fsdp import apply_fsdp
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
+from training.parallel.expert.dispatch import apply_expert_parallel
+from training.parallel.expert.placements import is_expert
 from training.parallel.expert.routing import Routing
 from training.parallel.gradients import RemainingSums
 from training.parallel.initialize import init_shard
@@ -33,7 +35,7 @@ from training.parallel.pipeline.placements import tied_axis
 from training.parallel.placement_table import placement_table
 from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import KV
-from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
+from training.parallel.tensor.tensor_parallel import apply_tensor_parallel, cut_parameters
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
@@ -103,6 +105,9 @@ def shard_model(
     pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.shards_parameters else dtype)
+        if layout.ep > 1:
+            cut_parameters(part, pieces)
+            apply_expert_parallel(part, world.axis("ep"))
         if not experiment_of(layout).shard_modules(part, pieces, world.axes):
             apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
         apply_context(part, layout, TokenOrder.of(layout, world), compiled)
@@ -118,7 +123,7 @@ def shard_model(
 def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes) -> dict[str, ShardSpec]:
     """What this rank computes with of each parameter, by name: the pieces before ZeRO shards their rows."""
     named = decoder.named_parameters(remove_duplicate=False)
-    return {name: table[name].without("shard").piece(tuple(p.shape), axes) for name, p in named}
+    return {name: table[name].without("shard").without("expert_shard").piece(tuple(p.shape), axes) for name, p in named}
 
 
 def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, world: World) -> Axes:
@@ -137,7 +142,13 @@ def _grad_reducer(part: Decoder, layout: Layout, table: Mapping[str, Placement],
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
     bucket = experiment_of(layout).make_bucket(part, table, axes, seed) or GradBucket
-    return GradReducer(plain, axes[shard], axes[replicate], layout.zero, layout.micro_batches, reduce_dtype, bucket)
+    others = {}
+    if layout.ep > 1:
+        of_experts = axes["expert_shard"], axes["expert_replicate"]
+        others = {id(p): of_experts for name, p in part.named_parameters() if is_expert(name)}
+    return GradReducer(
+        plain, axes[shard], axes[replicate], layout.zero, layout.micro_batches, reduce_dtype, bucket, others
+    )
 
 
 def _sharded_parameters(

@@ -8,6 +8,7 @@ without a row is an error: nothing is replicated for being forgotten.
 from training.model.decoder import Decoder
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
+from training.parallel.expert.placements import EXPERT_PARALLEL, is_expert
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
 from training.parallel.tensor.options import kv_copies
@@ -25,5 +26,6 @@ def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
         found = [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
         assert len(found) == 1, f"{name} has {len(found)} rows in the placement table"
         twice = TIED if tied and name in ("embed.tokens.weight", "head.weight") else Placement()
-        placements[name] = found[0] | DATA_PARALLEL | twice
+        data = EXPERT_PARALLEL if layout.ep > 1 and is_expert(name) else DATA_PARALLEL
+        placements[name] = found[0] | data | twice
     return placements

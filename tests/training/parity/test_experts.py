@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import training.parallel.placement_table
@@ -17,7 +19,9 @@ from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.model import router
 from training.model.router import Router
+from training.parallel.data.grad_reducer import GradBucket
 from training.parallel.expert.routing import _TokensOfRanks
+from training.parallel.gradients import squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.sharding.placement import Placement
 
@@ -104,6 +108,29 @@ def router_not_summed(patch: Patch) -> None:
     patch.setattr(training.parallel.placement_table, "tensor_parallel_table", wrong)
 
 
+def experts_counted_twice_over_data_parallelism(patch: Patch) -> None:
+    """Summed over all replicas, though each rank has other experts, as if they were a dense model's."""
+    right = GradBucket._finish_sum
+
+    def finish(self: GradBucket, reduced: Tensor) -> Tensor:
+        found = right(self, reduced)
+        return 2 * found if self.shard.name == "expert_shard" else found
+
+    patch.setattr(GradBucket, "_finish_sum", finish)
+
+
+def norm_without_experts(patch: Patch) -> None:
+    def norm(params: Any, device: torch.device) -> Tensor:
+        return squared_grad_norm([p for p in params if "experts" not in p.name], device)
+
+    patch.setattr("gristmill_parity.worker.squared_grad_norm", norm)
+
+
+def rows_in_the_order_of_ranks(patch: Patch) -> None:
+    """Rows that arrive are taken as if sorted by expert already."""
+    patch.setattr("training.parallel.expert.dispatch.Rows", SimpleNamespace(apply=lambda x, *_: x))
+
+
 def losses_left_out(patch: Patch) -> None:
     patch.setattr(router._WithLoss, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None)))
 
@@ -117,6 +144,9 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (counts_of_one_rank, case("sequence", CP), "gradient"),
     (gradients_of_experts_summed_twice, case("sequence", TP), "gradient"),
     (losses_left_out, case("sequence", ONE, **PLAIN), "gradient"),
+    (experts_counted_twice_over_data_parallelism, case("bias", ParallelConfig(dp=4, ep=2)), "gradient"),
+    (norm_without_experts, case("bias", ParallelConfig(dp=2, ep=2), optimizer="adamw"), "weight"),
+    (rows_in_the_order_of_ranks, case("bias", ParallelConfig(dp=2, ep=2)), "loss"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from training.kernels.precision import accumulation_dtype
@@ -16,6 +17,7 @@ from training.memory.memory_config import OffloadTarget
 from training.memory.offload_parameters import offload_policy
 from training.model.decoder import Decoder
 from training.model.embedding import Embedding, Head
+from training.model.sparse_mlp import SparseMLP
 from training.parallel.layout import Layout
 from training.parallel.mesh import World
 
@@ -40,11 +42,13 @@ def apply_fsdp(
         cast_forward_inputs=False,
     )
     units = _units(part)
-    every: list[list[nn.Module]] = [*units, [part]]
+    of_experts = _experts(part) if world.of_experts is not None else []
+    every: list[list[nn.Module]] = [*of_experts, *units, [part]]
     for modules in every:
         keep = layout.pipeline is not None or modules[-1] in (part.head, part)
+        over = _mesh_of_experts(world) if modules in of_experts else mesh
         fully_shard(
-            modules, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
+            modules, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
         )
         unit = _fsdp(modules[0])
         # sum gradients instead of averaging them: the loss is divided by the global count, and gloo can only sum
@@ -68,6 +72,18 @@ def reshard(part: nn.Module) -> None:
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _experts(part: Decoder) -> list[list[nn.Module]]:
+    """The experts of each sparse layer, which are units where they have replicas of their own."""
+    return [[block.mlp.experts] for block in part.blocks.values() if isinstance(block.mlp, SparseMLP)]
+
+
+def _mesh_of_experts(world: World) -> DeviceMesh:
+    """The ranks that have the same experts; in several groups, gradients are also all-reduced over these."""
+    assert world.of_experts is not None
+    hybrid = world.axis("expert_replicate").size > 1
+    return world.of_experts if hybrid else world.of_experts["expert_shard"]
 
 
 def _units(part: Decoder) -> list[list[nn.Module]]:

@@ -13,8 +13,9 @@ In mixed precision a module has a 16-bit copy of each parameter, and this rank f
 it updates; the 16-bit gradients of a micro-batch are summed in the buckets, in float32.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -154,7 +155,8 @@ class GradReducer:
 
     `own`: the shard that this rank updates, by the id of the full parameter: the rows themselves, or float32 master
     weights of 16-bit ones. Without replicas and in one dtype gradients stay where autograd puts them. `make_bucket`
-    takes the arguments of `GradBucket`: a class of buckets that are sent otherwise.
+    takes the arguments of `GradBucket`: a class of buckets that are sent otherwise. `others`: the axes of parameters
+    that have other replicas, by id: of experts.
     """
 
     def __init__(
@@ -166,12 +168,15 @@ class GradReducer:
         micro_batches: int = 1,
         reduce_dtype: torch.dtype | None = None,
         make_bucket: Callable[..., GradBucket] = GradBucket,
+        others: Mapping[int, tuple[Axis, Axis]] = MappingProxyType({}),
     ) -> None:
-        self.own = {id(p): _own_rows(p, shard) for p in full}
+        axes = {id(p): others.get(id(p), (shard, replicate)) for p in full}
+        self.own = {id(p): _own_rows(p, axes[id(p)][0], is_apart=shard.size > 1) for p in full}
         in_place = shard.size == replicate.size == 1 and all(self.own[id(p)] is p for p in full)
-        groups = [] if in_place else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
+        backward = list(reversed(full))  # the order in which gradients are computed
+        groups = [] if in_place else _group_by_bytes(backward, lambda p: axes[id(p)][0].name)
         self.buckets = [
-            make_bucket(group, [self.own[id(p)] for p in group], shard, replicate, reduce_dtype) for group in groups
+            make_bucket(group, [self.own[id(p)] for p in group], *axes[id(group[0])], reduce_dtype) for group in groups
         ]
         self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
         self.shard = shard
@@ -257,25 +262,33 @@ class GradReducer:
         self._started += 1
 
 
-def _own_rows(p: nn.Parameter, shard: Axis) -> nn.Parameter:
-    """The rows that this rank updates: a view of them, `p` itself where nothing is sharded, or master weights."""
+def _own_rows(p: nn.Parameter, shard: Axis, is_apart: bool) -> nn.Parameter:
+    """The rows that this rank updates: a view of them, `p` itself where nothing is sharded, or master weights.
+
+    `is_apart`: never `p` itself, as its gradient may be moved while sums of an earlier micro-batch are kept.
+    """
     dtype = accumulation_dtype(p.dtype)
-    if shard.size == 1 and p.dtype == dtype:
+    if shard.size == 1 and p.dtype == dtype and not is_apart:
         return p
     rows = -(-len(p) // shard.size)  # the last ranks may have fewer, or none
     mine = p.detach()[shard.rank * rows :][:rows]
     return nn.Parameter(mine if p.dtype == dtype else torch.empty_like(mine, dtype=dtype), requires_grad=False)
 
 
-def _group_by_bytes(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Consecutive parameters of one dtype, whose gradient sums have up to BUCKET_BYTES; a larger one is alone."""
+def _group_by_bytes(parameters: list[nn.Parameter], axes_of: Callable[[nn.Parameter], str]) -> list[list[nn.Parameter]]:
+    """Parameters of one dtype and the same axes, whose gradient sums have up to BUCKET_BYTES; a larger one is alone.
+
+    In the order in which groups are complete.
+    """
     groups: list[list[nn.Parameter]] = []
-    size = BUCKET_BYTES
+    open_groups: dict[tuple[torch.dtype, str], tuple[list[nn.Parameter], int]] = {}
     for p in parameters:
-        nbytes = p.numel() * accumulation_dtype(p.dtype).itemsize
-        if size + nbytes > BUCKET_BYTES or groups[-1][0].dtype != p.dtype:
-            groups.append([])
-            size = 0
-        groups[-1].append(p)
-        size += nbytes
-    return groups
+        kind, nbytes = (p.dtype, axes_of(p)), p.numel() * accumulation_dtype(p.dtype).itemsize
+        group, size = open_groups.get(kind, ([], BUCKET_BYTES))
+        if size + nbytes > BUCKET_BYTES:
+            group, size = [], 0
+            groups.append(group)
+        group.append(p)
+        open_groups[kind] = group, size + nbytes
+    turn = {id(p): i for i, p in enumerate(parameters)}
+    return sorted(groups, key=lambda group: turn[id(group[-1])])

@@ -1,1 +1,1 @@
-"""Experts of sparse layers on several ranks: what their routers sum over them."""
+"""Expert parallelism: the experts of sparse layers are divided over data-parallel ranks."""

@@ -1,0 +1,68 @@
+"""Expert parallelism: tokens are sent to the ranks that have their experts, and outputs back (Lepikhin et al. 2020).
+
+Rank r of n along "ep" has the E / n experts from r E / n. Rows are sorted by expert, so that those for a rank are
+neighbours: two all-to-alls of uneven parts in the forward pass, and two in the backward pass. What is sent depends on
+the choices of the router alone; a rank may get no rows.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.model.block import Block
+from training.model.decoder import Decoder
+from training.model.sparse_mlp import Experts, Rows, SparseMLP
+from training.sharding.axis import Axis
+
+
+def apply_expert_parallel(part: Decoder, axis: Axis) -> None:
+    """Let the sparse layers of a part send their tokens along `axis`; their experts are cut already. In place."""
+    for block in part.blocks.values():
+        assert isinstance(block, Block)
+        if isinstance(block.mlp, SparseMLP):
+            block.mlp.dispatch = ExpertDispatch(axis)  # type: ignore[method-assign]
+
+
+class ExpertDispatch:
+    """Outputs of the experts of all ranks along `axis`, as `SparseMLP.dispatch`."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __call__(self, experts: Experts, x: Tensor, counts: Tensor) -> Tensor:
+        """Rows (N, D) sorted by expert, of which `counts` (E,) are each one's, to their outputs (N, D)."""
+        size = self.axis.size
+        received = torch.empty_like(counts)  # from each rank, for each expert of this one
+        dist.all_to_all_single(received, counts, group=self.axis.group)
+        by_source = received.view(size, -1)
+        arriving, leaving = by_source.sum(1).tolist(), counts.view(size, -1).sum(1).tolist()
+        rows: Tensor = _AllToAll.apply(x, arriving, leaving, self.axis)
+        # rank after rank, and of each by expert: now by expert
+        expert = torch.arange(by_source.shape[1], device=x.device).repeat(size).repeat_interleave(received)
+        order = expert.argsort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        outputs = experts(Rows.apply(rows, order, place, 1), by_source.sum(0))
+        found: Tensor = _AllToAll.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
+        return found
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows of all ranks for this one, in the order of the ranks: `arriving` rows from each, of `leaving` to each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, arriving: list[int], leaving: list[int], axis: Axis) -> Tensor:
+        ctx.arriving, ctx.leaving, ctx.axis = arriving, leaving, axis
+        return _exchange(x, arriving, leaving, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(grad, ctx.leaving, ctx.arriving, ctx.axis), None, None, None
+
+
+def _exchange(x: Tensor, arriving: list[int], leaving: list[int], axis: Axis) -> Tensor:
+    found = x.new_empty(sum(arriving), *x.shape[1:])
+    dist.all_to_all_single(found, x.contiguous(), arriving, leaving, group=axis.group)
+    return found
