@@ -202,6 +202,7 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("sequence", replace(tp, dp=2, zero=1), {"optimizer": "muon"}),
             ("sequence", replace(tp, dp=2), {"documents": True}),
             ("sequence", replace(dp, zero=3), {"optimizer": "adamw", "offload": "disk"}),
+            ("sequence", replace(dp, local_steps=2), {"optimizer": "adamw", "steps": 6, "reference": "plain decoder"}),
             *(("bias", replace(dp, dp=4, ep=2, zero=zero, micro_batches=2), {}) for zero in (0, 1, 2)),
             ("bias", replace(dp, dp=4, ep=2, zero=3, zero_group=2), {}), ("bias", replace(dp, dp=6, ep=3, zero=3), {}),
             ("bias", replace(dp, ep=2), {"recompute": "selective"}), ("bias", replace(cp, ep=2), {}),

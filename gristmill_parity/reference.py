@@ -261,8 +261,11 @@ class LocalSteps:
         for replica, (one, optimizer) in enumerate(zip(self._each, self._optimizers, strict=True)):
             own = own_sequences(batch, replica, len(self._each))
             optimizer.zero_grad()
+            if one.experts is not None:
+                one.experts.restart()
             loss = one.loss(own)
-            (loss / int((own.targets != IGNORED).sum())).backward()
+            of_routers = 0.0 if one.experts is None else one.experts.loss
+            ((loss + of_routers) / int((own.targets != IGNORED).sum())).backward()
             total += loss.detach() / targets
             clip_and_update(self.case, one, optimizer)
         self._steps += 1

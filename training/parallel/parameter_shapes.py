@@ -17,12 +17,18 @@ class ParameterShape:
     divided: bool
     """True if the tensor-parallel ranks hold different parts of it; otherwise each has all of it."""
     unit: str
-    """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"."""
+    """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"; of experts that have
+    replicas of their own "experts" with the number."""
     copies: int = 1
     """Neighbouring tensor-parallel ranks that hold the same part of it, each of which has a term of its gradient."""
     of_heads: bool = False
     """True if each tensor-parallel rank applies all of it to its own heads, or experts' parts: its gradient is a sum
     over the ranks."""
+
+    @property
+    def of_experts(self) -> bool:
+        """True if it has replicas of its own: those of the experts that a rank has."""
+        return self.unit.startswith("experts")
 
     @property
     def numel(self) -> int:
@@ -39,7 +45,7 @@ class ParameterShape:
 
 
 def stage_parameters(
-    model: ModelConfig, layers: range, first: bool, last: bool, tp: int = 1, tp_rank: int = 0
+    model: ModelConfig, layers: range, first: bool, last: bool, tp: int = 1, tp_rank: int = 0, ep: int = 1
 ) -> list[ParameterShape]:
     """Parameters of a pipeline stage, or of the unsplit decoder, in the order of the forward pass.
 
@@ -55,7 +61,7 @@ def stage_parameters(
         if model.embed_norm:
             found.extend(_norm(model, "embed.embed_norm", "embed"))
     for layer in layers:
-        found.extend(_block(model, str(layer), tp))
+        found.extend(_block(model, str(layer), tp, ep))
     if last:
         found.extend(_norm(model, "norm", "head") if not model.query_layer else [])
         if not (model.tied and first):
@@ -63,7 +69,7 @@ def stage_parameters(
     return found
 
 
-def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
     width, q, ffn, copies = model.width, model.q_width // tp, model.ffn_width // tp, kv_copies(model, tp)
     kv = model.kv_width * copies // tp
     has_queries = model.query_layer and int(layer) == model.layers - 1
@@ -83,7 +89,7 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
         query = ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer)
         yield replace(query, of_heads=True)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
-    yield from _sparse(model, layer, tp) if model.is_sparse(int(layer)) else _dense(model, layer, tp, "mlp", ffn)
+    yield from _sparse(model, layer, tp, ep) if model.is_sparse(int(layer)) else _dense(model, layer, tp, "mlp", ffn)
     if has_queries:
         yield from _norm(model, f"blocks.{layer}.input_norm", layer)
 
@@ -97,12 +103,13 @@ def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> It
     yield from _with_bias(matrix, bool(model.mlp_bias), False)
 
 
-def _sparse(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+def _sparse(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
     """Router, experts and shared experts; each rank's router weights its own parts of the experts' outputs."""
     width, ffn, prefix = model.width, model.expert_width // tp, f"blocks.{layer}.mlp"
     yield ParameterShape(f"{prefix}.router.weight", (model.experts, width), False, layer, of_heads=True)
+    unit = f"experts {layer}" if ep > 1 else layer
     for name, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
-        yield ParameterShape(f"{prefix}.experts.{name}.weight", (model.experts, *shape), tp > 1, layer)
+        yield ParameterShape(f"{prefix}.experts.{name}.weight", (model.experts // ep, *shape), tp > 1, unit)
     if model.shared_experts:
         yield from _dense(model, layer, tp, "mlp.shared", model.shared_experts * ffn)
 

@@ -137,7 +137,7 @@ def rank_parameters(
     other = formulas_of(layout).parameters(model, layers, stage, tp_rank)
     if other is not None:
         return other
-    return stage_parameters(model, layers, stage == 0, stage == layout.stages - 1, layout.tp, tp_rank)
+    return stage_parameters(model, layers, stage == 0, stage == layout.stages - 1, layout.tp, tp_rank, layout.ep)
 
 
 def add_traffic(parts: Iterable[Traffic]) -> Traffic:

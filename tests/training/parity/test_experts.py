@@ -12,7 +12,7 @@ from torch import Tensor
 
 import training.parallel.placement_table
 from gristmill_parity.cases import Case
-from gristmill_parity.comparison import Certifier
+from gristmill_parity.comparison import Certifier, traffic_difference
 from gristmill_parity.feature_cases import feature_case, feature_cases
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed.rank_pool import RankPool
@@ -160,3 +160,33 @@ def test_a_planted_fault_turns_red_by_a_finite_difference(
 def test_ranks_whose_routers_are_not_summed_differ(rank_pool: RankPool) -> None:
     row = Certifier(rank_pool, partial(run_with_fault, router_not_summed)).certify(case("sequence", TP))
     assert not row.passed and "has other values of blocks.1.mlp.router.weight" in row.reason
+
+
+def in_turns(patch: Patch) -> None:
+    """Tokens choose experts in turns, so that each has as many: the formula's assumption. Count what ranks send."""
+
+    def choose(self: Router, scores: Tensor) -> Tensor:
+        k, experts = self.config.experts_per_token, self.config.experts
+        return (torch.arange(scores[..., 0].numel() * k) % experts).view(*scores.shape[:-1], k)
+
+    patch.setattr(Router, "_choose", choose)
+    patch.setattr(Case, "counts_traffic", True)
+
+
+DIVIDED = [
+    case("bias", ParallelConfig(dp=2, ep=2), recompute="full"),
+    case("switch", ParallelConfig(dp=4, ep=4)),
+    case("bias", ParallelConfig(dp=4, ep=2, zero=1)),
+    case("bias", ParallelConfig(dp=2, ep=2, zero=2, micro_batches=2), recompute="selective"),
+    case("bias", ParallelConfig(dp=4, ep=2, zero=3, micro_batches=2)),
+    case("bias", ParallelConfig(dp=4, ep=2, zero=3, zero_group=2)),
+    case("bias", ParallelConfig(dp=2, ep=2, tp=2, sequence_parallel=True)),
+    case("bias", ParallelConfig(dp=2, ep=2, pp=2, schedule="1f1b"), recompute="full"),
+]
+
+
+@pytest.mark.parametrize("chosen", DIVIDED, ids=str)
+def test_ranks_of_equal_choices_send_what_the_formula_says(rank_pool: RankPool, chosen: Case) -> None:
+    results = rank_pool.run(chosen.processes, partial(run_with_fault, in_turns), chosen)
+    assert traffic_difference(results) == ""
+    assert all(result.counted["ep", "all-to-all"].calls for result in results)

@@ -1,45 +1,67 @@
 """Data traffic: gradients and parameters between replicas, by the formulas of the papers of DDP and ZeRO."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from training.parallel.parameter_shapes import ParameterShape, pack_buckets
-from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
+
+
+@dataclass(frozen=True)
+class _Replicas:
+    """The ranks that have the same parameters, and those of them over which ZeRO shards these; names of their axes."""
+
+    count: int
+    shards: int
+    replicate: str
+    shard: str
 
 
 def data_traffic(inputs: TrafficInputs) -> Traffic:
-    """Of a step: the gradients that replicas sum, and the parameters that ZeRO's ranks gather."""
-    return _fsdp(inputs) if inputs.layout.shards_parameters else _buckets_traffic(inputs)
+    """Of a step: the gradients that replicas sum, and the parameters that ZeRO's ranks gather.
+
+    Experts that are divided over ranks have fewer replicas than all else.
+    """
+    layout = inputs.layout
+    formula = _fsdp if layout.shards_parameters else _buckets_traffic
+    every = _Replicas(layout.replicas, layout.shards, "replicate", "shard")
+    parts = [formula(inputs, every, _chosen(inputs, of_experts=False))]
+    if layout.ep > 1:
+        groups, shards = layout.expert_shape(layout.replicas, layout.shards)
+        own = _Replicas(groups * shards, shards, "expert_replicate", "expert_shard")
+        parts.append(formula(inputs, own, _chosen(inputs, of_experts=True)))
+    return add_traffic(parts)
 
 
-def _buckets_traffic(inputs: TrafficInputs) -> Traffic:
+def _chosen(inputs: TrafficInputs, of_experts: bool) -> list[list[ParameterShape]]:
+    """Of each stage the parameters that are experts' with replicas of their own, or the others."""
+    return [[p for p in stage if p.of_experts is of_experts] for stage in inputs.parameters.values()]
+
+
+def _buckets_traffic(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:
     """DDP: one all-reduce of a bucket of gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
 
     (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no full gradients.
     Gradients travel in the dtype in which replicas sum them, parameters in that of activations.
     """
     layout = inputs.layout
-    if layout.replicas == 1:
+    if over.count == 1:
         return {}
-    buckets = [numel for stage in inputs.parameters.values() for numel in _bucket_numels(inputs, stage)]
+    packed = [bucket for stage in stages for bucket in pack_buckets(stage, inputs.bucket_elements)]
+    buckets = [sum(p.padded_numel(over.shards) for p in bucket) for bucket in packed]
     calls, gradients, parameters = len(buckets), sum(buckets) * inputs.reduced, sum(buckets) * inputs.itemsize
-    times = layout.micro_batches if layout.zero == 2 else 1
-    if layout.shards == 1:
-        return {("replicate", "all-reduce"): Volume(calls, gradients)}
-    between = times * (layout.shards < layout.replicas)
+    times = layout.micro_batches if layout.zero == 2 and layout.shards > 1 else 1
+    if over.shards == 1:
+        return {(over.replicate, "all-reduce"): Volume(times * calls, times * gradients)}
+    between = times * (over.shards < over.count)
     return {
-        ("shard", "reduce-scatter"): Volume(times * calls, times * gradients),
-        ("shard", "all-gather"): Volume(calls, parameters),
-        ("replicate", "all-reduce"): Volume(between * calls, between * gradients // layout.shards),
+        (over.shard, "reduce-scatter"): Volume(times * calls, times * gradients),
+        (over.shard, "all-gather"): Volume(calls, parameters),
+        (over.replicate, "all-reduce"): Volume(between * calls, between * gradients // over.shards),
     }
 
 
-def _bucket_numels(inputs: TrafficInputs, parameters: Sequence[ParameterShape]) -> list[int]:
-    """Elements of each bucket, padded."""
-    packed = pack_buckets(parameters, inputs.bucket_elements)
-    return [sum(p.padded_numel(inputs.layout.shards) for p in bucket) for bucket in packed]
-
-
-def _fsdp(inputs: TrafficInputs) -> Traffic:
+def _fsdp(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:
     """ZeRO-3: all-gathers parameters per unit, and reduce-scatters gradients after each micro-batch.
 
     (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass and gathered again. The last unit is kept
@@ -47,19 +69,18 @@ def _fsdp(inputs: TrafficInputs) -> Traffic:
     """
     layout, micro_batches = inputs.layout, inputs.layout.micro_batches
     gathered = scattered = between = Volume(0, 0)
-    for parameters in inputs.parameters.values():
+    for parameters in stages:
         units: dict[str, int] = {}
         for p in parameters:
             unit = "head" if inputs.config.tied and layout.stages == 1 and p.unit == "embed" else p.unit
-            units[unit] = units.get(unit, 0) + p.padded_numel(layout.shards)
+            units[unit] = units.get(unit, 0) + p.padded_numel(over.shards)
         for unit, numel in units.items():
             times = micro_batches if unit in ("embed", "head") else 2 * micro_batches
             times = times if layout.pipeline is None else 1
             gathered += Volume(times, times * numel * inputs.itemsize)
             scattered += Volume(micro_batches, micro_batches * numel * inputs.reduced)
-            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // layout.shards)
-    return {
-        ("shard", "all-gather"): gathered,
-        ("shard", "reduce-scatter"): scattered,
-        ("replicate", "all-reduce"): between if layout.shards < layout.replicas else Volume(0, 0),
-    }
+            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // over.shards)
+    found = {(over.replicate, "all-reduce"): between} if over.shards < over.count else {}
+    if over.shards == 1:  # a rank has all of it
+        return found
+    return {**found, (over.shard, "all-gather"): gathered, (over.shard, "reduce-scatter"): scattered}

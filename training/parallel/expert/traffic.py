@@ -1,4 +1,4 @@
-"""Expert traffic: the counts of tokens that routers sum, to keep the loads of experts equal."""
+"""Expert traffic: tokens that ranks send to their experts, and the counts that routers sum to keep loads equal."""
 
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
 
@@ -6,7 +6,11 @@ _COUNT_BYTES = 8
 
 
 def expert_traffic(inputs: TrafficInputs) -> Traffic:
-    """For the losses in each forward pass, for the bias once a step."""
+    """Counts: for the losses in each forward pass, for the bias once a step. Tokens: there and back, in each pass.
+
+    Of tokens as many are assumed as where choices are equal: what a rank gets is what the routers choose. With them go
+    the numbers of tokens for each expert, forward.
+    """
     config, layout, parts = inputs.config, inputs.layout, list[Traffic]()
     data = " x ".join(
         name for name, size in zip(("replicate", "shard"), layout.mesh_shape[1:3], strict=True) if size > 1
@@ -16,6 +20,11 @@ def expert_traffic(inputs: TrafficInputs) -> Traffic:
         layers = sum(map(config.is_sparse, inputs.stage_layers[stage]))
         passes = layers * (layout.micro_batches + inputs.recomputations(stage))
         held += layers
+        if layout.ep > 1:
+            backward = layers * layout.micro_batches
+            rows = inputs.tokens // layout.micro_batches * config.experts_per_token * config.width * inputs.itemsize
+            sent = passes * (row + 2 * rows) + backward * 2 * rows
+            parts.append({("ep", "all-to-all"): Volume(3 * passes + 2 * backward, sent)})
         if config.balance == "switch" and layout.replicas > 1:
             parts.append({(data, "all-reduce"): Volume(passes, passes * row)})
         elif config.balance_loss and layout.cp > 1:
