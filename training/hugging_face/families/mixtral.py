@@ -8,10 +8,10 @@ from training.model.model_config import ModelConfig
 
 _LAYER = "model.layers.{}.block_sparse_moe"
 EXPERT_FIELDS = {
-    **{ours: theirs for ours, theirs in FIELDS_BUT_BIAS.items() if ours not in ("ffn_width", "head_dim")},
-    "expert_width": "intermediate_size",
+    **{ours: theirs for ours, theirs in FIELDS_BUT_BIAS.items() if ours != "head_dim"},
     "experts_per_token": "num_experts_per_tok",
 }
+"""Of models whose experts have the width that a dense model's MLP has; all layers are sparse."""
 DEFAULTS = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
     "intermediate_size": 14_336, "vocab_size": 32_000, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
@@ -37,7 +37,13 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_rope(model), "head_dim": model.head_dim, "sliding_window": model.window or None}
+    window = model.window or None
+    return {**write_expert_width(model), **write_rope(model), "head_dim": model.head_dim, "sliding_window": window}
+
+
+def write_expert_width(model: ModelConfig) -> dict[str, Any]:
+    """Where no layer is dense `ffn_width` means nothing, and may be another one."""
+    return {"intermediate_size": model.expert_width}
 
 
 FAMILY = ModelFamily(

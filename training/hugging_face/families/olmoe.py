@@ -3,7 +3,7 @@
 from typing import Any
 
 from training.hugging_face.families.llama import TENSORS
-from training.hugging_face.families.mixtral import EXPERT_FIELDS, LOSSES, expert_rows
+from training.hugging_face.families.mixtral import EXPERT_FIELDS, LOSSES, expert_rows, write_expert_width
 from training.hugging_face.families.qwen3 import QK_NORMS
 from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
 from training.model.model_config import ModelConfig
@@ -22,7 +22,7 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_rope(model), "attention_bias": model.qkv_bias}
+    return {**write_expert_width(model), **write_rope(model), "attention_bias": model.qkv_bias}
 
 
 FAMILY = ModelFamily(
