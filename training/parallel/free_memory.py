@@ -16,16 +16,16 @@ _TO_EVALUATE = "or a machine with more"
 
 
 def require_memory(
-    world: World, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, parameters: int
+    world: World, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, parameters: int, own: int
 ) -> None:
     """Raise UsageError on every rank where the states need more memory than is free on one of them; collective.
 
-    `parameters`: of this rank, before ZeRO shards them; `moments`: values that the optimizer keeps of each, None
-    without training.
+    `parameters`: of this rank, before ZeRO shards them, and `own` of them that it updates; `moments`: values that the
+    optimizer keeps of each, None without training.
     """
     if memory.force:
         return
-    needed = state_bytes(parameters, layout, precision, memory, moments, world.device.type)
+    needed = state_bytes(parameters, own, layout, precision, memory, moments, world.device.type)
     fault = _lack(needed, world.device, moments is not None)
     if world.all_reduce_max(bool(fault)):
         fault = fault or "another machine of this run has too little memory free"
@@ -34,21 +34,21 @@ def require_memory(
 
 
 def state_bytes(
-    parameters: int, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, device: str
+    parameters: int, own: int, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, device: str
 ) -> int:
     """Least bytes of weights, gradients, and what the optimizer updates and keeps, on a rank's `device`.
 
     Without activations, buckets, and what operations work with.
     """
-    e, wide, share = COMPUTE_BYTES[precision], ACCUMULATION_BYTES[precision], parameters // layout.shards
+    e, wide = COMPUTE_BYTES[precision], ACCUMULATION_BYTES[precision]
     held = {"device": True, "cpu": device == "cpu", "disk": False}
     if layout.zero == 3:
-        found = wide * share if held[memory.parameters] else 0
+        found = wide * own if held[memory.parameters] else 0
     else:
-        found = e * parameters + (wide * share if e < wide and moments is not None else 0)
+        found = e * parameters + (wide * own if e < wide and moments is not None else 0)
     if moments is not None:
-        found += wide * (parameters if layout.zero == 0 else share)  # gradients
-        found += wide * moments * share if held[memory.optimizer] else 0
+        found += wide * (parameters if layout.zero == 0 else own)  # gradients
+        found += wide * moments * own if held[memory.optimizer] else 0
     return found
 
 

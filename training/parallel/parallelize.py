@@ -54,21 +54,21 @@ def parallelize(
     memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
     seq_len: int | None = None,
-    before_allocation: Callable[[int], object] = lambda _: None,
+    before_allocation: Callable[[int, int], object] = lambda *_: None,
 ) -> ParallelModel:
     """Build this rank's part of the model; collective: every rank calls it.
 
     `decoder` is unsplit, on the meta device; `layout` is resolved; `seq_len`: tokens of a training sequence, for
     which pipeline stages are balanced; by default the context. Initial weights depend on `seed` and the
     parameters' names only, so every layout starts with the same. `before_allocation` is called with the number of this
-    rank's parameters, before ZeRO shards them, and may raise.
+    rank's parameters, before ZeRO shards them, and of those that it updates, and may raise.
     """
     dtype = COMPUTE_DTYPES[precision]
     parts = shard_model(decoder, layout, world, dtype, memory, compiled, seq_len)
-    before_allocation(sum(parameter.numel() for part in parts for parameter in part.parameters()))
+    table = placement_table(decoder, layout)
+    before_allocation(*_counts(decoder, parts, table, world))
     files = allocate_parameters(parts, memory, world.device, world.rank)
     routing = Routing.of(parts, world)
-    table = placement_table(decoder, layout)
     axes = _axes_of(decoder, table, layout, world)
     reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)
@@ -85,6 +85,16 @@ def parallelize(
     model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files, routing)
     model.all_gather_params()
     return model
+
+
+def _counts(
+    decoder: Decoder, parts: Sequence[Decoder], table: Mapping[str, Placement], world: World
+) -> tuple[int, int]:
+    """Parameters of this rank, before ZeRO shards them, and those that it updates."""
+    shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
+    held = [(global_name(part, name), p) for part in parts for name, p in part.named_parameters()]
+    own = sum(table[name].piece(shapes[name], world.axes).numel for name, _ in held)
+    return sum(p.numel() for _, p in held), own
 
 
 def shard_model(

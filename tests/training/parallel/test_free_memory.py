@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gristmill.errors import UsageError
 from tests.patience import patience
@@ -13,7 +16,11 @@ from tests.training.conftest import TORCHRUN, small_run
 from training.config import TrainConfig
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
 from training.parallel.free_memory import state_bytes
+from training.parallel.mesh import build_world
+from training.parallel.parallelize import parallelize
 from training.train import train
 
 ONE, ON_DISK = ParallelConfig(), MemoryConfig(optimizer="disk", parameters="disk")
@@ -34,7 +41,7 @@ CASES = {  # bytes a parameter (Rajbhandari et al. 2020, section 3.1): weights, 
 @pytest.mark.parametrize("name", CASES)
 def test_the_least_that_states_take(name: str) -> None:
     layout, precision, memory, moments, device, each = CASES[name]
-    assert state_bytes(1000, layout, precision, memory, moments, device) == 1000 * each
+    assert state_bytes(1000, 1000 // layout.shards, layout, precision, memory, moments, device) == 1000 * each
 
 
 @pytest.mark.parametrize("launcher", [[sys.executable], TORCHRUN])
@@ -54,3 +61,22 @@ def test_a_run_that_lacks_memory_starts_if_forced(config: TrainConfig, monkeypat
     with pytest.raises(UsageError, match=r"gradients .* need 0\.0 GiB, and this machine has 0\.0 GiB free.*--memory"):
         train(config)
     assert train(replace(config, memory=MemoryConfig(force=True))).holdout_loss
+
+
+def counts_of_rank() -> tuple[int, int]:
+    """Held, and updated, by a rank that has half of the experts, whose replicas are fewer than ZeRO's ranks."""
+    model = ModelConfig(layers=1, width=8, heads=2, experts=4, expert_width=16).resolve(16, 8)
+    layout = ParallelConfig(zero=1, ep=2).resolve(4, model, 8)
+    counts: list[tuple[int, int]] = []
+    world = build_world(layout, torch.device("cpu"))
+    parallelize(
+        meta_decoder(model), layout, world, 1, before_allocation=lambda *found: counts.append((found[0], found[1]))
+    )
+    return counts[0]
+
+
+def test_experts_of_a_rank_are_sharded_over_fewer_ranks(run_ranks: Callable[..., list[Any]]) -> None:
+    experts, router, attention, norms, vocabulary = 4 * 3 * 8 * 16, 4 * 8, 4 * 8 * 8, 3 * 8, 2 * 16 * 8
+    (found, *_) = run_ranks(4, counts_of_rank)
+    rest = router + attention + norms + vocabulary
+    assert found == (experts // 2 + rest, experts // 4 + rest // 4)
