@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from training.checkpoint.branch import BranchSource
-from training.checkpoint.checkpoint import CheckpointManager, load_model
+from training.checkpoint.checkpoint import CheckpointManager, load_model, recorded_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
 from training.checkpoint.shard_plans import State
@@ -134,7 +134,9 @@ class Trainer:
         return source.record, source.batch_sizes
 
     def _load_weights(self, checkpoint: Path) -> None:
-        state = model_state(self.model.params, buffers=self.model.buffers)
+        stored = recorded_model(checkpoint)
+        has_biases = stored is not None and stored.balance == "bias"  # else they begin at zero
+        state = model_state(self.model.params, buffers=self.model.buffers if has_biases else {})
         source = load_model(checkpoint, state, self.checkpoints.group, self.reporter.say)
         require_same_model(source, self.plan.model, self.plan.tokenizer)
         self.hugging_face = source.hugging_face
@@ -226,7 +228,9 @@ class Trainer:
 
     def _state(self, stored: CheckpointRecord | None = None) -> State:
         """What a checkpoint holds: to save it or, of the record `stored`, to fill it from one."""
-        state = model_state(self.model.params, self.optimizer.moments(), buffers=self.model.buffers)
+        has_biases = stored is None or stored.model.get("balance") == "bias"
+        buffers = self.model.buffers if has_biases else {}
+        state = model_state(self.model.params, self.optimizer.moments(), buffers=buffers)
         return self.plugins.state(state, stored)
 
     def finish(self) -> Summary:

@@ -72,6 +72,19 @@ def test_a_run_resumes_with_the_bias_of_its_choices_under_another_layout(
     assert records(tmp_path / "one", "experts")[-1]["max_load"] == records(stopped, "experts")[-1]["max_load"]
 
 
+def test_another_balance_starts_from_the_weights_of_a_run_and_biases_are_not_dropped(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    first = sparse(config, balance="sequence", balance_rate=0.0)
+    train(replace(first, optim=replace(config.optim, steps=2, decay_steps=2)))
+    biased = replace(config, model=ModelConfig(balance="bias"), init_from=config.out_dir, out_dir=tmp_path / "biased")
+    train(biased)
+    assert not RunPlan.of(biased).model.balance_loss
+    back = replace(biased, model=ModelConfig(balance="none"), init_from=biased.out_dir, out_dir=tmp_path / "back")
+    with pytest.raises(UsageError, match=r"another model: model.balance 'bias' there and 'none' here"):
+        train(back)
+
+
 def test_starving_experts_are_named() -> None:
     counts = torch.tensor([[0, 0, 0], [50, 50, 50], [100, 1, 90]], dtype=torch.float64)
     assert describe_starving(Loads(counts, counts[:, 0]), [1, 2]).endswith("tenth of the mean load: 1 of layer 2")

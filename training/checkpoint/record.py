@@ -18,6 +18,7 @@ from training.model.model_config import ModelConfig
 RECORD = "record.json"
 VERSION = 2
 _NOT_COMPARED = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
+_OF_BALANCE = {"balance", "balance_loss", "balance_rate", "router_z_loss"}  # nor these, without biases to keep
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 
 
@@ -104,6 +105,7 @@ def require_same_model(
     # the context length decides nothing but the shape of learned position embeddings
     free = _NOT_COMPARED if model.positions == "learned" else _NOT_COMPARED | {"context"}
     now, theirs = asdict(model), asdict(ModelConfig.from_record(record.model))
+    free = free | _OF_BALANCE if theirs["balance"] != "bias" or model.balance == "bias" else free
     differing = [
         f"model.{key} {theirs[key]!r} there and {now[key]!r} here"
         for key in now

@@ -150,6 +150,8 @@ class ModelConfig:
         """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`."""
         mine = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         kept = replace(stored, dropout=self.dropout, init_std=self.init_std)
+        if "balance" in mine:  # whose defaults are of each kind
+            kept = replace(kept, balance_loss=0.0, balance_rate=0.0)
         return replace(kept if kept.positions == "learned" else replace(kept, context=0), **mine)
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":

@@ -81,3 +81,14 @@ def test_a_recomputed_pass_is_counted_once() -> None:
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         resolved(**options)
+
+
+def test_routers_compute_in_float32_where_all_else_is_bf16() -> None:
+    router = Router(resolved()).bfloat16()
+    torch.manual_seed(1)
+    torch.nn.init.normal_(router.weight, std=0.5)
+    x = torch.randn(2, 8, 16).bfloat16()
+    chosen, weights, _ = router(x)
+    scores = (x.float() @ router.weight.float().T).softmax(-1)
+    assert weights.dtype is torch.float32 and torch.equal(chosen, scores.topk(2, -1).indices)
+    torch.testing.assert_close(weights, scores.gather(-1, chosen) / scores.gather(-1, chosen).sum(-1, keepdim=True))
