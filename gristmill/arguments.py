@@ -70,7 +70,10 @@ class _Registry(ConstructorRegistry):
         finally:
             self._is_inner = False
         name = metavar(info.type)
-        is_plain = isinstance(spec, PrimitiveConstructorSpec) and not spec.choices and name
+        if isinstance(spec, PrimitiveConstructorSpec) and spec.choices:  # tyro's are unordered for `Literal | None`
+            shown = re.split("[{},|]", spec.metavar)
+            return replace(spec, choices=tuple(sorted(spec.choices, key=lambda it: (it not in shown, shown.index(it)))))
+        is_plain = isinstance(spec, PrimitiveConstructorSpec) and name
         return replace(spec, metavar=name) if is_plain else spec  # type: ignore[type-var]
 
 

@@ -202,8 +202,30 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
     try:
         return msgspec.convert(value, plain, dec_hook=_read_path, strict=strict)
     except (msgspec.ValidationError, TypeError) as error:
+        if fault := _number_fault(value, kind):
+            raise UsageError(f"{where} {fault}") from error
         detail = f" ({error})" if typing.get_origin(kind) is dict else ""
         raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}") from error
+
+
+def _number_fault(value: Any, kind: Any) -> str:
+    """The first value of a table that should be a number and is none; empty if there is none.
+
+    >>> _number_fault({"web": 2e9, "book": "20KB"}, dict[str, float])
+    "book: expected a number such as 20000 or 2e9, got '20KB'"
+    """
+    if not isinstance(value, dict) or float not in typing.get_args(kind):
+        return ""
+    strange = ((key, it) for key, it in value.items() if isinstance(it, bool) or not _is_number(it))
+    return next((f"{key}: expected a number such as 20000 or 2e9, got {it!r}" for key, it in strange), "")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _read_path(kind: type, value: Any) -> Any:

@@ -24,7 +24,7 @@ from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
-from gristmill_cli.run_check import check_config
+from gristmill_cli.run_check import SECTIONS, check_config, options_as_typed
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_output import check_folders, check_output
 from gristmill_cli.run_records import (
@@ -93,7 +93,8 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     for position in range(first, end):
         stage = plan_stages(config, options)[position]  # anew: its settings are those of a user's function as it is now
         began = time.monotonic()
-        counts[stage.name] = found = stage.call()
+        with options_as_typed(SECTIONS.get(stage.name, "")):
+            counts[stage.name] = found = stage.call()
         seconds = time.monotonic() - began
         if stage.reads:
             check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
@@ -122,9 +123,11 @@ def _explain(out: Path, stages: Sequence[PipelineStage]) -> bool:
         print("no option changed since the last run" if known else "no stage finished yet", file=sys.stderr, flush=True)
         return False
     first = names.index(next(iter(changed)))
+    only_named = changed[names[first]].startswith("tokenizer ")  # by its path; tasks compare its content
     print("changed: " + "; ".join(f"{name} {said}" for name, said in changed.items()), file=sys.stderr)
     following = ", ".join(names[first + 1 :]) or "no other stage"
-    print(f"runs again: {names[first]}; and where its input changes: {following}", file=sys.stderr, flush=True)
+    again = names[first] + (", unless its content is the same" if only_named else "")
+    print(f"runs again: {again}; and where its input changes: {following}", file=sys.stderr, flush=True)
     return True
 
 

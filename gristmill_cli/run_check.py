@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,16 +15,26 @@ from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
 from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
-from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill.errors import GristmillError, UsageError, require, wrap_write_errors
 from gristmill.io.documents import ASKED_FOR, Corpus, scan_corpus
 from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
-from gristmill_cli.run_config import Decontaminate, Dedup, Lines, RunConfig, Tokenizer
+from gristmill_cli.run_config import (
+    Apply,
+    Decontaminate,
+    Dedup,
+    Filter,
+    Lines,
+    Mix,
+    Normalize,
+    RunConfig,
+    Tokenizer,
+)
 from preprocessing.contamination.benchmarks import check_first_items
 from preprocessing.datasets import source_amounts, source_weights
-from preprocessing.decontaminate import check_limits, list_benchmarks
+from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
 from preprocessing.filter import check_threshold
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
@@ -32,6 +43,18 @@ from preprocessing.shuffle_holdout import check_holdout
 from preprocessing.train_tokenizer import check_options, special_tokens
 from preprocessing.user_function import version_of
 
+_OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
+_SECTIONS: dict[str, type] = {
+    "normalize": Normalize, "apply": Apply, "lines": Lines, "decontaminate": Decontaminate, "filter": Filter,
+    "dedup": Dedup, "mix": Mix, "tokenizer": Tokenizer,
+}  # fmt: skip
+SECTIONS = {  # stage: the section of its options
+    "normalize_text": "normalize", "apply": "apply", "remove_lines": "lines", "decontaminate": "decontaminate",
+    "filter": "filter", "generate_exact_pairs": "dedup", "to_hash": "dedup", "generate_connected_components": "dedup",
+    "generate_duplicates_dict": "dedup", "pass1": "mix", "pass2": "mix", "train_tokenizer": "tokenizer",
+    "tokenize_corpus": "tokenizer", "tokenize_holdout": "tokenizer",
+}  # fmt: skip
+
 
 def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     """Raise the error of the first option that a stage would refuse; writes nothing.
@@ -39,10 +62,8 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
     index; reads no document.
     """
-    for folder in (source.folder(config.corpus, name) for name, source in config.sources.items()):
+    for folder in _inputs(config):
         _check_folders(folder, config.out)
-    if not config.sources:
-        _check_folders(config.corpus, config.out)
     _reject_scratch_in_corpus(config)
     config.run_options.check()
     config.run_options.check_scratch(config)
@@ -76,6 +97,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         if config.decontaminate.against:
             check_first_items(list_benchmarks(config.decontaminate.against, config.decontaminate.template))
             check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)
+            reject_own_corpus(config.decontaminate.against, _inputs(config))
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):
@@ -99,6 +121,11 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             _reject_training_options(spec)
             find_ends(find_tokenizer_file(spec.file), spec.bos, spec.eos)
         parse_size(spec.shard_size, "--shard_size")
+
+
+def _inputs(config: RunConfig) -> list[Path]:
+    """The folders that a run reads documents from."""
+    return [source.folder(config.corpus, name) for name, source in config.sources.items()] or [config.corpus]
 
 
 def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
@@ -197,8 +224,29 @@ def _reject_scratch_in_corpus(config: RunConfig) -> None:
 
 @contextmanager
 def _section(name: str) -> Iterator[None]:
-    """Context: begin the message of a UsageError with the section of the configuration."""
+    """Context: the message of a UsageError names options of a section as they are typed, or begins with the section."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"[{name}] {error}") from error
+        message = spell_options(str(error), name)
+        raise UsageError(message if f"--{name}." in message else f"[{name}] {message}") from error
+
+
+@contextmanager
+def options_as_typed(section: str) -> Iterator[None]:
+    """Context: an error of a stage names options as the run has them."""
+    try:
+        yield
+    except GristmillError as error:
+        error.args = tuple(spell_options(it, section) if isinstance(it, str) else it for it in error.args)
+        raise
+
+
+def spell_options(message: str, section: str) -> str:
+    """A stage's message with the run's names of the options that are in a section.
+
+    >>> spell_options("--holdout 2: expected a fraction; see --seed and --workers", "mix")
+    '--mix.holdout 2: expected a fraction; see --mix.seed and --workers'
+    """
+    names = {field.name for field in fields(_SECTIONS[section])} if section else set()
+    return _OPTION.sub(lambda found: f"--{section}.{found[1]}" if found[1] in names else found[0], message)

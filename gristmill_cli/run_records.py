@@ -1,6 +1,6 @@
 """Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +85,14 @@ def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
     """The settings that differ from those of the record, in words; '' if none does."""
     now = msgspec.json.decode(msgspec.json.encode(stage.settings))
     names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
-    return ", ".join(f"{name} {record.settings.get(name)} → {now.get(name)}" for name in names)
+    return ", ".join(f"{name} {_spell(record.settings.get(name))} → {_spell(now.get(name))}" for name in names)
+
+
+def _spell(value: Any) -> str:
+    """A setting as it is given on a command line."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_spell(it)}" for name, it in value.items()) or "none"
+    return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
 def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
@@ -145,7 +152,7 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         is_current = is_current and state.startswith("done")
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
-        settings = " ".join(f"{name}={value}" for name, value in stage.settings.items())
+        settings = " ".join(f"{name}={_spell(value)}" for name, value in stage.settings.items())
         output = stage.output.relative_to(config.out)
         table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {settings and f'by {settings}'}")))
     return table

@@ -122,7 +122,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             PipelineStage(
                 "filter_quality",
                 lambda: filter_quality(config.applied, config.judged, recipe, options, text_column=column),
-                config.judged, {"recipe": recipe, "rules": rules}, before,
+                config.judged, {"rules": rules}, before,
                 keeps=WRITTEN, hint=f"see what each rule removes: gristmill preview {recipe} {config.applied}",
                 needs=(before,), beside=(removed_path(config.judged),), folders=(config.judged,),
             )
@@ -148,7 +148,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
                 lambda: decontaminate(
                     config.unrepeated, config.clean, options=options, text_column=column, **_fields(benchmarks)
                 ),
-                config.clean, {name: str(value) for name, value in _fields(benchmarks).items()}, before,
+                config.clean, msgspec.to_builtins(_fields(benchmarks), enc_hook=str), before,
                 keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
                 needs=(before,), beside=report_paths(config.clean), folders=(config.clean,),
             )

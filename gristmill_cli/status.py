@@ -19,8 +19,8 @@ from gristmill.engine.executors.task_queue import StepManifest, TaskQueue
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.report import StepNote
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR
-from gristmill.storage.files import is_folder, list_folder, list_names, read_files
+from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
 from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.run_config import StageName
@@ -106,7 +106,9 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     parts: list[Text | Table] = [Text(line) for line in lines]
     for work in report.works:
         parts += [Text(), _table(work.processes)] if work.processes else []
-    if not is_folder(out / STATE_DIR):
+    if is_file(out / RUN_FILE) and not report.stages:
+        parts.append(Text(f"{out} is of a training run, and status tells of data: try gristmill plot {out}"))
+    elif not is_folder(out / STATE_DIR):
         parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)
 
@@ -228,6 +230,8 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
     try:
         options = msgspec.json.decode(next(read_files([out / "run.json"]), b""), type=dict[str, Any])
     except msgspec.DecodeError:
+        return {}
+    if "dedup" not in options:  # a training run has a file of the same name
         return {}
     asked = {
         "filter_quality": options.get("recipe"),

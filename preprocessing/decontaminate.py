@@ -3,6 +3,7 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from gristmill.io.external_sort import write_array
 from gristmill.io.parquet_tables import stream_table, write_rows
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import exists, file_info, is_file, read_file
+from gristmill.storage.files import exists, file_info, is_file, read_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexSummary, Match, write_index
@@ -104,6 +105,7 @@ def decontaminate(
     """
     require(bool(against), "expected files or folders of benchmarks, got none; try --against BENCHMARKS")
     check_limits(margin, min_ngrams, common)
+    reject_own_corpus(against, [data_dir])
     benchmarks = list_benchmarks(against, template)
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
@@ -136,6 +138,17 @@ def check_limits(margin: int, min_ngrams: int, common: int) -> None:
     """Raise UsageError for a number out of range."""
     for name, value, least in (("margin", margin, 0), ("min_ngrams", min_ngrams, 1), ("common", common, 0)):
         require(value >= least, f"--{name}: expected {least} or more, got {value}")
+
+
+def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
+    """Raise UsageError for a benchmark that lies in a corpus, or has one in it."""
+    for path, corpus in product(against, corpora):
+        inner, outer = resolved(path), resolved(corpus)
+        if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+            raise UsageError(
+                f"--against {path} and the corpus {corpus} lie in one another, so that items of the benchmark would be "
+                "documents, too: move the benchmark out of the corpus"
+            )
 
 
 def report_paths(target_dir: Path) -> tuple[Path, Path]:

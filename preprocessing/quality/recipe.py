@@ -23,6 +23,12 @@ _FURTHER = ("language", "listed_words", "listed_urls")
 _SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
 RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
 _REWRITES = {"lines": LineRules, "personal": PersonalRules}
+_EXAMPLES = {  # of rules that have other values than numbers
+    "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
+    "language": "language = { allow = ['en'], min_score = 0.65 }",
+    "listed_words": "listed_words = { file = 'words.txt', max = 0.01 }",
+    "listed_urls": "listed_urls = { file = 'domains.txt' }",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,8 @@ def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
     if key not in known:
         raise UsageError(f"recipe {recipe}: unknown rule {key!r}; {one_of(key, known)}")
     if not isinstance(value, dict):
-        raise UsageError(f"recipe {recipe}: {key}: expected numbers such as {key}.max = 1, got {value!r}")
+        example = _EXAMPLES.get(key, f"{key}.max = 1")
+        raise UsageError(f"recipe {recipe}: {key}: expected a table such as {example}, got {value!r}")
     if key == "language":
         return _language(recipe, value)
     if key in _FURTHER:

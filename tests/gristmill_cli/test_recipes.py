@@ -57,15 +57,20 @@ def test_three_shards_write_the_bytes_of_one_process(config: RunConfig, tmp_path
     assert (tmp_path / "shards" / table).read_bytes() == (alone.out / table).read_bytes()
 
 
-def test_another_number_runs_the_recipe_again(config: RunConfig, tmp_path: Path) -> None:
+def test_another_number_runs_the_recipe_again_and_another_name_does_not(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "own.toml"
     own.write_text("words.min = 20\n")
-    changing = replace(config, out=tmp_path / "out", recipe=str(own), until="filter_quality")
+    changing = replace(config, out=tmp_path / "out", recipe=str(own), until="filter_quality", explain=True)
     run(changing)
     before = tree(tmp_path / "out" / "quality")
     own.write_text("words.max = 80\n")
     run(changing)
     assert tree(tmp_path / "out" / "quality") != before
+    assert "changed: filter_quality rules" in capsys.readouterr().err
+    run(replace(changing, recipe=str(own.rename(tmp_path / "other.toml"))))
+    assert "no option changed" in capsys.readouterr().err
 
 
 def test_a_run_refuses_a_recipe_that_is_none(config: RunConfig, tmp_path: Path) -> None:

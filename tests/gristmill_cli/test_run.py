@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.counts import Counts, Tally
-from gristmill.errors import ConservationError, InputError, OutputError, UsageError
+from gristmill.errors import ConservationError, GristmillError, InputError, OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill_cli.funnel import Funnel
@@ -223,7 +223,9 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with pytest.raises(SystemExit, match="0"):
         main(run_arguments(corpus, out, "--dry_run", "--dedup.keep", "longest", "--from", "filter")[4:])
-    printed = [line for line in capsys.readouterr().out.splitlines()[2:] if line[1] != " "]  # no lines that go on
+    text = capsys.readouterr().out
+    assert "read_also=none" in text and "weights=none seed=1" in text
+    printed = [line for line in text.splitlines()[2:] if line[1] != " "]  # no lines that go on
     lines = {line.split()[0]: line for line in printed}
     assert list(lines) == [*STAGES, "tokenize_holdout"]
     assert "done, not checked" in lines["normalize_text"] and "done; its inputs" in lines["to_hash"]
@@ -268,6 +270,14 @@ def test_a_corpus_of_one_repeated_text_becomes_one_document(tmp_path, exact):
     if exact:  # a run without it reads no pairs of this one
         run_here(replace(config, dedup=Dedup(exact=False), until="generate_connected_components"))
         assert not list((tmp_path / "out" / "dup").glob("duplicate_pairs_exact.*"))
+
+
+def test_an_error_of_a_stage_names_the_option_of_the_run(tmp_path):
+    (tmp_path / "corpus/a").mkdir(parents=True)
+    (tmp_path / "corpus/a/a.jsonl").write_text('{"text": "the only document"}\n')
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(0), mix=Mix(holdout=0.0))
+    with pytest.raises(GristmillError, match=r"^--tokenizer\.vocab_size 32000 .* --tokenizer\.vocab_size"):
+        run_here(config)
 
 
 def test_another_seed_shuffles_again_and_keeps_the_signatures(tmp_path, capsys):

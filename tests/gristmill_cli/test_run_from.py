@@ -131,7 +131,7 @@ def test_a_corpus_may_be_removed_once_it_was_read(ended: RunConfig, tmp_path: Pa
     shutil.copytree(ended.out, tmp_path / "out")
     with moved_away(ended.corpus.name, ended.corpus.parent, tmp_path):
         run(replace(ended, from_="filter", until="pass2", out=tmp_path / "out"))
-        with pytest.raises(UsageError, match=r"\[mix\].*nowhere"):
+        with pytest.raises(UsageError, match=r"--mix.weights.*nowhere"):
             run(replace(ended, from_="filter", mix=Mix(weights={"nowhere": 1.0})))
         for first in (None, "normalize_text"):
             with pytest.raises(UsageError, match="expected a folder, and there is none of that name"):

@@ -91,6 +91,8 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
     assert told(tmp_path).endswith(f"here {tmp_path} is neither the --out of a run nor the output folder of a stage")
     with pytest.raises(InputError, match="there is no such folder"):
         status(tmp_path / "none")
+    (tmp_path / "run.json").write_text('{"optim.steps": 9}')  # of a training run
+    assert told(tmp_path).endswith(f"is of a training run, and status tells of data: try gristmill plot {tmp_path}")
 
 
 def test_a_step_without_shards_is_told_with_its_tasks(tmp_path: Path) -> None:

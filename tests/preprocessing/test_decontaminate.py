@@ -188,6 +188,8 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"template": "question"}, "--template 'question': expected names of fields in braces"),
         ({"against": (write(tmp_path / "few.jsonl", [{"q": "too short"}]),)}, r"got none in few \(1 records\); try"),
         ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; mend or remove the record"),
+        ({"against": (tmp_path / "corpus/web",)}, "items of the benchmark would be documents, too"),
+        ({"against": (tmp_path,)}, "items of the benchmark would be documents, too"),
         ({"margin": -1}, "--margin: expected 0 or more, got -1"),
         ({"min_ngrams": 0}, "--min_ngrams: expected 1 or more, got 0"),
     ):
