@@ -38,6 +38,12 @@ def test_all_commands_and_functions_are_on_their_pages(site: Path) -> None:
         assert f'id="{name}"' in functions
 
 
+def test_options_that_pages_name_are_those_of_commands(site: Path) -> None:
+    known = {*re.findall(r"--[\w.]+", (site / "reference/commands.html").read_text())}
+    named = {(page, option) for page in PAGES for option in re.findall(r"--[a-z]+\.[a-z_0-9]+", PAGES[page])}
+    assert sorted((page, option) for page, option in named if option not in known) == []
+
+
 def test_pages_fetch_nothing_and_are_found(site: Path) -> None:
     for page in site.rglob("*.html"):
         tags = re.findall(r'<(?:script|img|link rel="stylesheet")[^>]*>', page.read_text())
