@@ -32,6 +32,18 @@ def test_one_gpu_agrees_with_an_independent_reference(certifier: Certifier, pres
 
 
 @pytest.mark.parametrize(
+    ("sparse", "precision"), [("switch", "fp64"), ("bias", "fp64"), ("sequence", "fp32"), ("all", "bf16")]
+)
+def test_sparse_models_on_a_gpu_agree_with_an_independent_reference(
+    certifier: Certifier, sparse: str, precision: str
+) -> None:
+    """In bf16 torch's grouped product computes all experts."""
+    options = {"sparse": sparse, "precision": precision, "device": "cuda"}
+    row = certifier.certify(feature_case("llama", ParallelConfig(), **options))
+    assert row.passed, row.reason
+
+
+@pytest.mark.parametrize(
     "layout",
     [ParallelConfig(dp=2), ParallelConfig(dp=2, zero=2), ParallelConfig(dp=2, zero=3), ParallelConfig(tp=2)],
     ids=ParallelConfig.describe,
