@@ -31,8 +31,6 @@ class Shrunk:
     """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""
     in_transformers: bool = True
     """True if transformers has the model."""
-    has_tp: bool = True
-    """False if its parts are not divided by tensor parallelism."""
     has_own_parts: bool = True
     """False if another preset has its parts; it is then only in the full certificate."""
 
@@ -49,7 +47,7 @@ SHRUNK = {
     "qwen3-30b-a3b": Shrunk({
         "head_dim": 20, "experts": 5, "experts_per_token": 2, "expert_width": 48, "balance": "none",
     }),
-    "olmoe-1b-7b": Shrunk({"experts": 6, "experts_per_token": 3, "balance": "none"}, has_tp=False),
+    "olmoe-1b-7b": Shrunk({"experts": 6, "experts_per_token": 3, "balance": "none"}),
     "glm-130b": Shrunk(in_transformers=False),
     "codegeex-13b": Shrunk(in_transformers=False),
     "llama-2-7b": Shrunk(has_own_parts=False),

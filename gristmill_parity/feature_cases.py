@@ -24,7 +24,6 @@ _TWO = (
     ParallelConfig(pp=2, schedule="interleaved-1f1b"),
 )  # fmt: skip
 _3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
-_DP_PP = ParallelConfig(dp=4, zero=1, pp=2, schedule="1f1b")
 STEPS = 50
 """Of the cases that follow a training for longer."""
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
@@ -299,14 +298,10 @@ def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, Paral
             yield preset, _ONE, {}
         elif transformers:
             yield preset, _ONE, {"reference": "transformers"}
-        has_tp = SHRUNK[preset].has_tp
-        together = _3D if has_tp else _DP_PP
-        yield preset, _TP_PP if number % 3 and has_tp else together, {**apart, "recompute": "selective"}
+        yield preset, _TP_PP if number % 3 else _3D, {**apart, "recompute": "selective"}
         if not full:
             continue
-        yield preset, together, {"recompute": "selective"}
-        alone = [layout for layout in _TWO if has_tp or layout.tp == 1]
-        yield preset, alone[number % len(alone)], apart
-        alone = [ParallelConfig(dp=2), *[ParallelConfig(tp=2)] * has_tp, ParallelConfig(pp=2)]
-        for layout in alone:
+        yield preset, _3D, {"recompute": "selective"}
+        yield preset, _TWO[number % len(_TWO)], apart
+        for layout in (ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2)):
             yield preset, layout, {"reference": "one process", "precision": "fp32", "steps": STEPS}

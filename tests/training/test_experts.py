@@ -103,7 +103,12 @@ def test_starving_experts_are_named() -> None:
         ),
         ({"local_steps": 2}, 2, {}, "each replica would have biases of its own; try --model.balance sequence"),
         ({"tp": 2}, 2, {"expert_width": 33}, "model.expert_width 33 is not divisible by parallel.tp 2"),
-        ({"tp": 2}, 2, {"qk_norm": True, "qk_norm_joint": True}, "a norm over all heads is not divided yet"),
+        (
+            {"tp": 2},
+            2,
+            {"norm": "layer", "qk_norm": True, "qk_norm_joint": True},
+            "of norms over all heads RMSNorm is divided",
+        ),
     ],
 )
 def test_layouts_that_sparse_models_cannot_have_are_refused(

@@ -82,7 +82,7 @@ class ModelConfig:
     qk_norm: bool | None = None
     """A norm of each head's query and key, before they are rotated."""
     qk_norm_joint: bool | None = None
-    """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE; not with tp."""
+    """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE."""
     window: int | None = None
     """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
     preset's."""

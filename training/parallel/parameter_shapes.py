@@ -78,11 +78,10 @@ def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[Paramet
         matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer, held)
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
     if model.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            joint = model.q_width if name == "q_norm" else model.kv_width
-            features = joint if model.qk_norm_joint else model.head_dim
-            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, features):
-                yield replace(p, of_heads=True)
+        joint = bool(model.qk_norm_joint)
+        for name, features, held in (("q_norm", q, 1), ("k_norm", kv, copies)):
+            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, features if joint else model.head_dim):
+                yield replace(p, divided=tp > 1, copies=held) if joint else replace(p, of_heads=True)
     matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.out_bias), False)
     if has_queries:

@@ -12,7 +12,7 @@ from training.parallel.expert.placements import EXPERT_PARALLEL, is_expert
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
 from training.parallel.tensor.options import kv_copies
-from training.parallel.tensor.placements import tensor_parallel_table
+from training.parallel.tensor.placements import joint_norms, tensor_parallel_table
 from training.sharding.placement import Placement
 
 
@@ -20,6 +20,8 @@ def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
     """The placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
     copies = kv_copies(decoder.config, layout.tp)
     table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel, copies)
+    if decoder.config.qk_norm_joint:
+        table = table | joint_norms(copies)
     tied = bool(decoder.config.tied) and layout.stages > 1
     placements = {}
     for name, _ in decoder.named_parameters(remove_duplicate=False):

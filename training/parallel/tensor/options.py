@@ -57,9 +57,9 @@ class TensorOptions:
             f"model.kv_heads {model.kv_heads} is not divisible by parallel.tp {tp}, nor the other way; {advice}",
         )
         require(
-            tp == 1 or not model.qk_norm_joint,
-            f"model.qk_norm_joint and parallel.tp {tp}: a norm over all heads is not divided yet; try --parallel.tp 1 "
-            "and --parallel.zero 3, pp or cp",
+            tp == 1 or not model.qk_norm_joint or model.norm == "rms",
+            f"model.qk_norm_joint, model.norm {model.norm} and parallel.tp {tp}: of norms over all heads RMSNorm is "
+            "divided; try --model.norm rms, or --parallel.tp 1",
         )
         require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
         require(

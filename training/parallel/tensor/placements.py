@@ -6,6 +6,12 @@ KV = "kv"
 """The axis of the tensor-parallel ranks that have the same head of keys and values."""
 
 
+def joint_norms(copies: int) -> dict[str, Placement]:
+    """The rows of norms over all heads together, in place of those of each head: divided like queries and keys."""
+    rows = tensor_parallel_table(False, copies)
+    return {f"attention.{name}_norm.weight": rows[f"attention.{name}.bias"] for name in ("q", "k")}
+
+
 def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str, Placement]:
     """Megatron's placement of each parameter over "tp", by the end of its name (Shoeybi et al. 2019, section 3).
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.kernels.cross_entropy import linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding, linear
+from training.kernels.precision import accumulation_dtype
 from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.embedding import Embedding, Head, TokenEmbedding
-from training.model.layers import Linear
+from training.model.layers import Linear, RMSNorm
 from training.model.positions import Alibi, PositionEmbedding, Rotary
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
@@ -87,6 +88,9 @@ def _shard_block(block: Block, region: _Region) -> None:
         module.register_forward_pre_hook(region.enter_hook)
         product = getattr(module, last)
         setattr(module, last, _RowParallelLinear(product, region) if isinstance(product, Linear) else _Exit(region))
+    if block.attention.joint_norms:
+        block.attention.q_norm = _JointRMSNorm(block.attention.q_norm, region.axis)
+        block.attention.k_norm = _JointRMSNorm(block.attention.k_norm, region.axis)
     block.attention.dropout = ShardedDropout(block.attention.dropout, region.axis)
     if region.sequence_parallel:
         block.attention_dropout = ShardedDropout(block.attention_dropout, region.axis)
@@ -161,6 +165,25 @@ class _RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.region.exit(linear(x, self.weight))
         return x if self.bias is None else x + self.bias
+
+
+class _JointRMSNorm(nn.Module):
+    """RMSNorm over the features of all ranks' heads, of which `weight` has this rank's.
+
+    Ranks that have the same head of keys count it as often, so that the mean is that of all heads.
+    """
+
+    def __init__(self, full: nn.Module | None, axis: Axis) -> None:
+        super().__init__()
+        assert isinstance(full, RMSNorm)
+        self.weight, self.eps, self.axis = full.weight, full.eps, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(accumulation_dtype(x.dtype))
+        squares = wide.square().mean(-1, keepdim=True) / self.axis.size
+        # each rank's output depends on the sum, so its gradient is a sum over the ranks, too
+        mean = copy_to_tp(reduce_from_tp(squares, self.axis), self.axis)
+        return (wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
 
 
 class _Exit(nn.Module):

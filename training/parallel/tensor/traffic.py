@@ -31,6 +31,12 @@ def _layers(inputs: TrafficInputs) -> Traffic:
         exits, backward_exits = exits + micro_batches, backward_exits + micro_batches
     if inputs.holds_stage(-1):
         entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
+    # norms over all heads: the queries' and the keys' mean squares, a number for each token
+    norms = 2 * sum(
+        len(inputs.stage_layers[stage]) * (2 * micro_batches + inputs.recomputations(stage)) for stage in inputs.stages
+    )
+    norms = norms if inputs.config.qk_norm_joint else 0
+    of_norms = Volume(norms, norms * inputs.tokens // micro_batches * inputs.wide)
     chunks = 2 * micro_batches * _loss_chunks(inputs)
     loss = Volume(chunks, 3 * inputs.tokens * inputs.wide)
     loss = loss if inputs.holds_stage(-1) else Volume(0, 0)
@@ -39,10 +45,10 @@ def _layers(inputs: TrafficInputs) -> Traffic:
         return {
             ("tp", "all-gather"): Volume(gathers, gathers * each),
             ("tp", "reduce-scatter"): Volume(scatters, scatters * each),
-            ("tp", "all-reduce"): loss,
+            ("tp", "all-reduce"): loss + of_norms,
         }
     sums = exits + backward_entries  # entries forward and exits backward communicate nothing
-    return {("tp", "all-reduce"): Volume(sums, sums * each) + loss}
+    return {("tp", "all-reduce"): Volume(sums, sums * each) + loss + of_norms}
 
 
 def _gradients(inputs: TrafficInputs) -> Traffic:
