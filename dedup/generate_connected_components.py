@@ -23,7 +23,7 @@ from dedup.candidates.band_join import (
     read_signed,
     union_signatures,
 )
-from dedup.candidates.cluster_samples import ClusterSample, compare_samples, warn_of_size
+from dedup.candidates.cluster_samples import ClusterSample, compare_samples, warn_of_clusters
 from dedup.candidates.connected_components import component_labels, write_clusters
 from dedup.candidates.document_ids import DocumentIds, is_of_index
 from dedup.candidates.input_shards import (
@@ -39,7 +39,7 @@ from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_forei
 from dedup.clustering.lsh import Bands, choose_bands, describe_recall
 from dedup.clustering.union_find import UnionFind
 from gristmill.command import command
-from gristmill.counts import READ, Counts
+from gristmill.counts import READ, Counts, LargeCluster
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Result, Stage, Task
@@ -124,16 +124,17 @@ def generate_connected_components(
         task = Task("write", write_components, arguments, (out_file,), memory=options.memory_bytes)
         written = run.step("write", [task])
         counts, (samples,) = written.counts, written.values(list[ClusterSample])
-        counts.warnings = warn_of_size(samples)
+        counts.clusters = [LargeCluster(sample.size, sample.example) for sample in samples]
         if samples and listed:
             files = {file for sample in samples for file, _ in sample.members}
             arguments = {
                 "samples": samples, "shards": [it for it in listed if it.file in files], "threshold": threshold,
             }  # fmt: skip
-            counts.merge(run.step("compare", [Task("compare", compare_samples, arguments)]).counts)
+            counts.clusters = run.step("compare", [Task("compare", compare_samples, arguments)]).counts.clusters
         counts = run.finish(counts)
-    if not options.quiet:
-        print("".join(f"warning: {line}\n" for line in counts.warnings), end="", file=sys.stderr, flush=True)
+    if not (options.quiet or options.of_run):  # a run says it with its own limits
+        for line in warn_of_clusters(counts.clusters):
+            print(f"warning: {line}", file=sys.stderr, flush=True)
     return counts
 
 

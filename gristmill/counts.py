@@ -8,6 +8,7 @@ no documents, under `not read: <reason>`.
 """
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Self
 
 import msgspec
@@ -24,11 +25,13 @@ CHANGED = "changed"  # bytes, not documents, by which normalisation changed the 
 MALFORMED = "malformed"
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
+LEFT_OUT = "left out by weight"
 PARTS = "further parts"  # documents that a function of yours made of one, but for the first of them
 INCOMING = (READ, REPEATED, PARTS)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
-_FEW, _MUCH, _TIMES = 20, 0.1, 3  # documents, share, and times the others' share: a source loses far more than these
+SOURCE_LOSS, TIMES_MEDIAN = 0.5, 3.0  # share of its documents, and times the others' share: a source loses more
+_FEW, _MUCH = 20, 0.1  # documents, and the share of them, below which a loss is not compared with the others'
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -54,11 +57,20 @@ class Damage(msgspec.Struct, frozen=True):
     detail: str
 
 
+class LargeCluster(msgspec.Struct, frozen=True):
+    """A cluster: its size, the key of one document; of sampled pairs of documents how many, and how many are alike."""
+
+    size: int
+    example: str
+    pairs: int = 0
+    alike: int = 0
+
+
 class Counts(msgspec.Struct):
     """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
 
     `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
-    `warnings` are sentences on what looks wrong in the data.
+    `clusters` are the largest ones, where the stage finds clusters.
 
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
@@ -71,7 +83,7 @@ class Counts(msgspec.Struct):
     examples: list[str] = []
     damaged: dict[str, Damage] = {}
     stored: int = 0
-    warnings: list[str] = []
+    clusters: list[LargeCluster] = []
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
@@ -108,7 +120,7 @@ class Counts(msgspec.Struct):
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         self.damaged |= other.damaged
         self.stored += other.stored
-        self.warnings = self.warnings + other.warnings
+        self.clusters = self.clusters + other.clusters
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:
@@ -230,17 +242,34 @@ class Counts(msgspec.Struct):
         return table
 
 
-def warn_of_losses(counts: Counts, reason: str) -> list[str]:
-    """A sentence for each source that loses far more of its documents under a reason than the others together."""
-    found, (read, lost) = list[str](), (counts.total(name).documents for name in (READ, reason))
-    for source in sorted(counts.tallies):
-        own, gone = (counts.total(name, source).documents for name in (READ, reason))
-        others = (lost - gone) / max(read - own, 1)
-        if own < read and gone >= _FEW and gone > own * max(_MUCH, _TIMES * others):
-            found.append(
-                f"the source {source} loses {gone / own:.0%} of its documents ({gone:,} of {own:,}) as {reason}, the "
-                f"others together {others:.1%}: look at some before you go on"
-            )
+def warn_of_losses(
+    counts: Counts, of: str = "", most: float = SOURCE_LOSS, times: float = TIMES_MEDIAN, what: str = "source"
+) -> dict[str, str]:
+    """Sources that lose more than `most` of their documents, or far more than the others' median, and a sentence each.
+
+    Lost is what was read and left by another reason than WRITTEN, or only what left by the reason `of`. The sources may
+    be other parts of a corpus, as `what` says. A limit of 0 is none.
+    """
+    lost = dict[str, dict[str, int]]()
+    for source, reason, tally in counts.rows():
+        is_lost = (
+            reason == of if of else reason not in (*INCOMING, WRITTEN, LEFT_OUT) and not reason.startswith(NOT_READ)
+        )
+        if is_lost and tally.documents:
+            lost.setdefault(source, {})[reason] = tally.documents
+    read = {source: counts.total(READ, source).documents for source in sorted(counts.tallies)}
+    shares = {source: sum(lost.get(source, {}).values()) / documents for source, documents in read.items() if documents}
+    found = dict[str, str]()
+    for source, share in shares.items():
+        others = [other for name, other in shares.items() if name != source]
+        is_more = times and others and share > max(_MUCH, times * median(others))
+        gone, by = sum(lost.get(source, {}).values()), lost.get(source, {})
+        if gone >= _FEW and (is_more or (most and share > most)):
+            first = max(by, key=lambda reason: (by[reason], reason))
+            beside = f"; the median of the others is {median(others):.1%}" if others else ""
+            reason = f"as {first}" if len(by) == 1 else f"{by[first]:,} of them as {first}"
+            of_all = f"{share:.0%} of its documents ({gone:,} of {read[source]:,})"
+            found[source] = f"the {what} {source} loses {of_all}, {reason}{beside}"
     return found
 
 

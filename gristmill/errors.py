@@ -9,6 +9,7 @@
     ├── StorageError        an object store fails for longer than requests are repeated
     ├── WorkerDied          a worker process was killed, most often as the machine ran out of memory
     ├── FinishedElsewhere   no error: the process that this one helped has finished the work
+    ├── AlarmError          a run with --strict made counts that look wrong
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was expected, what was given and what to try. Command lines print it without a
@@ -77,6 +78,12 @@ class FinishedElsewhere(GristmillError):
     """The process that this one helped has finished the work: there is nothing left to do here, and no result."""
 
     exit_code = 0
+
+
+class AlarmError(GristmillError):
+    """The counts of a run look wrong, and --strict allows no alarm."""
+
+    exit_code = 3
 
 
 class ConservationError(GristmillError):

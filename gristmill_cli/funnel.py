@@ -20,7 +20,6 @@ from gristmill.counts import (
     Tally,
     file_columns,
     list_faults,
-    warn_of_losses,
 )
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_manifest import Manifest
@@ -30,7 +29,6 @@ from preprocessing.quality.recipe import RULES
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
 HELD_OUT = "holdout"
-_DUPLICATE = "duplicate"
 _RULES = "rules"  # column of all rules of a recipe
 
 
@@ -39,8 +37,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
 
     `tallies[source][reason]` (`went` in the file) counts documents, bytes and files; for each source `read + repeated`
     equals the sum of all other reasons but `not read`, which is of files. `tokens["train" | "holdout"][source]`
-    counts tokens. `damaged` has the files that were left out, by name, and why. `warnings` say which clusters
-    and sources look wrong.
+    counts tokens. `damaged` has the files that were left out, by name, and why. `warnings` say what looks
+    wrong, and where to look.
     """
 
     tallies: dict[str, dict[str, Tally]]
@@ -73,7 +71,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         left_out = [Text(f"left out: {list_faults(self.damaged)}")] if self.damaged else []
         warnings = [Text(f"warning: {line}", style="bold") for line in self.warnings]
         by_rule: list[RenderableType] = [Text(), self._by_rule(counts, rules)] if rules else []
-        return Group(documents, *by_rule, Text(), sizes, *left_out, *warnings)
+        return Group(*warnings, documents, *by_rule, Text(), sizes, *left_out)
 
     def _by_rule(self, counts: Counts, rules: Sequence[str]) -> Table:
         """The documents that each rule of a recipe removed, per source."""
@@ -146,7 +144,7 @@ def build_funnel(
         for name, manifest in manifests.items()
     }
     damaged = {name: damage.fault for name, damage in normalized.damaged.items()}
-    return Funnel(whole.tallies, tokens, damaged, [*warnings, *warn_of_losses(whole, _DUPLICATE)])
+    return Funnel(whole.tallies, tokens, damaged, list(warnings))
 
 
 def check_counts_between(

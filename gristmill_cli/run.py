@@ -23,6 +23,7 @@ from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls
+from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import SECTIONS, check_config, options_as_typed
 from gristmill_cli.run_config import RunConfig
@@ -38,7 +39,7 @@ from gristmill_cli.run_records import (
 )
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
-_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "scratch", "scratch_size", "executor", "address")
+_NOT_RECORDED = ("from_", "until", "dry_run", "strict", "shard", "scratch", "scratch_size", "executor", "address")
 
 
 def run(config: RunConfig) -> Funnel | None:
@@ -47,7 +48,7 @@ def run(config: RunConfig) -> Funnel | None:
     Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
     and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
-    `config.out` holds a run of another corpus, and any GristmillError of a stage.
+    `config.out` holds a run of another corpus, AlarmError with `config.strict`, and any GristmillError of a stage.
     """
     modules = [__name__, "preprocessing.tokenizer.encoder"]  # workers of all stages have them
     check_run(config)  # before the lock writes a file
@@ -90,6 +91,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
+    alarms = [line for name, its in counts.items() for line in find_alarms(config, name, its)]
     for position in range(first, end):
         stage = plan_stages(config, options)[position]  # anew: its settings are those of a user's function as it is now
         began = time.monotonic()
@@ -100,6 +102,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
             check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
         stage.reject_empty(found)
         save_record(out, stage, found, round(seconds, 3))
+        alarms += (its := list(find_alarms(config, stage.name, found)))
+        check_strict(config, stage.name, its)
+        print("".join(f"warning: {line}\n" for line in its), end="", file=sys.stderr, flush=True)
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
@@ -108,7 +113,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     ]
     funnel = build_funnel(
         counts["normalize_text"], rewritten, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests,
-        counts["generate_connected_components"].warnings,
+        alarms,
     )  # fmt: skip
     funnel.save(out)
     return funnel

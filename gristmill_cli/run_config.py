@@ -178,6 +178,26 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
+class Alarms:
+    """Section [alarms]: limits of counts beyond which something is said to look wrong; 0: no such limit."""
+
+    source_loss: float = 0.5
+    """Share of its documents that a source may lose in one stage."""
+    times_median: float = 3.0
+    """Times the median share of the other sources, or of the other files of a source, likewise, from 0.1 on."""
+    cluster: int = 1000
+    """Documents of a cluster."""
+    alike: float = 0.5
+    """Least share of sampled pairs of a large cluster that are as similar as the threshold, where none is verified."""
+    length: float = 4.0
+    """Times that documents of a file may be longer, or shorter, than in the median file of their source."""
+    mix: float = 0.1
+    """By how much, as a share of it, a source may miss what the mix asks for."""
+    idle_rule: int = 1_000_000
+    """Documents of which each rule of the recipe must remove one."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Run the data pipeline, from a corpus to token shards.
 
@@ -232,6 +252,9 @@ class RunConfig:
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    alarms: Alarms = field(default_factory=Alarms)
+    strict: bool = False
+    """End with exit code 3 after the first stage whose counts raise an alarm."""
 
     from_: Annotated[StageName | None, tyro.conf.arg(name="from")] = None
     """First stage to run; those before it must have finished, and are not looked at again."""

@@ -118,7 +118,7 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
     table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
     for name in ("documents", "by documents", "by bytes", *([amounts.unit] if amounts.of else [])):
         table.add_column(name, justify="right")
-    kept = {source: _kept(counts, source) for source in weights}
+    kept = {source: kept_by_mix(counts, source) for source in weights}
     requested = [sum(weights[s] * kept[s][i] for s in weights) or 1 for i in (0, 1)]
     total = counts.total(WRITTEN)
     for source, weight in weights.items():
@@ -136,7 +136,7 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
     return table
 
 
-def _kept(counts: Counts, source: str) -> tuple[int, int]:
+def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
     """(documents, bytes) of a source that weights apply to: read, and not dropped as short, duplicate or malformed."""
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes

@@ -141,8 +141,9 @@ def pass1(
             print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts, amounts))
-        lines = warn_of_losses(counts, DUPLICATE) if run.ran else []
-        print("".join(f"warning: {line}\n" for line in lines), end="", file=sys.stderr)
+    if run.ran and not (options.quiet or options.of_run):  # a run says it with its own limits
+        for line in warn_of_losses(counts, DUPLICATE).values():
+            print(f"warning: {line}", file=sys.stderr)
     return counts
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import SignatureShard
-from gristmill.counts import Counts
+from gristmill.counts import Counts, LargeCluster
 
-LARGE = 1000  # documents of a cluster that is pointed out
+LARGE, ALIKE = 1000, 0.5  # documents of a cluster, and the share of its sampled pairs that are alike: it looks wrong
 _CLUSTERS, _MEMBERS = 100, 9  # noted
 _SMALLEST = 10  # documents: below that, pairs that share a band by chance are usual
 
@@ -88,7 +88,7 @@ def _spread(nodes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def compare_samples(samples: Sequence[ClusterSample], shards: Sequence[SignatureShard], threshold: float) -> Counts:
-    """Task: the Counts' warnings say in how many of the clusters most pairs of documents are not alike.
+    """Task: the Counts' clusters say how many pairs of each sample are as similar as the threshold.
 
     Similarities are estimated from the `shards`; documents without a signature, as exact copies are, are passed over.
     """
@@ -100,28 +100,35 @@ def compare_samples(samples: Sequence[ClusterSample], shards: Sequence[Signature
         for rows, values in shard.batches():
             for place in np.flatnonzero(np.isin(rows, list(wanted[shard.file]))).tolist():
                 signed[shard.file, int(rows[place])] = np.array(values[place])
-    unlike = []
+    counts = Counts({}, [])
     for sample in samples:
         its = [signed[member] for member in sample.members if member in signed]
         found = [float(np.mean(one == other)) for one, other in combinations(its, 2)]
-        if found and np.median(found) < threshold:
-            unlike.append((sample, float(np.median(found))))
-    if not unlike:
-        return Counts({}, [])
-    largest, median = unlike[0]
-    return Counts({}, [], warnings=[
-        f"in {len(unlike):,} of the {len(samples):,} largest clusters most of the sampled pairs of documents are less "
-        f"similar than {threshold:g}; the largest of them has {largest.size:,} documents, such as {largest.example}, "
-        f"and a median of {median:.2f}. Chains of candidates join them: without verification all but one go"
-    ])  # fmt: skip
+        alike = sum(similarity >= threshold for similarity in found)
+        counts.clusters.append(LargeCluster(sample.size, sample.example, len(found), alike))
+    return counts
 
 
-def warn_of_size(samples: Sequence[ClusterSample]) -> list[str]:
-    """The warning that the largest cluster has a thousand documents or more, if so."""
-    if not samples or samples[0].size < LARGE:
-        return []
-    count = sum(sample.size >= LARGE for sample in samples)
-    return [
-        f"clusters of {LARGE:,} documents or more: {count:,}; the largest has {samples[0].size:,}, such as "
-        f"{samples[0].example}: look at some before you go on"
-    ]
+def warn_of_clusters(
+    clusters: Sequence[LargeCluster], large: int = LARGE, alike: float = ALIKE, is_verified: bool = False
+) -> list[str]:
+    """A sentence if clusters have `large` documents, and if few pairs of some are alike, which nothing verifies.
+
+    A limit of 0 is none.
+    """
+    lines = list[str]()
+    sizes = [cluster.size for cluster in clusters]
+    if large and sizes and sizes[0] >= large:
+        lines.append(
+            f"clusters of {large:,} documents or more: {sum(size >= large for size in sizes):,}; the largest has "
+            f"{sizes[0]:,}, such as {clusters[0].example}"
+        )
+    unlike = [it for it in clusters if it.pairs and it.alike < alike * it.pairs]
+    if unlike and not is_verified:
+        first = unlike[0]
+        lines.append(
+            f"chains of candidates join what is not alike, and no text is compared: all but one go. In {len(unlike):,} "
+            f"of the {len(clusters):,} largest clusters less than {alike:.0%} of the sampled pairs are similar; in the "
+            f"largest of them, of {first.size:,} documents such as {first.example}, {first.alike} of {first.pairs}"
+        )
+    return lines

@@ -9,7 +9,7 @@ import numpy as np
 
 from dedup.cluster_graph import read_texts
 from dedup.clustering.lsh import detection
-from gristmill.counts import INCOMING, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults, warn_of_losses
+from gristmill.counts import INCOMING, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
 from gristmill.errors import GristmillError
 from gristmill.io.documents import DocKey
 from gristmill.storage.files import is_folder
@@ -19,7 +19,6 @@ from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointe
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
-from preprocessing.quality.recipe import RULES
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
 _EXCERPT = 400  # characters
@@ -58,15 +57,7 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
         )
     elif not run.funnel and not run.faults:
         warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
-    rules = [reason for reason in counts.reasons if reason in RULES]
-    together = Counts({}, [])
-    for source, reason, tally in counts.rows():
-        together.add(source, "rules" if reason in rules else reason, tally.bytes, tally.documents)
-    warnings += [f"Rules: {line}." for line in warn_of_losses(together, "rules")]
-    found = run.funnel.warnings if run.funnel else [
-        line for record in run.stages.values() for line in record.counts.warnings
-    ]  # fmt: skip
-    warnings += [f"{line[:1].upper()}{line[1:]}." for line in found]
+    warnings += [f"{line[:1].upper()}{line[1:]}." for line in run.alarms]
     if run.funnel and run.funnel.damaged:
         warnings.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
     yield "".join(f'<p class="warn">{escape(line)}</p>' for line in warnings)

@@ -19,8 +19,10 @@ from gristmill.io.documents import DocKey
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file
+from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, show_funnel
+from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.status import stages_of_run
 
@@ -69,8 +71,15 @@ class DataRun:
     faults: list[str]
 
     @property
-    def is_finished(self) -> bool:
-        return all(state == "finished" for state in self.states.values())
+    def alarms(self) -> list[str]:
+        """What looks wrong: as the finished run said it, or in the stages that have finished."""
+        if self.funnel:
+            return self.funnel.warnings
+        try:
+            config = load_options(self.options, self.out)
+        except ValueError:
+            return []
+        return [line for name, record in self.stages.items() for line in find_alarms(config, name, record.counts)]
 
 
 def is_data_run(out: Path) -> bool:
@@ -115,6 +124,13 @@ def read_data_run(out: Path) -> DataRun:
     if "filter_quality" in stages:
         run.by_rule = _read_table(run, REMOVED, _draw_by_rule) or {}
     return run
+
+
+def load_options(options: dict[str, Any], out: Path) -> RunConfig:
+    """The options of a run, as run.json has them. Raises ValueError for those of another version."""
+    return msgspec.convert(
+        {**options, "out": str(out)}, RunConfig, strict=False, dec_hook=lambda kind, text: kind(text)
+    )
 
 
 def _read_table(run: DataRun, name: Path, read: Any) -> Any:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.batches import batched, partition_of
-from gristmill.counts import REPEATED, WRITTEN, Counts
+from gristmill.counts import LEFT_OUT, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
@@ -41,7 +41,6 @@ from preprocessing.mixing.shuffle_buckets import (
     write_bucket_file,
 )
 
-LEFT_OUT = "left out by weight"
 MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 _FILE_BYTES = 64 << 20  # of lines in a file that a task writes, about
 _MIN_TASKS = 32  # in a level, if it has so many files: for the workers

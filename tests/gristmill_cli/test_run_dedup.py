@@ -8,14 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from dedup.candidates import cluster_samples
 from dedup.candidates.cluster_samples import LargestClusters
 from dedup.candidates.document_ids import DocumentIds
 from dedup.clustering.union_find import LABEL, records
 from gristmill.counts import Counts
 from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_stages import duplicates_path
 from tests.dedup.template_pages import template_pages
 from tests.gristmill_cli.corpus import write_records
@@ -47,10 +46,7 @@ def test_a_threshold_chooses_the_bands(tmp_path: Path, capsys: pytest.CaptureFix
     assert "8 bands of 16 rows find 0 % of the pairs of similarity 0.5" in capsys.readouterr().err
 
 
-def test_a_cluster_and_a_source_that_look_wrong_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_samples, "LARGE", 300)
+def test_a_cluster_and_a_source_that_look_wrong_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = [" ".join(f"{number}page{word}" for word in range(9)) for number in range(90)]
     for source, texts in (("web", template_pages(1200)), ("book", others)):
         (tmp_path / "corpus" / source).mkdir(parents=True)
@@ -58,13 +54,15 @@ def test_a_cluster_and_a_source_that_look_wrong_are_said(
     config = RunConfig(
         tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), mix=Mix(holdout=0.1),
         dedup=Dedup(verify="none", range=8, bands=14), tokenizer=Tokenizer(vocab_size=300, exact=False),
+        alarms=Alarms(cluster=300),
     )  # fmt: skip
     first, again = run(config), run(config)
     assert first is not None and again is not None and first.warnings == again.warnings
     large, unlike, source = first.warnings
     assert large.startswith("clusters of 300 documents or more: 1; the largest has 1,") and "web/a.jsonl@" in large
-    assert "largest clusters most of the sampled pairs of documents are less similar than 0.8" in unlike
-    assert source.startswith("the source web loses") and "the others together 0.0%" in source
+    assert "largest clusters less than 50% of the sampled pairs are similar" in unlike
+    assert source.startswith("the source web loses") and "the median of the others is 0.0%" in source
+    assert all(" OUT --" in line for line in first.warnings)  # where to look
     printed = capsys.readouterr().err
     assert all(f"warning: {line}\n" in printed for line in first.warnings)
     console = Console(width=400)
@@ -72,7 +70,7 @@ def test_a_cluster_and_a_source_that_look_wrong_are_said(
         console.print(show_funnel(config.out))
     assert all(f"warning: {line}" in shown.get() for line in first.warnings)
     verified = run(RunConfig(**{**vars(config), "dedup": Dedup(range=8, bands=14)}))
-    assert verified is not None and verified.warnings == [large, unlike]
+    assert verified is not None and verified.warnings == [large]
     assert not Counts(verified.tallies, []).total("duplicate").documents
 
 

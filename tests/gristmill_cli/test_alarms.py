@@ -1,0 +1,146 @@
+"""Alarms: a run says which counts look wrong and where to look; --strict ends it there, and another limit goes on."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill.counts import READ, WRITTEN, Counts, LargeCluster, warn_of_losses
+from gristmill.engine import slices
+from gristmill.errors import AlarmError
+from gristmill_cli.alarms import find_alarms
+from gristmill_cli.funnel import FUNNEL_FILE, Funnel
+from gristmill_cli.run import main, run
+from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
+
+CHANCE = random.Random(5)
+RULES = "words.min = 20\nlatin_letters.min = 0.5\nmean_word_length.max = 1000\n"
+
+
+def text(count: int, alphabet: str = "abcdefghijklmnopq") -> str:
+    return " ".join("".join(CHANCE.choices(alphabet, k=CHANCE.randint(2, 9))) for _ in range(count))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_task_a_file() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "SMALL_BYTES", 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A finished run: book loses most by a rule, one of web's files is of another script, one of code's far longer."""
+    root = tmp_path_factory.mktemp("alarms")
+    files = {
+        "book/a": [text(5) for _ in range(70)] + [text(40) for _ in range(30)],
+        "web/a": [text(40) for _ in range(60)],
+        "web/b": [text(40) for _ in range(60)],
+        "web/c": [text(40, "абвгдежзик") for _ in range(25)] + [text(40) for _ in range(35)],
+        "code/a": [text(30) for _ in range(30)],
+        "code/b": [text(33) for _ in range(30)],
+        "code/c": [text(300) for _ in range(30)],
+    }
+    for name, texts in files.items():
+        (root / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / f"corpus/{name}.jsonl").write_text("".join(json.dumps({"text": it}) + "\n" for it in texts))
+    (root / "own.toml").write_text(RULES)
+    config = RunConfig(
+        root / "corpus", root / "out", workers=1, recipe=str(root / "own.toml"), filter=Filter(5), mix=Mix(holdout=0.1),
+        tokenizer=Tokenizer(vocab_size=300, exact=False), alarms=Alarms(idle_rule=300),
+    )  # fmt: skip
+    run(config)
+    return config
+
+
+def test_a_run_says_what_looks_wrong_and_where_to_look(config: RunConfig) -> None:
+    found = json.loads((config.out / FUNNEL_FILE).read_text())["warnings"]
+    assert len(found) == 4
+    length, loss, idle, file = found
+    assert length.startswith("documents of code/c.jsonl have 1,") and "in the median file of code 2" in length
+    assert loss == (
+        "the source book loses 70% of its documents (70 of 100), as words; the median of the others is 6.9%: look at "
+        "OUT/quality.removed.parquet, or the texts in gristmill report OUT"
+    )
+    assert idle.startswith("of 370 documents these rules removed none: mean_word_length")
+    assert file.startswith("in web the file web/c.jsonl loses 42% of its documents (25 of 60), as latin_letters")
+
+
+def test_another_limit_is_read_without_a_stage_that_runs_again(config: RunConfig) -> None:
+    before = (config.out / "tokens/train/manifest.json").stat().st_mtime_ns
+    calm = Alarms(source_loss=0.0, times_median=0.0, length=0.0)
+    funnel = run(replace(config, alarms=calm))
+    assert funnel is not None and funnel.warnings == []
+    assert (config.out / "tokens/train/manifest.json").stat().st_mtime_ns == before
+
+
+def test_strict_ends_after_the_stage_with_exit_code_3(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f'corpus = "{config.corpus}"\nout = "{tmp_path / "out"}"\nworkers = 1\nstrict = true\n[filter]\nthreshold = 5\n'
+        "[mix]\nholdout = 0.1\n[tokenizer]\nvocab_size = 300\nexact = false\n[alarms]\nlength = 8.0\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main([str(toml)])
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert "normalize_text raises 1 alarm, and --strict allows none: documents of code/c.jsonl have" in said
+    assert not (tmp_path / "out/dup").exists()
+    with pytest.raises(SystemExit) as ended:
+        main([str(toml), "--alarms.length", "20"])
+    assert ended.value.code == 0 and (tmp_path / "out" / FUNNEL_FILE).is_file()
+    with pytest.raises(AlarmError):
+        run(replace(config, strict=True))  # what is done is judged, too
+
+
+def clusters(*sizes: tuple[int, int]) -> Counts:
+    return Counts({}, [], clusters=[LargeCluster(size, "a@1", 10, alike) for size, alike in sizes])
+
+
+def test_clusters_are_judged_by_size_and_by_their_pairs(config: RunConfig) -> None:
+    stage, loose = "generate_connected_components", replace(config, dedup=Dedup(verify="none"))
+    assert list(find_alarms(config, stage, clusters((999, 0)))) == []  # verified: what is not alike stays
+    assert list(find_alarms(loose, stage, clusters((999, 5)))) == []
+    (large,) = find_alarms(config, stage, clusters((1000, 5), (1000, 5), (999, 5)))
+    assert large.startswith("clusters of 1,000 documents or more: 2; the largest has 1,000, such as a@1: look at")
+    (unlike,) = find_alarms(loose, stage, clusters((900, 9), (20, 4)))
+    assert "In 1 of the 2 largest clusters less than 50%" in unlike and "of 20 documents such as a@1, 4 of 10" in unlike
+    assert list(find_alarms(replace(loose, alarms=Alarms(alike=0.3)), stage, clusters((900, 9), (20, 4)))) == []
+
+
+def mixed(read: int, written: int) -> Counts:
+    counts = Counts({}, [])
+    counts.add("book", READ, 10 * read, read)
+    counts.add("book", WRITTEN, 10 * written, written)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("mix", "written", "alarms"),
+    [(Mix({"book": 0.5}), 50, 0), (Mix({"book": 0.5}), 40, 1), (Mix(bytes={"book": 950}), 100, 0),
+     (Mix(bytes={"book": 800}), 100, 1)],
+)  # fmt: skip
+def test_a_mix_that_is_not_what_was_asked_for(config: RunConfig, mix: Mix, written: int, alarms: int) -> None:
+    found = [line for line in find_alarms(replace(config, mix=mix), "pass1", mixed(100, written)) if "mix" in line]
+    assert len(found) == alarms and all("of book, and" in line for line in found)
+
+
+def test_losses_are_compared_with_the_median_of_the_others() -> None:
+    counts = Counts({}, [])
+    for source, lost in (("a", 4), ("b", 90), ("c", 31), ("d", 20)):
+        counts.add(source, READ, 1, 200)
+        counts.add(source, "duplicate", 1, lost)
+    assert list(warn_of_losses(counts)) == ["b"]
+    assert list(warn_of_losses(counts, times=1.2)) == ["b", "c"]
+    assert list(warn_of_losses(counts, most=0.4, times=0)) == ["b"]
+    assert not warn_of_losses(counts, "short")
+
+
+def test_alarms_head_the_summary() -> None:
+    shown = Funnel({"a": {READ: mixed(1, 1).total(READ)}}, {"train": {}}, warnings=["it is odd"]).__rich__()
+    assert str(shown.renderables[0]) == "warning: it is odd"
