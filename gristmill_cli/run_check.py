@@ -1,6 +1,7 @@
 """Check of the whole configuration of `gristmill run`, before any stage writes a file."""
 
 import errno
+import math
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import (
+    Alarms,
     Apply,
     Decontaminate,
     Dedup,
@@ -112,6 +114,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         source_amounts(config.mix.bytes, config.mix.tokens, tokenizer, config.weights, sources)
         check_holdout(config.mix.holdout)
         check_seed(config.mix_seed)
+    with _section("alarms"):
+        for it in fields(Alarms):
+            value, most = getattr(config.alarms, it.name), 1 if it.name in ("source_loss", "alike") else math.inf
+            require(0 <= value <= most, f"--{it.name} {value}: expected a number from 0 to {most:g}; 0 is no limit")
     with _section("tokenizer"):
         spec = config.tokenizer
         if spec.file is None:

@@ -37,7 +37,7 @@ from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexSummary, Match, write_index
 from preprocessing.contamination.ngrams import TextWords, find_words
 
-STAGE = Stage("decontaminate", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("decontaminate", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
 _SCHEMA = pa.schema(
@@ -62,10 +62,13 @@ class BenchmarkReport(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """TARGET_DIR.benchmarks.json: each benchmark, and how many n-grams are in too many documents to say anything."""
+    """TARGET_DIR.benchmarks.json: each benchmark; how many n-grams are in too many documents to say anything; how many
+    documents have an item.
+    """
 
     benchmarks: dict[str, BenchmarkReport]
     common_ngrams: int
+    documents: int = 0
 
 
 def decontaminate(
@@ -130,7 +133,9 @@ def decontaminate(
         for line in describe(read_report(report)):
             print(line, file=sys.stderr)
         if policy == "cut":
-            print(f"{STAGE.name}: {counts.total(CHANGED).bytes:,} bytes cut", file=sys.stderr)
+            size, gone = counts.total(CHANGED).bytes, counts.total(CONTAMINATED).documents
+            rewritten = read_report(report).documents - gone
+            print(f"{STAGE.name}: {size:,} bytes cut from {rewritten:,} documents", file=sys.stderr)
     return counts
 
 
@@ -280,17 +285,19 @@ def search_slices(
 def write_report(table: Path, common: Path | None, summary: dict[str, IndexSummary], report: Path) -> None:
     """Task: count what was found, from the table of all places."""
     found, documents, last = defaultdict[str, set[str]](set), defaultdict[str, Counter[str]](Counter), dict[str, Any]()
+    with_item, before = 0, None
     for block in stream_table(table, ("file", "row", "source", "benchmark", "item")):
         for row in block.to_pylist():
             name, key = row["benchmark"], (row["file"], row["row"])
             found[name].add(row["item"])
             documents[name][row["source"]] += last.get(name) != key
             last[name] = key
+            with_item, before = with_item + (before != key), key
     benchmarks = {
         name: BenchmarkReport(*index, len(found[name]), dict(sorted(documents[name].items())))
         for name, index in summary.items()
     }
-    known = Report(benchmarks, 0 if common is None else len(np.load(common)))
+    known = Report(benchmarks, 0 if common is None else len(np.load(common)), with_item)
     atomic_write_bytes(report, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
 
 

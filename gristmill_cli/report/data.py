@@ -3,25 +3,21 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 import numpy as np
 
-from dedup.cluster_graph import read_texts
 from dedup.clustering.lsh import detection
-from gristmill.counts import INCOMING, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
-from gristmill.errors import GristmillError
-from gristmill.io.documents import DocKey
+from gristmill.counts import INCOMING, LEFT_OUT, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
 from gristmill.storage.files import is_folder
 from gristmill_cli.duplicates import CORPORA, mark_differences
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointer, said, section, table, tiles
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
+from gristmill_cli.report.removed import excerpt, read_some, show_benchmarks, show_lines, show_rules
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
-_EXCERPT = 400  # characters
 _STATE = ".gristmill/run"
 
 
@@ -35,7 +31,9 @@ def sections(run: DataRun) -> Iterator[str]:
     yield _shares(run)
     yield _alike(run)
     yield _pairs(run)
-    yield _by_rule(run)
+    yield show_rules(run)
+    yield show_lines(run)
+    yield show_benchmarks(run)
     yield _tokens(run)
     yield _stages(run)
     yield _options(run)
@@ -155,7 +153,7 @@ def _shares(run: DataRun) -> str:
         source: sum(
             tally.documents * (1 if reason == READ else -1)
             for reason, tally in counts.tallies[source].items()
-            if reason not in (WRITTEN, REPEATED, "left out by weight") and not reason.startswith(NOT_READ)
+            if reason not in (WRITTEN, REPEATED, LEFT_OUT) and not reason.startswith(NOT_READ)
         )
         for source in sources
     }
@@ -263,7 +261,7 @@ def _pairs(run: DataRun) -> str:
     if not run.removals or not (pairs := [*run.removals.least, *run.removals.spread]):
         return ""
     corpus = next((run.out / name for name in CORPORA if is_folder(run.out / name)), None)
-    texts = _read(run, corpus, [key for pair in pairs for key in (pair.removed, pair.kept)])
+    texts = read_some(run, corpus, [key for pair in pairs for key in (pair.removed, pair.kept)])
     parts = list[str]()
     for pair in pairs:
         if pair.removed not in texts or pair.kept not in texts:
@@ -272,7 +270,7 @@ def _pairs(run: DataRun) -> str:
         found = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
         parts.append(f"<p><b>{escape(f'{pair.removed} beside {pair.kept}, {found}')}</b></p>")
         if removed == kept:
-            parts.append(f"<blockquote>{escape(_excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
+            parts.append(f"<blockquote>{escape(excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
             continue
         sides = "".join(f"<div>{marked(side)}</div>" for side in mark_differences(removed, kept))
         parts.append(f'<div class="pair">{sides}</div>')
@@ -281,38 +279,6 @@ def _pairs(run: DataRun) -> str:
                 "other has not are marked.", "soft")  # fmt: skip
     note = note if parts else said("The texts are no longer there to be shown.")
     return section("Pairs of documents, removed and kept", note, *parts)
-
-
-def _by_rule(run: DataRun) -> str:
-    if not run.by_rule:
-        return ""
-    before = next((run.out / name for name in ("applied", "normalized") if is_folder(run.out / name)), None)
-    texts = _read(run, before, [it.key for some in run.by_rule.values() for it in some])
-    parts = list[str]()
-    for rule, some in run.by_rule.items():
-        shown = "".join(
-            f"<p><b>{escape(str(it.key))}</b>, {escape(f'{it.value:.4g}')}</p>"
-            f"<blockquote>{escape(_excerpt(texts.get(it.key, 'the text is no longer there')))}</blockquote>"
-            for it in some
-        )
-        parts.append(fold(rule, shown))
-    note = said("Of each rule some documents, with what it measured, drawn by a hash of their keys.", "soft")
-    return section("Documents that rules removed", note, *parts)
-
-
-def _excerpt(text: str) -> str:
-    some = " ".join(text[: 4 * _EXCERPT].split())
-    return some if len(some) <= _EXCERPT else f"{some[:_EXCERPT]} …"
-
-
-def _read(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, str]:
-    """The texts of some documents; none where they are no longer there."""
-    if corpus is None:
-        return {}
-    try:
-        return dict(read_texts(corpus, sorted(set(keys)), str(run.options.get("text_column", "text"))))
-    except (GristmillError, OSError):
-        return {}
 
 
 def _tokens(run: DataRun) -> str:

@@ -25,10 +25,12 @@ from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, show_funn
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.status import stages_of_run
+from preprocessing.decontaminate import Report, read_report
 
-REMOVED = Path("quality.removed.parquet")
+REMOVED, LINES = Path("quality.removed.parquet"), Path("lines.lines.parquet")
+SPANS, BENCHMARKS = Path("decontaminated.contamination.parquet"), Path("decontaminated.benchmarks.json")
 BINS = 50  # of similarities from 0 to 1
-_LEAST, _SPREAD, _OF_A_RULE = 3, 4, 2  # pairs, and documents of a rule, whose texts are shown
+_LEAST, _SPREAD, _OF_A_RULE = 3, 4, 2  # pairs, and documents of a rule or benchmark, whose texts are shown
 _VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
 
 _Table = TypeVar("_Table", "Removals", "Counter[int]", "dict[str, list[RemovedByRule]]")
@@ -54,6 +56,25 @@ class RemovedByRule:
     value: float
 
 
+@dataclass(frozen=True, order=True)
+class Span:
+    """A place of a document with an item of a benchmark."""
+
+    draw: int
+    key: DocKey
+    item: str
+    text: str
+    item_text: str
+
+
+@dataclass
+class LostLines:
+    """What documents lost by repeated lines: by source documents, lines and bytes; and those that lost most bytes."""
+
+    sums: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    most: list[tuple[int, DocKey]] = field(default_factory=list)  # -bytes, key
+
+
 @dataclass
 class DataRun:
     """All that a run of data has recorded. `faults` are sentences on records that are damaged."""
@@ -67,6 +88,9 @@ class DataRun:
     removals: Removals | None
     clusters: Counter[int] | None  # of sizes
     by_rule: dict[str, list[RemovedByRule]]
+    benchmarks: Report | None
+    spans: dict[str, list[Span]]
+    lines: LostLines | None
     versions: dict[str, str]
     faults: list[str]
 
@@ -116,13 +140,22 @@ def read_data_run(out: Path) -> DataRun:
                 manifests[name] = Manifest.load(out / "tokens" / name)
         except (InputError, UsageError) as error:
             faults.append(str(error))
-    run = DataRun(out, options, funnel, states, stages, manifests, None, None, {}, _read_versions(out), faults)
+    run = DataRun(out, options, funnel, states, stages, manifests, None, None, {}, None, {}, None,
+                  _read_versions(out), faults)  # fmt: skip
     if "generate_connected_components" in stages:
         run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
     if "generate_duplicates_dict" in stages:
         run.removals = _read_table(run, DUPLICATES, _sum_removals)
     if "filter_quality" in stages:
         run.by_rule = _read_table(run, REMOVED, _draw_by_rule) or {}
+    if "remove_lines" in stages:
+        run.lines = _read_table(run, LINES, _sum_lines)
+    if "decontaminate" in stages:
+        run.spans = _read_table(run, SPANS, _draw_spans) or {}
+        try:
+            run.benchmarks = read_report(out / BENCHMARKS)
+        except (ValueError, OSError, GristmillError) as error:
+            faults.append(f"{out / BENCHMARKS} is damaged or missing ({error}): what it records is not shown")
     return run
 
 
@@ -213,7 +246,7 @@ def _sources(files: pa.Array) -> "np.ndarray[Any, Any]":
 def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
     """Some documents of each rule, drawn by a hash of their keys."""
     found = dict[str, list[RemovedByRule]]()
-    for row in _rows(file):
+    for row in _rows(file, ["file", "row", "rule", "value"]):
         key = DocKey(row["file"], row["row"])
         some = found.setdefault(row["rule"], [])
         drawn = RemovedByRule(crc32(str(key).encode("utf-8", "replace")), key, row["value"])
@@ -222,8 +255,29 @@ def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
     return dict(sorted(found.items()))
 
 
-def _rows(file: pq.ParquetFile) -> Iterator[dict[str, Any]]:
-    for batch in file.iter_batches(columns=["file", "row", "rule", "value"]):
+def _draw_spans(file: pq.ParquetFile) -> "dict[str, list[Span]]":
+    """Some places of each benchmark, drawn by a hash of the documents' keys."""
+    found = dict[str, list[Span]]()
+    for row in _rows(file, ["file", "row", "benchmark", "item", "text", "item_text"]):
+        key = DocKey(row["file"], row["row"])
+        span = Span(crc32(str(key).encode("utf-8", "replace")), key, row["item"], row["text"], row["item_text"])
+        found[row["benchmark"]] = sorted([*found.get(row["benchmark"], []), span])[:_OF_A_RULE]
+    return dict(sorted(found.items()))
+
+
+def _sum_lines(file: pq.ParquetFile) -> LostLines:
+    found = LostLines()
+    for row in _rows(file, ["file", "row", "units", "bytes"]):
+        key = DocKey(row["file"], row["row"])
+        documents, units, size = found.sums.get(key.source, (0, 0, 0))
+        found.sums[key.source] = documents + 1, units + row["units"], size + row["bytes"]
+        if len(found.most) < _LEAST or (-row["bytes"], key) < found.most[-1]:
+            found.most = sorted([*found.most, (-row["bytes"], key)])[:_LEAST]
+    return found
+
+
+def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(columns=columns):
         yield from batch.to_pylist()
 
 

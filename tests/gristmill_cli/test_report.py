@@ -3,12 +3,9 @@
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,30 +19,10 @@ from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.dedup.template_pages import template_pages
+from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
 from tests.object_store import BUCKET, object_store
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian's package: chromium)")
 HOSTILE = '<script>document.title = "ran"</script><img src=x onerror="document.title=1"> & $x_1$ '
-
-
-class Numbers(HTMLParser):
-    """The elements of a page with numbers, its tags, and its text."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.found: list[dict[str, str | None]] = []
-        self.tags: set[str] = set()
-        self.text = ""
-        self.feed(content)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        if "data-value" in dict(attrs):
-            self.found.append(dict(attrs))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -74,33 +51,13 @@ def written(out: Path) -> str:
     return (out / "report.html").read_text()
 
 
-def dumped(path: Path) -> str:
-    """The page as Chromium has it after loading."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={path.parent}/profile"]
-    done = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout
-
-
-def recorded(out: Path, where: str) -> Any:
-    file, _, names = where.partition("#/")
-    value = json.loads((out / file).read_text())
-    for name in names.split("/"):
-        value = value[name.replace("~1", "/").replace("~0", "~")]
-    return value
-
-
 def check_numbers(out: Path, page: str) -> None:
     """Each number that names its record equals it, and they are all counts of the funnel and the manifest."""
-    found = [it for it in Numbers(page).found if it.get("data-record")]
-    for it in found:
-        assert float(it["data-value"] or "nan") == recorded(out, it["data-record"] or ""), it
-    named = {it["data-record"] for it in found}
+    named = check_recorded(out, page)
     for source, reasons in json.loads((out / "funnel.json").read_text())["went"].items():
         for reason in reasons:
             assert f"funnel.json#/went/{source}/{reason}/documents" in named
-    assert any(str(name).startswith("tokens/train/manifest.json#/sources/web/tokens") for name in named)
+    assert any(name.startswith("tokens/train/manifest.json#/sources/web/tokens") for name in named)
 
 
 def test_numbers_are_those_of_the_records(out: Path, written: str) -> None:

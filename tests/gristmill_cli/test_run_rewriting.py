@@ -3,16 +3,21 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.io.readers import read_corpus
+from gristmill_cli.report.write import report
 from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree, write_records
+from tests.gristmill_cli.pages import Numbers, check_recorded
 from tests.object_store import Store, object_store
 from tests.patience import patience
 
@@ -71,6 +76,25 @@ def test_each_stage_takes_what_it_is_for(folder: Path, alone: Path) -> None:
     assert len(texts["decontaminated"]) == len(texts["lines"])
     assert sum(a != b for a, b in zip(texts["lines"], texts["decontaminated"], strict=True)) >= 5
     assert not any(str(it.value("url")).startswith("https://c.") for it in read_corpus(alone / "train"))
+
+
+def test_the_report_shows_what_they_took(alone: Path) -> None:
+    report(alone)
+    page = (alone / "report.html").read_text()
+    (alone / "report.html").unlink()
+    named = check_recorded(alone, page)
+    assert "decontaminated.benchmarks.json#/benchmarks/quiz~1q/documents/book" in named
+    lost = pq.read_table(alone / "lines.lines.parquet").filter(pc.field("file") == "book/b.jsonl")
+    row = [len(lost), sum(lost["units"].to_pylist()), sum(lost["bytes"].to_pylist())]
+    assert re.search(
+        r"<td[^>]*>book</td><td [^>]*>60</td>" + "".join(rf'<td data-value="{it}"[^>]*>.*?</td>' for it in row), page
+    )
+    text = Numbers(page).text
+    spans = pq.read_table(alone / "decontaminated.contamination.parquet").to_pylist()
+    found = len({(it["file"], it["row"]) for it in spans})
+    assert f"Policy cut: {found} documents have an item; 0 were removed, {found} rewritten" in text and NOTICE in text
+    shown = [it for it in spans if " ".join(it["text"].split()) in text and it["item_text"] in text]
+    assert len({it["item"] for it in shown}) == 2
 
 
 def test_three_shards_write_the_same_bytes(folder: Path, alone: Path, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Sections of a report on what stages took out: documents by rule, items of benchmarks, lines that repeat."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from dedup.cluster_graph import read_texts
+from gristmill.counts import CHANGED, READ
+from gristmill.errors import GristmillError
+from gristmill.io.documents import DocKey
+from gristmill.storage.files import is_folder
+from gristmill_cli.duplicates import CORPORA, mark_differences
+from gristmill_cli.report.page import Number, fold, marked, pointer, said, section, table
+from gristmill_cli.report.records import BENCHMARKS, DataRun
+from preprocessing.decontaminate import CONTAMINATED
+
+_EXCERPT = 400  # characters
+_STATE = ".gristmill/run"
+
+
+def show_rules(run: DataRun) -> str:
+    """Some documents of each rule."""
+    if not run.by_rule:
+        return ""
+    texts = read_some(run, _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some])
+    parts = list[str]()
+    for rule, some in run.by_rule.items():
+        shown = "".join(
+            f"<p><b>{escape(str(it.key))}</b>, {escape(f'{it.value:.4g}')}</p>"
+            f"<blockquote>{escape(excerpt(texts.get(it.key, 'the text is no longer there')))}</blockquote>"
+            for it in some
+        )
+        parts.append(fold(rule, shown))
+    note = said("Of each rule some documents, with what it measured, drawn by a hash of their keys.", "soft")
+    return section("Documents that rules removed", note, *parts)
+
+
+def show_benchmarks(run: DataRun) -> str:
+    """How much of each benchmark was found, in which sources, and some places beside their items."""
+    if not run.benchmarks:
+        return ""
+    found = run.benchmarks.benchmarks
+    sources = sorted({source for its in found.values() for source in its.documents})
+    where = str(BENCHMARKS)
+    rows = list[list[str | Number]]()
+    for name, its in found.items():
+        share = its.found / max(its.items, 1)
+        cells = [
+            Number(count, record=pointer(where, "benchmarks", name, "documents", source) if count else "")
+            for source in sources
+            for count in [its.documents.get(source, 0)]
+        ]
+        rows.append([name, Number(its.items, record=pointer(where, "benchmarks", name, "items")),
+                     Number(its.found, record=pointer(where, "benchmarks", name, "found")),
+                     Number(share, f"{share:.1%}"), Number(its.too_short), *cells])  # fmt: skip
+    policy = str(run.options.get("decontaminate", {}).get("policy"))
+    record = run.stages["decontaminate"].counts
+    gone = record.total(CONTAMINATED).documents
+    took = f"Policy {policy}: {run.benchmarks.documents:,} documents have an item; {gone:,} were removed"
+    took += f", {run.benchmarks.documents - gone:,} rewritten" if policy == "cut" else ""
+    parts = list[str]()
+    for name, spans in run.spans.items():
+        sides = "".join(
+            f"<p><b>{escape(f'{span.key} has {span.item}')}</b></p>"
+            f'<div class="pair"><div>{escape(excerpt(span.text))}</div>'
+            f"<div>{escape(excerpt(span.item_text))}</div></div>"
+            for span in spans
+        )
+        parts.append(fold(f"{name}: places in documents, and the items", sides))
+    head = ["", "items", "found", "", "too short", *sources]
+    return section(
+        "Benchmarks", said(f"{took}. On the right, documents of each source."), table(head, rows, "benchmarks"), *parts
+    )
+
+
+def show_lines(run: DataRun) -> str:
+    """What documents lost by lines that repeat, by source; and those that lost most, before and after."""
+    if not run.lines:
+        return ""
+    record, unit = run.stages["remove_lines"].counts, f"{run.options.get('lines', {}).get('unit', 'line')}s"
+    where, rows = f"{_STATE}/remove_lines.json", list[list[str | Number]]()
+    for source in sorted(record.tallies):
+        documents, units, size = run.lines.sums.get(source, (0, 0, 0))
+        read = record.tallies[source].get(READ)
+        share = size / max(read.bytes if read else 0, 1)
+        rows.append([
+            source, Number(read.documents if read else 0,
+                           record=pointer(where, "counts", "tallies", source, READ, "documents") if read else ""),
+            Number(documents), Number(units), Number(size), Number(share, f"{share:.2%}"),
+        ])  # fmt: skip
+    keys = [key for _, key in run.lines.most]
+    before, after = (read_some(run, folder, keys) for folder in (_before(run, "lines"), run.out / "lines"))
+    parts = list[str]()
+    for key in keys:
+        if key in before and key in after:
+            left, right = (f"<div>{marked(side)}</div>" for side in mark_differences(before[key], after[key]))
+            parts.append(f'<p><b>{escape(str(key))}</b></p><div class="pair">{left}{right}</div>')
+    head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
+    total = said(f"{record.total(CHANGED).bytes:,} bytes of {unit} that repeat are left out.")
+    shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""
+    return section(f"Repeated {unit}", total, table(head, rows, "lines"), shown)
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, on one line."""
+    some = " ".join(text[: 4 * _EXCERPT].split())
+    return some if len(some) <= _EXCERPT else f"{some[:_EXCERPT]} …"
+
+
+def _before(run: DataRun, folder: str) -> Path | None:
+    """The folder that the stage which wrote `folder` read."""
+    earlier = CORPORA[CORPORA.index(folder) + 1 :]
+    return next((run.out / name for name in earlier if is_folder(run.out / name)), None)
+
+
+def read_some(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, str]:
+    """The texts of some documents; none where they are no longer there."""
+    if corpus is None:
+        return {}
+    try:
+        return dict(read_texts(corpus, sorted(set(keys)), str(run.options.get("text_column", "text"))))
+    except (GristmillError, OSError):
+        return {}

@@ -1,0 +1,57 @@
+"""Pages of HTML in tests: the numbers in them, beside the records that they name, and as Chromium has them."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian's package: chromium)")
+
+
+class Numbers(HTMLParser):
+    """The elements of a page with numbers, its tags, and its text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.found: list[dict[str, str | None]] = []
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if "data-value" in dict(attrs):
+            self.found.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def dumped(path: Path) -> str:
+    """The page as Chromium has it after loading."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={path.parent}/profile"]
+    done = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def recorded(out: Path, where: str) -> Any:
+    file, _, names = where.partition("#/")
+    value = json.loads((out / file).read_text())
+    for name in names.split("/"):
+        value = value[name.replace("~1", "/").replace("~0", "~")]
+    return value
+
+
+def check_recorded(out: Path, page: str) -> set[str]:
+    """Each number of a page that names its record equals it; the records that are named."""
+    found = [it for it in Numbers(page).found if it.get("data-record")]
+    for it in found:
+        assert float(it["data-value"] or "nan") == recorded(out, it["data-record"] or ""), it
+    return {str(it["data-record"]) for it in found}
