@@ -28,6 +28,8 @@ def sections(run: DataRun) -> Iterator[str]:
     if run.funnel:
         yield _funnel(counts)
         yield _sizes(counts)
+    else:
+        yield _so_far(run)
     yield _shares(run)
     yield _alike(run)
     yield _pairs(run)
@@ -55,7 +57,7 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
         )
     elif not run.funnel and not run.faults:
         warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
-    warnings += [f"{line[:1].upper()}{line[1:]}." for line in run.alarms]
+    warnings += [f"{line[:1].upper()}{line[1:]}" for line in run.alarms]
     if run.funnel and run.funnel.damaged:
         warnings.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
     yield "".join(f'<p class="warn">{escape(line)}</p>' for line in warnings)
@@ -68,6 +70,23 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
     if TRAIN in run.manifests:
         numbers["tokens for training"] = Number(run.manifests[TRAIN].tokens)
     yield tiles(numbers)
+
+
+def _so_far(run: DataRun) -> str:
+    """What the stages that have finished made of the documents of each source."""
+    sources = sorted({source for record in run.stages.values() for source in record.counts.tallies})
+    rows = list[list[str | Number]]()
+    for name, record in run.stages.items():
+        for reason in record.counts.reasons:
+            cells = [
+                Number(its[reason].documents,
+                       record=pointer(f"{_STATE}/{name}.json", "counts", "tallies", source, reason, "documents"))
+                if reason in (its := record.counts.tallies.get(source, {})) else Number(0)
+                for source in sources
+            ]  # fmt: skip
+            rows.append([f"{name}: {reason}", Number(record.counts.total(reason).documents), *cells])
+    numbers = table(["documents", "all", *sources], rows, "so_far") if rows else ""
+    return section("Where the documents went, so far", numbers)
 
 
 def _funnel(counts: Counts) -> str:

@@ -122,7 +122,10 @@ def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
     report(copy)
     page = (copy / "report.html").read_text()
     assert "The run has not finished: pass2, dedup_train, train_tokenizer" in page
-    assert "What is alike" in page and "Where the documents went" not in page
+    assert "What is alike" in page and "Where the documents went, so far" in page
+    assert ".gristmill/run/pass1.json#/counts/tallies/web/duplicate/documents" in check_recorded(copy, page)
+    head = page.partition("<section>")[0]
+    assert "The source web loses" in head and "Chains of candidates join" in head
 
 
 @pytest.mark.parametrize(
