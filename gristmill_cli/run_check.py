@@ -48,7 +48,7 @@ from preprocessing.user_function import version_of
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
 _SECTIONS: dict[str, type] = {
     "normalize": Normalize, "apply": Apply, "lines": Lines, "decontaminate": Decontaminate, "filter": Filter,
-    "dedup": Dedup, "mix": Mix, "tokenizer": Tokenizer,
+    "dedup": Dedup, "mix": Mix, "alarms": Alarms, "tokenizer": Tokenizer,
 }  # fmt: skip
 SECTIONS = {  # stage: the section of its options
     "normalize_text": "normalize", "apply": "apply", "remove_lines": "lines", "decontaminate": "decontaminate",

@@ -67,7 +67,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "dry_run", "true --explain_tasks true", "--explain_tasks has no effect with --dry_run"),
     ("", "strict", "maybe", "expected"),
     ("normalize", "ftfy", "perhaps", "expected"),
-    ("alarms", "source_loss", "50", "[alarms] --source_loss 50.0: expected a number from 0 to 1; 0 is no limit"),
+    ("alarms", "source_loss", "50", "--alarms.source_loss 50.0: expected a number from 0 to 1; 0 is no limit"),
     ("alarms", "times_median", "-1", "expected a number from 0 to inf"),
     ("alarms", "cluster", "-1", "expected a number from 0"),
     ("alarms", "alike", "nan", "expected a number from 0 to 1"),
