@@ -38,18 +38,18 @@ class ExpertDispatch:
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
         arriving, leaving = by_source.sum(1).tolist(), counts.view(size, -1).sum(1).tolist()
-        rows: Tensor = _AllToAll.apply(x, arriving, leaving, self.axis)
+        rows: Tensor = _RowsToRanks.apply(x, arriving, leaving, self.axis)
         # rank after rank, and of each by expert: now by expert
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size).repeat_interleave(received)
         order = expert.argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         outputs = experts(Rows.apply(rows, order, place, 1), by_source.sum(0))
-        found: Tensor = _AllToAll.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
+        found: Tensor = _RowsToRanks.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
         return found
 
 
-class _AllToAll(torch.autograd.Function):
+class _RowsToRanks(torch.autograd.Function):
     """Rows of all ranks for this one, in the order of the ranks: `arriving` rows from each, of `leaving` to each."""
 
     @staticmethod
