@@ -87,11 +87,12 @@ class Router(nn.Module):
         config, loss = self.config, logits.new_zeros(())
         if config.balance_loss:
             shares = scores if config.router == "softmax" else scores / scores.sum(-1, keepdim=True)
-            dims, balance = (0, 1) if config.balance == "switch" else (1,), str(config.balance)
-            counts = counts.sum(0, keepdim=True) if config.balance == "switch" else counts
-            counts = self.tokens.sum_counts(counts, balance).to(shares.dtype)
+            sums = shares.sum(1)
+            if config.balance == "switch":
+                sums, counts = sums.sum(0, keepdim=True), counts.sum(0, keepdim=True)
+            counts = self.tokens.sum_counts(counts, str(config.balance)).to(sums.dtype)
             choices = counts / counts.sum(-1, keepdim=True)
-            loss = loss + config.balance_loss * config.experts * (choices * shares.sum(dims)).sum()
+            loss = loss + config.balance_loss * config.experts * (choices * sums).sum()
         if config.router_z_loss:
             loss = loss + config.router_z_loss * logits.logsumexp(-1).square().sum()
         return loss

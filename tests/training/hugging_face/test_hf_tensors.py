@@ -3,10 +3,20 @@
 import pytest
 import torch
 
+from gristmill.errors import UsageError
 from training.hugging_face.family import TensorLayout
-from training.hugging_face.hf_tensors import HFTensor, parameters_of
+from training.hugging_face.hf_config import find_family
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of
+from training.model.model_config import ModelConfig
 
 HEADS, WIDTH = 3, 6
+
+
+def test_biases_of_the_choice_have_no_place_in_a_mixtral() -> None:
+    sizes = {"layers": 1, "width": 8, "heads": 2, "ffn_width": 8, "experts": 2}
+    model = ModelConfig(**sizes, balance="bias").resolve(9, 4)
+    with pytest.raises(UsageError, match=r"MixtralForCausalLM has no place for blocks.0.mlp.router.choice_bias"):
+        hf_tensors(find_family(model), model)
 
 
 @pytest.mark.parametrize("kind", ["weight", "bias"])

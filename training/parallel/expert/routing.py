@@ -19,7 +19,7 @@ class Loads(NamedTuple):
     """How tokens fell on experts, over all ranks."""
 
     counts: Tensor
-    """Choices of each expert, (layers, experts) float64, in rows of layers; zeros for a dense one."""
+    """Choices of each expert, (layers, experts) float64; zeros for a dense layer."""
     losses: Tensor
     """Auxiliary losses, summed over tokens, (layers,) float64."""
 
@@ -104,11 +104,11 @@ class _TokensOfRanks(Tokens):
     """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp"."""
 
     def __init__(self, data: JointAxis, world: World) -> None:
-        self.axes: dict[str, JointAxis | Axis | None] = {"switch": data, "sequence": world.axes.get("cp")}
+        self.data, self.cp = data, world.axes.get("cp")
         self.counts_losses = world.axis("tp").rank == 0
 
     def sum_counts(self, counts: Tensor, balance: str) -> Tensor:
-        axis = self.axes["switch" if balance == "switch" else "sequence"]
+        axis: JointAxis | Axis | None = self.data if balance == "switch" else self.cp
         if axis is None or axis.size == 1:
             return counts
         counts = counts.clone()
