@@ -35,7 +35,7 @@ def preview(
     whatever the others say of them. Reads the whole corpus, and writes nothing.
 
     Args:
-        recipe: gopher, c4, fineweb, or a TOML file of rules.
+        recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
         corpus: A corpus folder or file.
         documents: Size of the sample, drawn at random from the whole corpus.
         examples: Most documents to show of each rule.

@@ -242,8 +242,8 @@ class RunConfig:
     explain_tasks: bool = False
     """The same of each task that runs again."""
     recipe: str = ""
-    """Rules of quality, between apply and the filter: gopher, c4, fineweb, or a TOML file, from the current folder
-    (its lists are looked for beside it); none by default."""
+    """Rules of quality, between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, from the
+    current folder (its lists are looked for beside it); none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     lines: Lines = field(default_factory=Lines)

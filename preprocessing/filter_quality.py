@@ -57,7 +57,7 @@ def filter_quality(
         data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
             in any subfolders.
         target_dir: Output folder; files keep their relative paths.
-        recipe: gopher, c4, fineweb, or a TOML file of rules.
+        recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
 

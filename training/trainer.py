@@ -126,6 +126,7 @@ class Trainer:
     def _branch(self, checkpoint: Path) -> tuple[CheckpointRecord, Sizes]:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim, self.plan.local_steps)
+        source.check_weights(self.plan.identity)
         require_same_model(source.record, self.plan.model, self.plan.tokenizer, "branch_from")
         source.load(self._state(source.record), self.checkpoints.group)
         self._continue(source.record, source.path)

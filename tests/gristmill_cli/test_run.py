@@ -23,7 +23,9 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import ConservationError, GristmillError, InputError, OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
+from gristmill_cli.data_card import card
 from gristmill_cli.funnel import Funnel
+from gristmill_cli.report.write import report
 from gristmill_cli.run import _explain, _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
@@ -150,6 +152,16 @@ def test_all_fields_of_a_record_are_kept(finished):
 
 def _config(corpus: Path, out: Path) -> RunConfig:
     return RunConfig(corpus, out, workers=1, tokenizer=Tokenizer(vocab_size=420))
+
+
+def test_every_file_of_a_run_its_report_and_card_have_the_mode_of_the_umask(finished, tmp_path):
+    shutil.copytree(finished[1], tmp_path / "out", copy_function=shutil.copy2)
+    report(tmp_path / "out")
+    card(tmp_path / "out")
+    os.umask(mask := os.umask(0))
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"report.html", "README.md", "train.bin"} & {path.name for path in modes}
+    assert not {path: oct(mode) for path, mode in modes.items() if mode != 0o666 & ~mask}
 
 
 def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkeypatch):

@@ -267,3 +267,18 @@ def test_a_corpus_that_is_not_there(start: Start, corpus: str, sentence: str) ->
 def test_an_output_that_cannot_be(start: Start, out: str) -> None:
     code, printed = start.finish(out)
     assert code == 2 and printed.count("\n") == 1, printed
+
+
+def test_sources_of_a_table_are_read_in_a_bucket_as_on_a_disk(local: Local, store: Store, tmp_path: Path) -> None:
+    config = tmp_path / "sources.toml"
+    config.write_text('[sources.book]\nformat = "jsonl"\n[sources.mine]\npath = "code/x.parquet"\nweight = 2\n')
+    options = ("--config", str(config), "--until", "pass1", *OPTIONS)
+    done = run(local.corpus, tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    there = run(Path("s3://bucket/corpus"), Path("s3://bucket/of_sources"), *options, **store.environment)
+    assert there.returncode == 0, there.stderr
+    (here, found) = (
+        {name: data for name, data in files.items() if IS_STATE not in name and name != "run.json"}
+        for files in (tree(tmp_path / "out"), store.tree("of_sources"))
+    )
+    assert found == here and any(name.startswith("normalized/mine/") for name in here)

@@ -120,15 +120,25 @@ def test_rules_after_lines_see_the_lines_that_are_left() -> None:
 
 
 def test_shipped_recipes_have_the_published_numbers() -> None:
-    assert shipped_recipes() == ["c4", "fineweb", "gopher"]
+    assert shipped_recipes() == ["c4", "fineweb", "fineweb-en", "gopher"]
     names = {
         name: [getattr(step, "name", type(step).__name__) for step in load_recipe(name).steps]
         for name in shipped_recipes()
     }
     assert len(names["gopher"]) == 21 and names["fineweb"][:21] == names["gopher"]
     assert names["c4"] == ["LineRules", "lorem_ipsum", "curly_brackets", "sentences"]
+    assert names["fineweb-en"] == ["language", *names["fineweb"]]
     assert names["fineweb"][21:] == [*names["c4"], "ended_lines", "short_lines", "repeated_nonblank_characters",
                                      "newlines_per_word", "PersonalRules"]  # fmt: skip
+
+
+def test_fineweb_en_takes_english_first_and_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    german = "Dies ist ein deutscher Satz über das Mahlen von Getreide in einer Mühle am Fluss."
+    verdict = load_recipe("fineweb-en").judge(german, WordSplitter())
+    assert (verdict.rule, verdict.value, verdict.detail) == ("language", 0.0, "de")
+    monkeypatch.setattr("preprocessing.quality.language.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'gristmill\[language\]'"):
+        load_recipe("fineweb-en")
 
 
 @pytest.mark.parametrize(

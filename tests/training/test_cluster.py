@@ -147,5 +147,14 @@ def test_the_variables_of_mpirun() -> None:
         adopt_launcher(environ := given | {"PMIX_NAMESPACE": job})
         ports.add(environ["MASTER_PORT"])
     assert len(ports) == 2  # two jobs on one machine
-    with pytest.raises(UsageError, match="mpirun -x MASTER_ADDR=HOST, or start them with torchrun"):
+    with pytest.raises(UsageError, match=r"mpirun -x MASTER_ADDR=HOST, .* or start them with torchrun"):
         adopt_launcher(given | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+
+
+def test_the_variables_of_mpich() -> None:
+    adopt_launcher(environ := {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    assert [environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")] == [
+        "1", "2", "1", "2", "127.0.0.1",
+    ]  # fmt: skip
+    adopt_launcher(alone := {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
+    assert "RANK" not in alone

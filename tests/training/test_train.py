@@ -302,3 +302,14 @@ def test_every_way_to_start_training_prints_its_help(door: list[str]) -> None:
         [sys.executable, *door, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert "--optim.warmup_steps N" in shown.stdout
+
+
+def test_every_file_of_a_run_has_the_mode_of_the_umask(config: TrainConfig) -> None:
+    before = os.umask(0o027)
+    try:
+        train(replace(config, checkpoint=CheckpointConfig(every=2)))
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in config.out_dir.rglob("*") if path.is_file()}
+    assert any("checkpoints" in path.parts for path in modes) and config.out_dir / METRICS in modes
+    assert not {path: oct(mode) for path, mode in modes.items() if mode != 0o640}

@@ -113,6 +113,19 @@ class BranchSource:
             "--init_from"
         )
 
+    def check_weights(self, identity: Mapping[str, Any]) -> None:
+        """Raise UsageError for a branch that mixes the same data sets in the same order by other weights.
+
+        Its place in the mix would be another one in each set: some sequences would come again, others never.
+        """
+        before, now = self.reads.get("data.weights"), identity.get("data.weights")
+        require(
+            self._other(identity) != ["data.weights"],
+            f"branch_from read its data sets by the weights {before}, and data.weights is {now}, by which the branch "
+            "would read some sequences again and leave others out; give the weights of before, or another --seed for "
+            "an order of its own",
+        )
+
     def seen_since(self, identity: Mapping[str, Any]) -> int:
         """The step from which on a branch, whose options are `identity`, counts the tokens that it has seen.
 

@@ -1,13 +1,21 @@
-"""Ranks of launchers other than torchrun: what Slurm's srun and Open MPI's mpirun say, in torchrun's variables."""
+"""Ranks of launchers other than torchrun: what Slurm's srun and mpirun of Open MPI and MPICH say, as torchrun does."""
 
 import os
 import re
 import zlib
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from gristmill.errors import UsageError, require
 
 _PORT = 29_400  # the first of 1,000
+_OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}  # fmt: skip
+_MPICH = {  # Hydra's, of MPICH and Intel MPI
+    "RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE",
+    "LOCAL_RANK": "MPI_LOCALRANKID", "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+}  # fmt: skip
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 
 
@@ -19,7 +27,7 @@ def adopt_launcher(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     if "RANK" in environ:
         return
-    found = _of_slurm(environ) or _of_open_mpi(environ)
+    found = _of_slurm(environ) or _of_mpi(environ, _OPEN_MPI) or _of_mpi(environ, _MPICH)
     if int(found.get("WORLD_SIZE", 1)) > 1:
         for name, value in found.items():
             environ.setdefault(name, value)
@@ -40,17 +48,17 @@ def _of_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
     }
 
 
-def _of_open_mpi(environ: MutableMapping[str, str]) -> dict[str, str]:
-    names = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
-    found = {ours: environ.get(f"OMPI_COMM_WORLD_{theirs}", "") for ours, theirs in names.items()}
+def _of_mpi(environ: MutableMapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    found = {ours: environ.get(theirs, "") for ours, theirs in names.items()}
     if not all(found.values()):
         return {}
     require(
         found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] or "MASTER_ADDR" in environ,
         f"mpirun started {found['WORLD_SIZE']} processes, {found['LOCAL_WORLD_SIZE']} of them here, and does not say "
-        "where the first is: give its machine's name to all by mpirun -x MASTER_ADDR=HOST, or start them with torchrun",
+        "where the first is: give its machine's name to all by mpirun -x MASTER_ADDR=HOST, of MPICH "
+        "-genv MASTER_ADDR HOST, or start them with torchrun",
     )
-    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMI_PORT", "")
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(zlib.crc32(job.encode()))}
 
 

@@ -69,6 +69,10 @@ def test_tokens_seen_of_a_branch_with_other_data_are_of_its_own_steps(
     longer = with_optim(mixed, steps=5)
     resumed = seen(longer)
     assert resumed["after_step"] == 2 and sum(part["tokens"] for part in resumed["sets"].values()) == 3 * a_step
+    reweighed = replace(branch(longer, tmp_path / "w", 3, steps=5), data=replace(mixed.data, weights=(1.0, 3.0)))
+    with pytest.raises(UsageError, match=r"data.weights is .* leave others out; give .* or another --seed"):
+        train(reweighed)
+    assert seen(replace(reweighed, seed=7))["after_step"] == 3
     again = seen(branch(longer, tmp_path / "again", 3, steps=5))
     assert {key: again[key] for key in ("after_step", "sets")} == {key: resumed[key] for key in ("after_step", "sets")}
     of_all = seen(replace(branch(longer, tmp_path / "b", 3, steps=5), data=replace(mixed.data, batch_size=24)))
