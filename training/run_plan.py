@@ -58,7 +58,15 @@ class RunPlan:
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-        model = given_model(config).resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
+        given, vocab_size = given_model(config), train.first.manifest.tokenizer.vocab_size
+        for option, source in config.began_from.items():
+            require(
+                given.vocab_size == 0 or given.vocab_size >= vocab_size,
+                f"{option} {source} has a model with a vocabulary of {given.vocab_size}, and data.train tokens of a "
+                f"tokenizer with {vocab_size}; expected tokens of the model's own tokenizer; try gristmill tokenize "
+                f"--tokenizer {source}",
+            )
+        model = given.resolve(vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
         _check_experts(config, model)
         identity = run_identity(config, model, train, holdout.manifest)

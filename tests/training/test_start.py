@@ -183,3 +183,22 @@ def test_a_warm_up_of_most_of_a_run_is_said_and_a_sample_has_a_label(config: Tra
     assert "\n    sample: '" in said or '\n    sample: "' in said
     train(replace(config, out_dir=config.out_dir / "usual", optim=replace(config.optim, steps=6, warmup_steps=3)))
     assert "rises for" not in capsys.readouterr().out
+
+
+def test_a_start_from_another_model_says_what_is_wrong(config: TrainConfig, tmp_path: Path) -> None:
+    first = replace(config, optim=replace(config.optim, steps=1))
+    train(first)
+    vocabulary = Manifest.load(config.data.train_folders[0]).tokenizer.vocab_size
+    later = replace(first, out_dir=tmp_path / "later", init_from=first.out_dir, model=ModelConfig())
+    (record,) = first.out_dir.glob("checkpoints/step-*/record.json")
+    fields = json.loads(record.read_text())
+    record.write_text(json.dumps(fields | {"checksum": "", "model": fields["model"] | {"vocab_size": vocabulary - 1}}))
+    with pytest.raises(UsageError, match=rf"a vocabulary of {vocabulary - 1}, .*try gristmill tokenize --tokenizer"):
+        train(later)
+    record.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="another model"):
+        train(replace(later, model=ModelConfig(preset="gpt2")))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text("{}")
+    with pytest.raises(UsageError, match="a model of transformers: try gristmill import-hf"):
+        train(replace(later, init_from=tmp_path / "theirs"))

@@ -218,8 +218,10 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     checkpoints.group = group
     found = checkpoints.latest()
     if found is None:
+        of_theirs = (folder / "config.json").is_file()
         raise UsageError(
             f"{folder}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
+            + (f"; this is a model of transformers: try gristmill import-hf {folder} OUT" if of_theirs else "")
         )
     return found
 

@@ -147,7 +147,12 @@ class ModelConfig:
     """Coefficient of the router's z-loss: the mean squared log-sum-exp of its logits (Zoph et al. 2022)."""
 
     def beside(self, stored: Self) -> Self:
-        """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`."""
+        """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`.
+
+        Another preset is another model, with its own values.
+        """
+        if self.preset not in (ModelConfig.preset, stored.preset):
+            return self
         mine = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         kept = replace(stored, dropout=self.dropout, init_std=self.init_std)
         if "balance" in mine:  # whose defaults are of each kind
