@@ -1,35 +1,45 @@
-"""Command: write one HTML page of a run, for a browser, without network."""
+"""Command: write one HTML page of a run, of data or of training, for a browser, without network."""
 
 from pathlib import Path
 
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 from gristmill.storage.files import write_file
 from gristmill.urls import spell_urls
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
 from gristmill_cli.report.records import is_data_run, read_data_run
+from gristmill_cli.report.training import is_training_run, read_training_runs, training_sections
 
 
-def report(run: Positional[Path], out: Path | None = None) -> Text:
-    """Write one HTML page of a run: warnings, where documents went, what is alike, tokens, times and options.
+def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
+    """Write one HTML page of a run of data, or of training runs: alarms first, then what its records say.
 
-    The page is one file that needs no network and has no script. The same records give the same bytes.
+    Of data: where documents went, what is alike, tokens, times, options. Of training: losses, rate, norms, speed,
+    memory, texts; of several runs in the same pictures. The page is one file that needs no network and has no script.
+    The same records give the same bytes.
 
     Args:
-        run: The --out of a `gristmill run`, finished or not; also s3://bucket/folder.
-        out: The page; by default RUN/report.html.
+        runs: The --out of a `gristmill run`, finished or not, also s3://bucket/folder; or the --out_dir of training
+            runs.
+        out: The page; by default RUN/report.html, in the first of several runs.
 
     Raises:
-        UsageError: the folder is not of a run, or matplotlib is not installed.
+        UsageError: a folder is not of a run, or matplotlib is not installed.
     """
-    if not is_data_run(run):
+    require(bool(runs), "expected the folder of a run, got none; try gristmill report OUT")
+    first, target = runs[0], out or runs[0] / "report.html"
+    if is_training_run(first) or len(runs) > 1:
+        found = read_training_runs(runs)
+        title = ", ".join(run.name for run in found) if len(runs) > 1 else first.resolve().name
+        write_file(target, page(f"gristmill: {title}", training_sections(found, title)))
+    elif is_data_run(first):
+        write_file(target, page(f"gristmill: {first.name}", sections(read_data_run(first))))
+    else:
         raise UsageError(
-            f"{run}: expected the --out of a gristmill run, got no run.json of one in it; try gristmill status {run}"
+            f"{first}: expected the --out of a gristmill run, got no run.json of one in it, or the --out_dir of a "
+            f"training run, got no metrics.jsonl; try gristmill status {first}"
         )
-    target = out or run / "report.html"
-    found = read_data_run(run)
-    write_file(target, page(f"gristmill: {run.name}", sections(found)))
     return Text(spell_urls(f"report: {target}"))

@@ -42,9 +42,16 @@ def dumped(path: Path) -> str:
 
 
 def recorded(out: Path, where: str) -> Any:
-    file, _, names = where.partition("#/")
-    value = json.loads((out / file).read_text())
-    for name in names.split("/"):
+    """The number that a page names: in a file of JSON, or in the last line of metrics of a kind and a step."""
+    file, _, path = where.partition("#/")
+    names = path.split("/")
+    if file.endswith(".jsonl"):
+        records = [json.loads(line) for line in (out / file).read_text().splitlines()]
+        value = next(it for it in reversed(records) if [it["kind"], str(it["step"])] == names[:2])
+        names = names[2:]
+    else:
+        value = json.loads((out / file).read_text())
+    for name in names:
         value = value[name.replace("~1", "/").replace("~0", "~")]
     return value
 

@@ -47,7 +47,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(out: Path) -> str:
-    report(out)
+    report((out,))
     return (out / "report.html").read_text()
 
 
@@ -96,7 +96,7 @@ def test_pictures_are_there_and_in_the_colours_of_the_page(written: str) -> None
 
 
 def test_the_same_records_give_the_same_bytes(out: Path, written: str, tmp_path: Path) -> None:
-    report(out, tmp_path / "again.html")
+    report((out,), tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text() == written
 
 
@@ -105,7 +105,7 @@ def test_a_run_in_a_bucket_is_reported(out: Path, written: str, monkeypatch: pyt
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
         store.upload_tree(out, "out")
-        report(Path(f"s3://{BUCKET}/out"))
+        report((Path(f"s3://{BUCKET}/out"),))
         page = read_file(Path(f"s3://{BUCKET}/out/report.html")).decode()
     assert Numbers(page).found == Numbers(written).found
 
@@ -119,7 +119,7 @@ def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
     (copy / "funnel.json").unlink()
     for name in ("pass2", "dedup_train", "train_tokenizer", "tokenize_corpus", "tokenize_holdout"):
         (copy / f".gristmill/run/{name}.json").unlink()
-    report(copy)
+    report((copy,))
     page = (copy / "report.html").read_text()
     assert "The run has not finished: pass2, dedup_train, train_tokenizer" in page
     assert "What is alike" in page and "Where the documents went, so far" in page
@@ -140,7 +140,7 @@ def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
 )
 def test_a_damaged_record_is_named(copy: Path, name: str, said: str) -> None:
     (copy / name).write_bytes(b"{")
-    report(copy)
+    report((copy,))
     head = (copy / "report.html").read_text().partition("<section>")[0]
     assert said in head and "This record cannot be used" in head
 
@@ -149,9 +149,9 @@ def test_a_folder_of_no_run(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/run.json").write_text('{"steps": 20, "model.layers": 2}')  # of a training run
     with pytest.raises(UsageError, match="expected the --out of a gristmill run"):
-        report(tmp_path / "model")
+        report((tmp_path / "model",))
     with pytest.raises(UsageError, match=r"expected the --out of a gristmill run, got no run\.json of one"):
-        report(tmp_path)
+        report((tmp_path,))
 
 
 def write_clusters(path: Path, count: int) -> None:
@@ -163,7 +163,7 @@ def write_clusters(path: Path, count: int) -> None:
 
 def test_clusters_are_counted_by_size(copy: Path) -> None:
     write_clusters(copy / "dup/connected_components.parquet", 100_000)
-    report(copy)
+    report((copy,))
     page = (copy / "report.html").read_text()
     assert "100,000 clusters by size; the largest has 11 documents" in page
     numbers = re.search(r'<table id="clusters">.*?</table>', page)
@@ -174,7 +174,7 @@ def test_clusters_are_counted_by_size(copy: Path) -> None:
 @in_a_browser
 def test_it_opens_in_two_seconds(copy: Path) -> None:
     write_clusters(copy / "dup/connected_components.parquet", 100_000)
-    report(copy)
+    report((copy,))
     (copy / "empty.html").write_text("<p>")
 
     def seconds(name: str) -> Iterator[float]:

@@ -79,7 +79,7 @@ def test_each_stage_takes_what_it_is_for(folder: Path, alone: Path) -> None:
 
 
 def test_the_report_shows_what_they_took(alone: Path) -> None:
-    report(alone)
+    report((alone,))
     page = (alone / "report.html").read_text()
     (alone / "report.html").unlink()
     named = check_recorded(alone, page)

@@ -1,0 +1,107 @@
+"""`gristmill report` of training runs: its numbers are those of metrics.jsonl, and several runs are in one picture."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import UsageError
+from gristmill_cli.report.write import report
+from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
+
+HOSTILE = "<script>document.title = 'ran'</script> & so on"
+
+
+def write_run(folder: Path, steps: int, lr: float, asked: int = 0) -> Path:
+    """A training run of 1,000 tokens a step, with two sources and another holdout."""
+    records: list[dict[str, Any]] = [
+        {"kind": "run", "step": 0, "parameters": 1234, "processes": 2, "tokens_per_step": 1000, "unigram_loss": 6.5}
+    ]
+    for step in range(1, steps + 1):
+        records.append(
+            {"kind": "step", "step": step, "lr": lr, "loss": 9 - step / 100, "grad_norm": 1 + step % 7,
+             "tokens_per_second": 5000 + step, "memory_bytes": 1 << 30}
+        )  # fmt: skip
+        if step % 50 == 0:
+            of = {name: {"loss": 8 - step / 90 + at, "bits_per_byte": 3.5 + at} for at, name in enumerate(("a/b", "c"))}
+            records.append(
+                {"kind": "eval", "step": step, "loss": 8.5 - step / 90, "bits_per_byte": 3.25, "sources": of,
+                 "holdouts": {"law": {"loss": 7.5, "bits_per_byte": 3.0}}, "text": f"{HOSTILE} {step}"}
+            )  # fmt: skip
+            seen = {"a/b": {"tokens": step * 1000, "share": 1.0, "requested": 0.75}}
+            records.append({"kind": "data", "step": step, "sources": seen})
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "run.json").write_text(json.dumps({"steps": asked or steps, "optim.lr": lr, "seed": 1}))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "model", 1000, 0.25)
+
+
+def test_numbers_are_those_of_the_records(model: Path) -> None:
+    report((model,))
+    page = (model / "report.html").read_text()
+    named = check_recorded(model, page)
+    assert {"step/1000/loss", "eval/1000/loss", "run/0/parameters", "eval/1000/sources/a~1b/loss", "step/1/grad_norm",
+            "eval/1000/holdouts/law/bits_per_byte", "data/1000/sources/a~1b/tokens", "step/1000/lr"} <= {
+        name.removeprefix("metrics.jsonl#/") for name in named
+    }  # fmt: skip
+    values = {it["data-value"] for it in Numbers(page).found}
+    assert {"5500.5", "1000000"} <= values  # the median speed, the tokens seen
+    assert len(re.findall("<svg", page)) == 6 and 'class="warn"' not in page
+    assert "script" not in Numbers(page).tags and f"{HOSTILE} 50" in Numbers(page).text and len(page) < 1e6
+    report((model,), model / "again.html")
+    assert (model / "again.html").read_text() == page
+
+
+def test_several_runs_are_in_one_picture(model: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", 30, 0.5, asked=60)
+    page = tmp_path / "two.html"
+    command = [sys.executable, "-m", "gristmill_cli", "report", str(model), str(other), "--out", str(page)]
+    subprocess.run(command, check=True, capture_output=True)
+    named, found = check_recorded(tmp_path, page.read_text()), Numbers(page.read_text())
+    assert {"model/metrics.jsonl#/step/1000/loss", "other/metrics.jsonl#/step/30/loss"} <= named
+    first = page.read_text().partition("<svg")[2].partition("</svg>")[0]
+    assert all(label in first for label in ("model train", "other train", "model holdout"))
+    assert "other: The run has not finished: 30 of 60 steps are recorded." in found.text
+    differ = page.read_text().partition('id="differ"')[2].partition("</table>")[0]
+    assert "optim.lr" in differ and "seed" not in differ
+
+
+def test_damage_and_divergence_head_the_page(model: Path) -> None:
+    with (model / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "st\n')
+        file.write('{"kind": "step", "step": 1001, "loss": null, "skipped": true}\n')
+    (model / "run.json").write_text("{")
+    report((model,))
+    head = Numbers((model / "report.html").read_text().partition("<section>")[0]).text
+    assert "1 lines of metrics.jsonl are damaged and left out." in head
+    assert "1 steps have a loss that is not finite, the first is 1,001." in head
+    assert "1 updates were skipped, the first at step 1,001." in head and "run.json is missing or damaged" in head
+
+
+def test_a_run_that_has_not_begun_and_a_folder_of_none(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/metrics.jsonl").touch()
+    report((tmp_path / "new",))
+    assert "No step is recorded." in (tmp_path / "new/report.html").read_text()
+    with pytest.raises(UsageError, match="expected the --out_dir of a training run"):
+        report((model, tmp_path))
+    with pytest.raises(UsageError, match="got none"):
+        report(())
+
+
+@in_a_browser
+def test_chromium_shows_the_same_numbers_and_runs_nothing(model: Path) -> None:
+    report((model,))
+    page = dumped(model / "report.html")
+    check_recorded(model, page)
+    assert Numbers(page).found == Numbers((model / "report.html").read_text()).found
+    assert "<title>gristmill: model</title>" in page
