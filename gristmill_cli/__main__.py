@@ -94,6 +94,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "card": Command("gristmill_cli.data_card:card", "write a card of the data beside the tokens, as for the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
+        "browse": Command("gristmill_cli.browse.serve:browse", "look at clusters and removed documents in a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),
     },

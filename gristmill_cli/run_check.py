@@ -38,6 +38,7 @@ from preprocessing.contamination.benchmarks import check_first_items
 from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
 from preprocessing.filter import check_threshold
+from preprocessing.mixing.drops import read_keep_list
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
 from preprocessing.quality.recipe import load_recipe
@@ -114,6 +115,8 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         source_amounts(config.mix.bytes, config.mix.tokens, tokenizer, config.weights, sources)
         check_holdout(config.mix.holdout)
         check_seed(config.mix_seed)
+    if config.keep_list:
+        read_keep_list(config.keep_list)
     with _section("alarms"):
         for it in fields(Alarms):
             value, most = getattr(config.alarms, it.name), 1 if it.name in ("source_loss", "alike") else math.inf

@@ -252,6 +252,8 @@ class RunConfig:
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    keep_list: Path | None = None
+    """Lines `keep KEY` and `drop KEY`, as gristmill browse writes them: what the mix keeps and drops after all."""
     alarms: Alarms = field(default_factory=Alarms)
     strict: bool = False
     """End with exit code 3 after the first stage whose counts raise an alarm."""

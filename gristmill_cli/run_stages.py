@@ -20,6 +20,7 @@ from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.io.documents import CORPUS_SUFFIXES
+from gristmill.storage.files import read_file
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import Decontaminate, Lines, RunConfig
 from preprocessing.apply import apply
@@ -271,12 +272,15 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     amounts: dict[str, Any] = {"bytes": spec.bytes} if spec.bytes else {}
     if spec.tokens:
         amounts |= {"tokens": spec.tokens, "tokenizer": str(config.tokenizer.file)}
+    if config.keep_list:
+        amounts["keep_list"] = sha256(read_file(config.keep_list)).hexdigest()[:12]
     smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
     return [
         PipelineStage(
             "pass1", lambda: pass1(
                 *inputs, config.weights, config.mix_seed, options, config.text_column,
                 bytes=spec.bytes, tokens=spec.tokens, tokenizer=config.tokenizer.file if spec.tokens else None,
+                keep_list=config.keep_list,
             ),
             out / "pass1",
             {"weights": config.weights, "seed": config.mix_seed, **amounts}, _cleaned_by(config), keeps=WRITTEN,

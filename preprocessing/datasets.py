@@ -141,7 +141,7 @@ def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes
     for reason, tally in counts.tallies.get(source, {}).items():
-        if reason in ("short", "duplicate") or reason.startswith(MALFORMED):
+        if reason in ("short", "duplicate", "in your list") or reason.startswith(MALFORMED):
             documents, size = documents - tally.documents, size - tally.bytes
     return documents, size
 

@@ -73,6 +73,7 @@ def pass1(
     bytes: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
     tokens: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
     tokenizer: Path | None = None,
+    keep_list: Path | None = None,
 ) -> Counts:
     """Drop short documents and duplicates, weight the sources, and scatter all documents over random parts.
 
@@ -90,6 +91,8 @@ def pass1(
             follow from what is neither short nor a duplicate, as a fraction of the documents.
         tokens: Or tokens, without those that begin and end documents.
         tokenizer: The tokenizer that counts them, as tokenize_corpus takes it.
+        keep_list: A file of lines `keep KEY` and `drop KEY`, as gristmill browse writes it: what it keeps is not
+            dropped as short or duplicate, what it drops is.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason. Fewer may be dropped as duplicates than
@@ -111,7 +114,7 @@ def pass1(
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
+        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         _note_provenance(duplicates, is_of_others, options)
         source_weight, epochs = find_epochs(run, source_weight, amounts, groups, drops, seed, FAN_OUT)
@@ -126,7 +129,7 @@ def pass1(
             )
             for group, paths in placed.items()
         ])  # fmt: skip
-        check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs)))
+        check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs, keep_list)))
         manifest = _describe(mixed, placed, buckets, seed, source_weight, out_dir)
         bucket_files = [bucket for bucket, _ in placed.values()]
         if is_gathered:
@@ -174,13 +177,14 @@ def _drops_task(
     duplicates: Path | None,
     short_docs: Path | None,
     absent: tuple[str, ...],
+    keep_list: Path | None,
     options: RunOptions,
 ) -> Task:
     """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
     arguments = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
-        "absent": absent, "groups": list(drops), "outputs": outputs,
+        "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
     }  # fmt: skip
     return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 

@@ -111,16 +111,20 @@ def is_data_run(out: Path) -> bool:
     return is_file(out / RUN_FILE) and "dedup" in (load_json(out / RUN_FILE, dict[str, Any]) or ("dedup",))
 
 
-def read_data_run(out: Path) -> DataRun:
-    """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
-    faults = list[str]()
+def read_options(out: Path) -> dict[str, Any]:
+    """What run.json has. Raises InputError where it is damaged."""
     try:
-        options = msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
+        return msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
     except ValueError as error:
         raise InputError(
             f"{out / RUN_FILE}: expected the options of a run, got a damaged file ({error}); try the same "
             "`gristmill run` again, which writes it anew"
         ) from error
+
+
+def read_data_run(out: Path) -> DataRun:
+    """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
+    faults, options = list[str](), read_options(out)
     states, stages = stages_of_run(out, ""), dict[str, StageRecord]()
     for name, state in states.items():
         path = out / STATE_DIR / "run" / f"{name}.json"

@@ -1,7 +1,7 @@
-"""Drops: the rows of each corpus file to leave out, as short documents or as duplicates."""
+"""Drops: the rows of each corpus file to leave out, as short documents, as duplicates, or as a list of yours says."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ from numpy.typing import NDArray
 
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
-from gristmill.errors import InputError
-from gristmill.io.documents import source_of
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.documents import DocKey, source_of
 from gristmill.io.external_sort import ExternalSorter
-from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
+from gristmill.io.keys import KeySet, PackedKeys, Rows, by_file, iter_keys, stream_keys
 from gristmill.io.parquet_tables import encode_names, integers, read_column_names, stream_table
+from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write
 
 SHORT = "short"
 DUPLICATE = "duplicate"
+LISTED = "in your list"
+_STORED = (SHORT, DUPLICATE, LISTED)  # arrays of a file of drops
 _NO_ROWS = np.empty(0, np.int64)
-_SHORT, _DUPLICATE, _REPLACEMENT = range(3)  # reasons in a _DROP; files are numbered as in the groups
+_SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _KEPT = range(5)  # reasons in a _DROP; files are numbered as in the groups
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
 _NO_DROPS = np.empty(0, _DROP)
 # A duplicate and the document that was kept, files by number in name order.
@@ -35,17 +38,18 @@ class Drops:
 
     short: Rows
     duplicate: Rows
+    listed: Rows = field(default_factory=lambda: _NO_ROWS)
 
     def reasons(self, rows: Rows) -> list[str]:
-        """SHORT or DUPLICATE for each row to leave out, '' for the others; SHORT for a row that is both."""
-        short, duplicate = np.isin(rows, self.short), np.isin(rows, self.duplicate)
-        return np.where(short, SHORT, np.where(duplicate, DUPLICATE, "")).tolist()
+        """The reason for each row to leave out, '' for the others; of several LISTED, then SHORT."""
+        short, duplicate, listed = (np.isin(rows, its) for its in (self.short, self.duplicate, self.listed))
+        return np.where(listed, LISTED, np.where(short, SHORT, np.where(duplicate, DUPLICATE, ""))).tolist()
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
     """Read what `split_drops` wrote for a group of `files`."""
     with np.load(path) as stored:
-        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in (SHORT, DUPLICATE))
+        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in _STORED)
         return dict(zip(files, map(Drops, *columns), strict=True))
 
 
@@ -57,8 +61,11 @@ def split_drops(
     groups: list[tuple[str, ...]],
     outputs: list[Path],
     memory: int,
+    keep_list: Path | None = None,
 ) -> Result:
     """Task: split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
+
+    `keep_list` has the last word: what it keeps is no drop, what it drops is one.
 
     Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
     replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one file are in memory. The
@@ -73,6 +80,9 @@ def split_drops(
     with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
         for reason, key_set in ((_SHORT, short_docs), (_DUPLICATE, duplicates)):
             for file, rows in _iter_known(key_set, places):
+                sorter.add(_records(_DROP, places[file], rows, reason))
+        for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list) if keep_list else (), strict=False):
+            for file, rows in _only_known(listed.items(), places, keep_list):
                 sorter.add(_records(_DROP, places[file], rows, reason))
         if table and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
@@ -103,14 +113,42 @@ def _save_all(
         _save(output, drops)
         for of_file in drops:
             twice = len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
-            named, both = named + len(of_file.short) + len(of_file.duplicate) - twice, both + twice
+            rows = np.concatenate([of_file.short, of_file.duplicate, of_file.listed])
+            named, both = named + len(np.unique(rows)), both + twice
     return named, both
 
 
 def _drops_of(records: NDArray) -> Drops:
     """The drops of a file, given its _DROPs."""
-    short, duplicate, replacement = (np.unique(records["row"][records["reason"] == it]) for it in range(3))
-    return Drops(short, np.setdiff1d(duplicate, replacement))
+    short, duplicate, replacement, listed, kept = (
+        np.unique(records["row"][records["reason"] == it]) for it in range(_KEPT + 1)
+    )
+    return Drops(np.setdiff1d(short, kept), np.setdiff1d(duplicate, np.union1d(replacement, kept)), listed)
+
+
+def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
+    """The keys to keep and those to drop, of lines `keep KEY` and `drop KEY`. Raises UsageError that names the line."""
+    require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, and there is none")
+    lines = read_file(path).decode("utf-8", "replace").splitlines()
+    found: dict[str, dict[str, set[int]]] = {"keep": {}, "drop": {}}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        word, _, text = line.strip().partition(" ")
+        try:
+            key = DocKey.parse(text)
+        except ValueError:
+            word = ""
+        if word not in found:
+            raise UsageError(
+                f"{path}, line {number}: expected keep KEY or drop KEY, such as keep web/a.jsonl@3, got {line!r}"
+            )
+        other = found["drop" if word == "keep" else "keep"]
+        if key.row in other.get(key.file, ()):
+            raise UsageError(f"{path}, line {number}: expected each key once, got {key} to keep and to drop")
+        found[word].setdefault(key.file, set()).add(key.row)
+    keep, drop = ({file: np.array(sorted(rows), np.int64) for file, rows in its.items()} for its in found.values())
+    return keep, drop
 
 
 @dataclass(frozen=True)
@@ -177,7 +215,7 @@ def _records(dtype: np.dtype, file: int | NDArray, row: Rows, reason: int) -> ND
 
 def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
     """InputError unless pass 1 found all `named` rows to leave out; otherwise the key sets are of another corpus."""
-    found = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
+    found = sum(counts.total(reason).documents for reason in _STORED)
     if found != named:
         raise InputError(
             f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {found:,} of them are in the corpus: "
@@ -187,8 +225,14 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
 
 def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
     """The files and rows of a key set, in any order. Raises InputError, at the end, for a file not in `files`."""
+    return _only_known(iter_keys(key_set) if key_set else (), files, key_set)
+
+
+def _only_known(
+    found: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path | None
+) -> Iterator[tuple[str, Rows]]:
     unknown: set[str] = set()
-    for file, rows in iter_keys(key_set) if key_set else ():
+    for file, rows in found:
         if file in files:
             yield file, rows
         else:
@@ -203,8 +247,8 @@ def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tupl
 
 
 def _save(output: Path, drops: Sequence[Drops]) -> None:
-    found = [(of_file.short, of_file.duplicate) for of_file in drops]
-    columns = dict(zip((SHORT, DUPLICATE), zip(*found, strict=True), strict=True))
+    found = [(of_file.short, of_file.duplicate, of_file.listed) for of_file in drops]
+    columns = dict(zip(_STORED, zip(*found, strict=True), strict=True))
     arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
     arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
     with atomic_write(output) as temporary, temporary.open("wb") as stored:

@@ -66,6 +66,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "dry_run", "true --explain true", "--explain has no effect with --dry_run"),
     ("", "dry_run", "true --explain_tasks true", "--explain_tasks has no effect with --dry_run"),
     ("", "strict", "maybe", "expected"),
+    ("", "keep_list", "{folder}/nowhere", "nowhere"),
+    ("", "keep_list", "{folder}/corpus/a/a.jsonl", "a.jsonl, line 1: expected keep KEY or drop KEY"),
     ("normalize", "ftfy", "perhaps", "expected"),
     ("alarms", "source_loss", "50", "--alarms.source_loss 50.0: expected a number from 0 to 1; 0 is no limit"),
     ("alarms", "times_median", "-1", "expected a number from 0 to inf"),

@@ -12,6 +12,8 @@ from dedup.candidates.cluster_samples import LargestClusters
 from dedup.candidates.document_ids import DocumentIds
 from dedup.clustering.union_find import LABEL, records
 from gristmill.counts import Counts
+from gristmill.errors import GristmillError
+from gristmill.io.readers import read_corpus
 from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
@@ -87,3 +89,35 @@ def test_the_largest_clusters_are_noted_across_blocks() -> None:
     for sample in samples:
         roots = {int(labels["root"][row]) for _, row in sample.members}
         assert len(sample.members) == 9 and [sizes[root] for root in roots] == [sample.size]
+
+
+def test_a_list_of_yours_has_the_last_word(tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(60)]
+    texts = [" ".join(f"{number}{word}" for word in words) for number in range(20)]
+    texts[10:12] = [texts[0], "tiny"]
+    (tmp_path / "corpus/book").mkdir(parents=True)
+    write_records(tmp_path / "corpus/book/a.jsonl", [{"text": text} for text in texts])
+    listed = tmp_path / "list.txt"
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(20), mix=Mix(holdout=0.2), keep_list=listed,
+        tokenizer=Tokenizer(vocab_size=300, exact=False),
+    )  # fmt: skip
+    listed.write_text("# of mine\nkeep book/a.jsonl@10\nkeep book/a.jsonl@11\n\ndrop book/a.jsonl@5\n")
+    funnel = run(config)
+    assert funnel is not None
+    counts = Counts(funnel.tallies, [])
+    reasons = ("read", "duplicate", "short", "in your list")
+    assert [counts.total(reason).documents for reason in reasons] == [20, 0, 0, 1]
+    kept = [document.text for name in ("train", "holdout") for document in read_corpus(tmp_path / "out" / name)]
+    assert sorted(kept) == sorted(text for number, text in enumerate(texts) if number != 5)
+    listed.write_text("drop book/a.jsonl@10\n")  # the mix runs again
+    changed = run(config)
+    assert changed is not None
+    counts = Counts(changed.tallies, [])
+    assert [counts.total(reason).documents for reason in reasons] == [20, 0, 1, 1]
+    for line, fault in (("drop book/b.jsonl@1", "names 'book/b.jsonl', a file that the corpus does not have"),
+                        ("drop book/a.jsonl@99", "name 3 documents, and 2 of them are in the corpus"),
+                        ("keep book/a.jsonl@1\ndrop book/a.jsonl@1", "line 2: expected each key once")):  # fmt: skip
+        listed.write_text(f"{line}\n")
+        with pytest.raises(GristmillError, match=fault):
+            run(config)

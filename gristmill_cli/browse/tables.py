@@ -1,0 +1,152 @@
+"""What the browser reads of a run: pages of its tables, an index of the clusters, and a few texts."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dedup.cluster_graph import read_texts
+from gristmill.engine.executors.staging import local_copies
+from gristmill.errors import GristmillError, InputError, UsageError
+from gristmill.io.documents import DocKey
+from gristmill.storage.files import is_file, is_folder
+from gristmill_cli.duplicates import CLUSTERS, CORPORA, DUPLICATES
+from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
+from gristmill_cli.run_config import RunConfig
+
+Row = Mapping[str, Any]
+
+
+class PagedTable:
+    """A table of which a page is read at a time; rows without a filter by their row groups alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError for a damaged table."""
+        try:
+            self.file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path} is damaged ({error}): run the same `gristmill run` again") from error
+        counts = [self.file.metadata.row_group(number).num_rows for number in range(self.file.num_row_groups)]
+        self.ends = np.cumsum(counts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.file.metadata.num_rows)
+
+    def rows(self, first: int, count: int) -> list[dict[str, Any]]:
+        """Some rows that follow one another."""
+        last = min(first + count, len(self))
+        if first >= last:
+            return []
+        groups = np.arange(*np.searchsorted(self.ends, [first, last - 1], side="right") + [0, 1])
+        before = int(self.ends[groups[0] - 1]) if groups[0] else 0
+        return self.file.read_row_groups(groups.tolist()).slice(first - before, last - first).to_pylist()
+
+    def find(self, text: str, equal: Mapping[str, str], first: int, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """(number, a page) of the rows of which a key has `text` in it, and columns are `equal` to something."""
+        if not text and not equal:
+            return len(self), self.rows(first, count)
+        total, found = 0, list[dict[str, Any]]()
+        for group in range(self.file.num_row_groups):
+            table = self.file.read_row_group(group)
+            table = table.filter(self._mask(table, text, equal))
+            begin = max(0, first - total)
+            found += table.slice(begin, max(0, count - len(found))).to_pylist() if begin < len(table) else []
+            total += len(table)
+        return total, found
+
+    def numbers(self, text: str) -> NDArray[np.int64]:
+        """The numbers of the rows of which a key has `text` in it."""
+        found, before = [np.empty(0, np.int64)], 0
+        for group in range(self.file.num_row_groups):
+            table = self.file.read_row_group(group)
+            found.append(np.flatnonzero(self._mask(table, text, {}).to_numpy(zero_copy_only=False)) + before)
+            before += len(table)
+        return np.concatenate(found)
+
+    def counts(self, column: str) -> dict[str, int]:
+        """How many rows have each value of a column."""
+        total: dict[str, int] = {}
+        for batch in self.file.iter_batches(columns=[column]):
+            for it in batch.column(0).value_counts().to_pylist():
+                total[it["values"]] = total.get(it["values"], 0) + it["counts"]
+        return dict(sorted(total.items()))
+
+    def _mask(self, table: pa.Table, text: str, equal: Mapping[str, str]) -> Any:
+        mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(table))])
+        file, _, row = text.rpartition("@")
+        if text:
+            hits = [
+                pc.and_(pc.equal(table[f"{side}file"], file), pc.equal(table[f"{side}row"], int(row)))
+                if file and row.isascii() and row.isdecimal()
+                else pc.match_substring(table[f"{side}file"], text)
+                for side in ("", "kept_")
+                if f"{side}file" in table.column_names
+            ]
+            mask = hits[0] if len(hits) == 1 else pc.or_(*hits)
+        for name, value in equal.items():
+            mask = pc.and_(mask, pc.equal(table[name], value))
+        return pc.fill_null(mask, False)
+
+
+class ClusterIndex:
+    """Where each cluster is in the table, the largest first; of the table one column is read."""
+
+    def __init__(self, table: PagedTable) -> None:
+        self.table = table
+        parts = [batch.column(0).to_numpy() for batch in table.file.iter_batches(columns=["cluster"])]
+        numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.empty(0, np.int64)
+        self.starts, self.sizes = starts, np.diff(np.append(starts, len(numbers)))
+        self.largest_first = np.argsort(-self.sizes, kind="stable")
+
+    def find(self, text: str) -> NDArray[np.int64]:
+        """The places of clusters with a key that has `text` in it, the largest first."""
+        if not text:
+            return self.largest_first
+        its = np.unique(np.searchsorted(self.starts, self.table.numbers(text), side="right") - 1)
+        return its[np.argsort(-self.sizes[its], kind="stable")]
+
+    def members(self, place: int, first: int, count: int) -> list[DocKey]:
+        """Some keys of a cluster."""
+        if not 0 <= place < len(self.starts):
+            return []
+        left = min(count, int(self.sizes[place]) - first)
+        return [DocKey(row["file"], row["row"]) for row in self.table.rows(int(self.starts[place]) + first, left)]
+
+
+class RunTables:
+    """The tables of a run that are there; a context, as tables in a bucket are copied."""
+
+    def __init__(self, out: Path) -> None:
+        """Raises UsageError for a folder that is no run's of data."""
+        if not is_data_run(out):
+            raise UsageError(f"{out}: expected the --out of a gristmill run, got no run.json of one in it")
+        self.out, self._stack = out, ExitStack()
+
+    def __enter__(self) -> "RunTables":
+        wanted = {"clusters": CLUSTERS, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
+        there = {name: self.out / path for name, path in wanted.items() if is_file(self.out / path)}
+        copies = self._stack.enter_context(local_copies(list(there.values())))
+        self.tables = {name: PagedTable(copy) for name, copy in zip(there, copies, strict=True)}
+        self.clusters = ClusterIndex(self.tables["clusters"]) if "clusters" in self.tables else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def texts(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, str]:
+        """The texts of some documents as the stage `of` a table read them; none where they are no longer there."""
+        folders = {"rules": config.applied, "spans": config.unrepeated}
+        folder = folders.get(of, next((self.out / name for name in CORPORA if is_folder(self.out / name)), None))
+        if folder is None:
+            return {}
+        try:
+            return dict(read_texts(folder, sorted(set(keys)), config.text_column))
+        except (GristmillError, OSError):
+            return {}
