@@ -32,12 +32,12 @@ class Numbers(HTMLParser):
         self.text += data
 
 
-def dumped(path: Path) -> str:
-    """The page as Chromium has it after loading."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={path.parent}/profile"]
-    done = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=60
-    )
+def dumped(page: Path | str, profile: Path | None = None) -> str:
+    """The page, a file or an address, as Chromium has it after loading; its profile is kept in a folder."""
+    folder = profile or Path(page).parent
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
+    address = page.as_uri() if isinstance(page, Path) else page
+    done = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 
 

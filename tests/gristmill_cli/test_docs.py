@@ -48,9 +48,14 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
     curve, near, shown = commands("guides/dedup.md")
     shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
-    (page,) = commands("guides/report.md")
+    page, trained = commands("guides/report.md")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/metrics.jsonl").write_text('{"kind": "step", "step": 1, "loss": 2.5}\n')
     done = shell(
-        by_hand + curve + near + whole + shown + page + amounts, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path)
+        by_hand + curve + near + whole + shown + page + trained + amounts,
+        on_one_core=True,
+        CORPUS=str(corpus),
+        OUT=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"

@@ -1,0 +1,164 @@
+"""`gristmill browse`: pages of a run's tables with texts, served to this machine alone; marks that a run takes back."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.counts import Counts
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
+from tests.gristmill_cli.pages import Numbers, dumped, in_a_browser
+from tests.gristmill_cli.test_report import HOSTILE, write_clusters
+
+WORDS = [f"word{number}" for number in range(90)]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A finished run with duplicates, documents that a rule removed, and items of a benchmark; texts have markup."""
+    root = tmp_path_factory.mktemp("browse")
+    texts = [" ".join(f"{number}{word}" for word in WORDS) for number in range(30)]
+    texts += [f"{HOSTILE} {text} more" for text in texts[:25]] + [f"{HOSTILE} few"] * 3
+    (root / "corpus/b&<i>").mkdir(parents=True)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (root / "corpus/b&<i>/a.jsonl").write_text(lines)
+    (root / "own.toml").write_text("words.min = 20\n")
+    (root / "quiz.jsonl").write_text(json.dumps({"question": " ".join(texts[29].split()[5:30])}) + "\n")
+    config = RunConfig(
+        root / "corpus", root / "out", workers=1, recipe=str(root / "own.toml"), filter=Filter(10),
+        mix=Mix(holdout=0.1), tokenizer=Tokenizer(vocab_size=400, exact=False),
+        decontaminate=Decontaminate((root / "quiz.jsonl",), policy="report"),
+    )  # fmt: skip
+    run(config)
+    return config
+
+
+@contextmanager
+def served(out: Path, *more: str) -> Iterator[str]:
+    """The address of a server that browses a run."""
+    command = [sys.executable, "-m", "gristmill_cli", "browse", str(out), "--port", "0", *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        yield process.stderr.readline().partition(" ")[0]
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stderr.close()
+
+
+def read(address: str, **headers: str) -> str:
+    with urlopen(Request(address, headers=headers), timeout=60) as answer:
+        return answer.read().decode()
+
+
+def mark(server: str, key: str, word: str, **headers: str) -> str:
+    form = urlencode({"key": key, "mark": word, "back": "/duplicates"}).encode()
+    with urlopen(Request(f"{server}mark", form, headers), timeout=60) as answer:
+        return answer.url
+
+
+def test_tables_are_shown_with_texts_and_only_as_text(config: RunConfig) -> None:
+    with served(config.out) as server:
+        front, pairs, rules = (read(f"{server}{name}") for name in ("", "duplicates", "rules?rule=words"))
+        spans, clusters = read(f"{server}spans?benchmark=quiz"), read(f"{server}clusters")
+        cluster = read(f"{server}cluster?place=0")
+        second = read(f"{server}duplicates?first=20")
+        one = read(f"{server}duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}")
+        document = read(f"{server}document?{urlencode({'key': 'b&<i>/a.jsonl@31', 'of': 'duplicates'})}")
+    text = Numbers(front).text
+    assert all(it in text for it in ("clusters: 25", "duplicates: 25", "removed by rules: 3", "in benchmarks: 1"))
+    assert "1 to 20 of 25" in Numbers(pairs).text and "21 to 25 of 25" in Numbers(second).text
+    assert "b&<i>/a.jsonl@30 went for b&<i>/a.jsonl@0, similarity 0.9" in Numbers(pairs).text
+    assert "1 to 1 of 1" in Numbers(one).text and "1word0" in Numbers(one).text and "2word0" not in one
+    assert "words is 8" in Numbers(rules).text and f"{HOSTILE} few" in Numbers(rules).text
+    assert "a.jsonl@29 has quiz.jsonl@0 of quiz" in Numbers(spans).text and Numbers(spans).text.count("29word9") >= 2
+    assert "1 to 20 of 25" in Numbers(clusters).text and "2 documents" in Numbers(clusters).text
+    assert "0word0" in Numbers(cluster).text and "<mark>" in cluster
+    assert "1word89 more" in Numbers(document).text
+    for page in (pairs, rules, cluster, document):
+        assert not {"script", "img"} & Numbers(page).tags and HOSTILE.split()[0] in Numbers(page).text
+
+
+def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Path) -> None:
+    listed, before = tmp_path / "list.txt", {path: path.stat().st_mtime_ns for path in config.out.rglob("*")}
+    with served(config.out, "--keep_list", str(listed)) as server:
+        assert mark(server, "b&<i>/a.jsonl@30", "keep") == f"{server}duplicates"
+        for key, word in (("b&<i>/a.jsonl@2", "drop"), ("b&<i>/a.jsonl@3", "drop"), ("b&<i>/a.jsonl@3", "")):
+            mark(server, key, word)
+        assert read(f"{server}keep_list.txt") == "drop b&<i>/a.jsonl@2\nkeep b&<i>/a.jsonl@30\n" == listed.read_text()
+    with served(config.out, "--keep_list", str(listed)) as server:
+        assert "2 marked: the list" in Numbers(read(server)).text
+        assert re.search(r'value="keep" disabled', read(f"{server}document?key=b%26%3Ci%3E/a.jsonl@30&of=clusters"))
+    assert {path: path.stat().st_mtime_ns for path in config.out.rglob("*")} == before
+    counts = {}
+    for name, given in (("", None), ("listed", listed)):
+        funnel = run(RunConfig(**{**vars(config), "out": tmp_path / f"out{name}", "keep_list": given}))
+        assert funnel is not None
+        counts[name] = [Counts(funnel.tallies, []).total(reason).documents for reason in ("duplicate", "in your list")]
+    assert counts == {"": [25, 0], "listed": [24, 1]}
+
+
+def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
+    with served(config.out) as server:
+        port = int(server.rstrip("/").rpartition(":")[2])
+        for ask in (
+            lambda: read(server, Host="example.com"),
+            lambda: mark(server, "b&<i>/a.jsonl@3", "drop", Origin="http://example.com"),
+        ):
+            with pytest.raises(HTTPError, match="403"):
+                ask()
+        for name, code in (("nowhere", 404), ("document?key=x", 400)):
+            with pytest.raises(HTTPError, match=str(code)):
+                read(f"{server}{name}")
+        assert "There is no such cluster" in read(f"{server}cluster?place=99")
+        assert "none of 25" in read(f"{server}duplicates?first=400")
+        outside = socket.gethostbyname(socket.gethostname())
+        if not outside.startswith("127."):
+            with pytest.raises(OSError), socket.create_connection((outside, port), 2):
+                pass
+        taken = subprocess.run(
+            [sys.executable, "-m", "gristmill_cli", "browse", str(config.out), "--port", str(port)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert taken.returncode == 2 and "expected a port that is free" in taken.stderr
+
+
+@pytest.mark.parametrize(("name", "said"), [("run.json", "got no run.json"), ("dup/duplicates.parquet", "is damaged")])
+def test_a_folder_of_no_run_and_a_damaged_table(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "dup").mkdir()
+    if name != "run.json":
+        (tmp_path / "run.json").write_text('{"dedup": {}}')
+        (tmp_path / name).write_text("no table")
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_cli", "browse", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+@in_a_browser
+def test_chromium_shows_100_000_clusters_within_two_seconds(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "dup").mkdir()
+    (tmp_path / "run.json").write_bytes((config.out / "run.json").read_bytes())
+    write_clusters(tmp_path / "dup/connected_components.parquet", 100_000)
+    assert pq.read_metadata(tmp_path / "dup/connected_components.parquet").num_rows > 600_000
+    with served(tmp_path) as server:
+        began = time.perf_counter()
+        page = read(f"{server}clusters")
+        assert time.perf_counter() - began < 2
+        assert Numbers(dumped(f"{server}clusters", tmp_path)).text.split() == Numbers(page).text.split()
+        assert "1 to 20 of 100,000" in page and "11 documents" in page
+        assert "20 of 100,000" in read(f"{server}clusters?q=web")
+        assert "of 1 " in read(f"{server}clusters?q=web/a.jsonl@7")
