@@ -10,15 +10,19 @@ from tyro.conf import Positional
 
 from gristmill.counts import INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.files import RUN_FILE
+from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.urls import spell_urls
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, show_funnel
+from gristmill_cli.run_records import StageRecord, load_json
+from gristmill_cli.run_stages import rules_version
 from preprocessing.decontaminate import read_report, report_paths
+from preprocessing.quality.recipe import read_recipe
 
 CARD = "README.md"
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")  # the Hub's categories
+_YOURS = b"<!-- What follows is yours: gristmill card keeps it when it writes the card again. -->"
 _NOT_TOLD = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed")
 
 
@@ -26,7 +30,8 @@ def card(run: Positional[Path], name: str = "") -> Text:
     """Write OUT/tokens/README.md: sources, counts, rules, benchmarks, tokenizer and options, as recorded.
 
     Its head is a dataset card's, so that the folder can be put on the Hub as it is. The same records give the same
-    bytes. Licences are not in it: records seldom name them, and nothing here can check them.
+    bytes; what you write below its last line stays. Licences are not in it: records seldom name them, and nothing here
+    can check them. Of paths only names are told.
 
     Args:
         run: The --out of a finished `gristmill run`; also s3://bucket/folder.
@@ -44,9 +49,11 @@ def card(run: Positional[Path], name: str = "") -> Text:
         raise InputError(f"{run / RUN_FILE} is damaged ({error}): run the same `gristmill run` again") from error
     manifests = {part: Manifest.load(run / "tokens" / part) for part in (TRAIN, HELD_OUT)}
     target = run / "tokens" / CARD
-    if is_file(target) and not read_file(target).startswith(b"---\npretty_name: "):
+    before = read_file(target) if is_file(target) else b""
+    if before and not before.startswith(b"---\npretty_name: "):
         raise UsageError(f"{target} exists, and gristmill card did not write it; move it")
-    write_file(target, "\n".join(_lines(run, name or run.name, options, funnel, manifests)).encode())
+    content = "\n".join(_lines(run, name or run.name, options, funnel, manifests)).encode()
+    write_file(target, content + _YOURS + (before.partition(_YOURS)[2] or b"\n"))
     return Text(spell_urls(f"card: {target}"))
 
 
@@ -75,6 +82,8 @@ def _lines(
     yield from _table(("", "documents", "MB"), [(it, f"{n.documents:,}", f"{n.bytes / 1e6:,.1f}") for it, n in rows])
     if funnel.warnings:
         yield from ("\n## What looks wrong\n", *(f"- {line}" for line in funnel.warnings))
+    if options.get("recipe"):
+        yield from _rules(run, options["recipe"])
     report = report_paths(run / "decontaminated")[1]
     if options.get("decontaminate", {}).get("against") and is_file(report):
         yield f"\n## Benchmarks\n\nPolicy: {options['decontaminate']['policy']}.\n"
@@ -85,11 +94,35 @@ def _lines(
         )
     tokenizer = manifests[TRAIN].tokenizer
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifests[TRAIN].dtype}, {tokenizer.vocab_size:,} ids;"
-    yield f"{tokenizer.end_of_document} ends a document. {tokenizer.path} has the SHA-256 {tokenizer.sha256}.\n"
+    yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
+    yield f"{tokenizer.sha256}.\n"
     yield "## Options\n\n```json"
-    told = {key: value for key, value in options.items() if key not in _NOT_TOLD}
+    told = _without_folders({key: value for key, value in options.items() if key not in _NOT_TOLD})
     yield msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
     yield "```\n"
+
+
+def _rules(run: Path, recipe: str) -> Iterable[str]:
+    """The rules of the recipe, if they are those that the run had."""
+    record = load_json(run / STATE_DIR / "run" / "filter_quality.json", StageRecord)
+    try:
+        rules = read_recipe(recipe)
+    except UsageError:
+        rules = ""
+    yield f"\n## Rules of the recipe {Path(recipe).name}\n"
+    if record and record.settings.get("rules") == rules_version(rules):
+        yield f"```toml\n{rules.strip()}\n```"
+    else:
+        yield "The file of its rules is no longer what the run read."
+
+
+def _without_folders(value: Any) -> Any:
+    """An option without the folders of its paths, which say how a machine is arranged and not what the data are."""
+    if isinstance(value, dict):
+        return {key: _without_folders(its) for key, its in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(its) for its in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence[str]:

@@ -118,7 +118,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         )  # fmt: skip
     if recipe := config.recipe:
         before = "apply" if function else "normalize_text"
-        rules = sha256(read_recipe(recipe).encode()).hexdigest()[:12]
+        rules = rules_version(read_recipe(recipe))
         stages.append(
             PipelineStage(
                 "filter_quality",
@@ -166,6 +166,11 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         )
     )  # fmt: skip
     return stages
+
+
+def rules_version(recipe: str) -> str:
+    """The beginning of the SHA-256 of a recipe's TOML."""
+    return sha256(recipe.encode()).hexdigest()[:12]
 
 
 def _code_of(function: str) -> str:

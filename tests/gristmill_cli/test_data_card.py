@@ -10,6 +10,9 @@ from gristmill.errors import UsageError
 from gristmill.io.token_manifest import Manifest
 from gristmill_cli.data_card import card
 from gristmill_cli.funnel import show_funnel
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Mix, RunConfig, Tokenizer
+from tests.gristmill_cli.corpus import write_records
 
 
 def test_the_numbers_are_those_of_the_records(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
@@ -31,6 +34,38 @@ def test_the_numbers_are_those_of_the_records(finished: tuple[Path, Path, str], 
     assert manifest.tokenizer.sha256 in text
     card(out, "My mill's grain")
     assert (out / "tokens/README.md").read_text() == text
+
+
+def test_what_is_written_below_the_marker_stays(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
+    shutil.copytree(finished[1], tmp_path / "out")
+    card(tmp_path / "out")
+    path = tmp_path / "out/tokens/README.md"
+    first = path.read_text()
+    assert str(tmp_path) not in first and str(finished[0].parent) not in first  # no folder of this machine
+    path.write_text(f"{first}\n## Licence\n\nOf the miller’s heirs.\n")
+    card(tmp_path / "out", "Another name")
+    again = path.read_text()
+    assert again.endswith("again. -->\n\n## Licence\n\nOf the miller’s heirs.\n") and again.count("-->") == 1
+    assert 'pretty_name: "Another name"' in again
+
+
+def test_the_rules_of_the_recipe_are_told(tmp_path: Path) -> None:
+    (tmp_path / "corpus/book").mkdir(parents=True)
+    texts = [" ".join(f"{number}word{at}" for at in range(60)) for number in range(40)]
+    write_records(tmp_path / "corpus/book/a.jsonl", [{"text": text} for text in [*texts, "few"]])
+    recipe = tmp_path / "own.toml"
+    recipe.write_text("words.min = 50\n")
+    run(
+        RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(recipe), mix=Mix(holdout=0.1),
+                  tokenizer=Tokenizer(vocab_size=300, exact=False))
+    )  # fmt: skip
+    card(tmp_path / "out")
+    text = (tmp_path / "out/tokens/README.md").read_text()
+    assert "## Rules of the recipe own.toml\n\n```toml\nwords.min = 50\n```" in text
+    assert "| words | 1 |" in text and str(tmp_path) not in text
+    recipe.write_text("words.min = 2\n")
+    card(tmp_path / "out")
+    assert "no longer what the run read" in (tmp_path / "out/tokens/README.md").read_text()
 
 
 def test_what_is_no_finished_run_is_refused(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
