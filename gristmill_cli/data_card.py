@@ -1,5 +1,7 @@
-"""Command: write a card of the data beside the tokens, a README.md in the Hugging Face Hub's form."""
+"""Commands: write a card of the data beside the tokens, in the Hugging Face Hub's form, and push both to the Hub."""
 
+import glob
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from gristmill.errors import InputError, UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
-from gristmill.urls import spell_urls
+from gristmill.storage.hub import hub_library
+from gristmill.urls import is_remote, object_name, spell_urls
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, show_funnel
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.run_stages import rules_version
@@ -137,3 +140,44 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
     yield "|---" + "|---:" * (len(head) - 1) + "|"
     for row in rows:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False, private: bool = True) -> Text:
+    """Upload OUT/tokens with its card to a dataset on the Hugging Face Hub, which is made if there is none.
+
+    Files that are there already are not sent again; HF_TOKEN, or `hf auth login`, says who you are.
+
+    Args:
+        run: The --out of a finished `gristmill run` on a disk, of which `gristmill card` has written the card.
+        target: hf://datasets/ORG/NAME.
+        dry_run: List the files and their sizes; ask nothing of the Hub and send nothing.
+        private: A dataset that is made is private.
+
+    Raises:
+        UsageError: the run has not finished, has no card, or the target is no dataset.
+        StorageError: the Hub refuses it, or cannot be reached.
+    """
+    name = object_name(target) if is_remote(target) else None
+    kind, _, dataset = name.bucket.partition("/") if name else ("", "", "")
+    if not name or name.scheme != "hf" or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
+        raise UsageError(f"{target}: expected hf://datasets/ORG/NAME")
+    require(not is_remote(run), f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk")
+    show_funnel(run)
+    folder = run / "tokens"
+    require(is_file(folder / CARD), f"{folder / CARD} is missing; write it first: gristmill card {run}")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and STATE_DIR not in path.parts]
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    lines = [f"{size:>16,} {name}" for name, size in sizes.items()]
+    total = f"{len(sizes):,} files, {sum(sizes.values()):,} bytes: {folder} → {target}"
+    if dry_run:
+        return Text(spell_urls("\n".join([*lines, f"{total}; nothing was sent"])))
+    with hub_library(name):
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+        api.create_repo(dataset, repo_type="dataset", private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=dataset, folder_path=folder, repo_type="dataset", allow_patterns=list(map(glob.escape, sizes)),
+            commit_message="Tokens of gristmill run",
+        )  # fmt: skip
+    return Text(spell_urls(total))

@@ -37,7 +37,7 @@ class _Dataset:
             raise UsageError(
                 f"{name.url}: expected hf://datasets/ORG/NAME/folder, or hf://datasets/ORG/NAME@REVISION/…"
             )
-        with _library(name):
+        with hub_library(name):
             from huggingface_hub.utils import validate_repo_id
 
             validate_repo_id(self.id)
@@ -122,7 +122,7 @@ def find_file(name: ObjectName) -> FileInfo | None:
 
 def stream(name: ObjectName, start: int, end: int | None) -> Iterator[tuple[FileInfo, bytes]]:
     """The bytes of a file from `start` to `end`, by one request, in chunks with its FileInfo; the first is empty."""
-    with _library(name):
+    with hub_library(name):
         from huggingface_hub.utils import build_hf_headers, http_stream_backoff
 
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
@@ -134,7 +134,7 @@ def stream(name: ObjectName, start: int, end: int | None) -> Iterator[tuple[File
 
 
 def _chunks_of(name: ObjectName, response: Any, status: int) -> Iterator[tuple[FileInfo, bytes]]:
-    with _library(name):  # here, too: an error must not reach the library, which would ask again in our place
+    with hub_library(name):  # here, too: an error must not reach the library, which would ask again in our place
         from huggingface_hub.utils import hf_raise_for_status
 
         hf_raise_for_status(response)
@@ -156,7 +156,7 @@ def _open(name: ObjectName) -> _Dataset:
 
 def _ask(name: ObjectName, url: str, method: Any = "GET", **options: Any) -> tuple[Any, str]:
     """The JSON that the Hub answers, and the URL of the next page or ''. Raises FileNotFoundError."""
-    with _library(name):
+    with hub_library(name):
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
         options |= {"headers": build_hf_headers(), "timeout": _SECONDS}
@@ -190,7 +190,7 @@ def _endpoint() -> str:
 
 
 @contextmanager
-def _library(name: ObjectName) -> Iterator[None]:
+def hub_library(name: ObjectName) -> Iterator[None]:
     """Context: use huggingface_hub, and convert its errors; FileNotFoundError for a file that is not there."""
     try:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled

@@ -1,7 +1,15 @@
 """gristmill card: a README.md beside the tokens whose numbers are the records', as the Hub's library reads it."""
 
+import base64
+import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import DatasetCard
@@ -78,3 +86,81 @@ def test_what_is_no_finished_run_is_refused(finished: tuple[Path, Path, str], tm
     (tmp_path / "out/funnel.json").unlink()
     with pytest.raises(UsageError, match="that has finished"):
         card(tmp_path / "out")
+
+
+class Uploads(BaseHTTPRequestHandler):
+    """The part of a Hub that takes small files in a commit; the server's `repos` and `files` have what was sent."""
+
+    server: Any
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        dataset = f"http://{self.headers['Host']}/datasets/org/grain"
+        answer: dict[str, Any] = {"url": dataset, "commitUrl": f"{dataset}/commit/{'0' * 40}", "commitOid": "0" * 40}
+        if self.path == "/api/repos/create":
+            self.server.repos.append(json.loads(body))
+        elif self.path.endswith("/preupload/main"):
+            names = [it["path"] for it in json.loads(body)["files"]]
+            answer = {"files": [{"path": it, "uploadMode": "regular", "shouldIgnore": False} for it in names]}
+        elif self.path.endswith("/commit/main"):
+            lines = [json.loads(line) for line in body.splitlines()]
+            files = (line["value"] for line in lines if line["key"] == "file")
+            self.server.files |= {it["path"]: base64.b64decode(it["content"]) for it in files}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "org/grain", "sha": "0" * 40})
+
+    def _answer(self, found: Any) -> None:
+        data = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def push(out: Path, target: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gristmill_cli", "push", str(out), target, *more]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished[1], out)
+    target = "hf://datasets/org/grain"
+    missing = push(out, target, "--dry_run", "true")
+    assert missing.returncode == 2 and "write it first: gristmill card" in missing.stderr
+    card(out)
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Uploads)
+    server.repos, server.files = [], {}
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    there = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+    try:
+        dry = push(out, target, "--dry_run", "true", **there)
+        assert dry.returncode == 0 and not server.repos and not server.files
+        files = {
+            path.relative_to(out / "tokens").as_posix(): path.read_bytes()
+            for path in sorted((out / "tokens").rglob("*"))
+            if path.is_file() and ".gristmill" not in path.parts
+        }
+        listed = {name: int(size.replace(",", "")) for size, name in map(str.split, dry.stdout.splitlines()[:-1])}
+        assert listed == {name: len(data) for name, data in files.items()} and "README.md" in listed
+        assert "nothing was sent" in dry.stdout
+        done = push(out, target, **there)
+        assert done.returncode == 0, done.stderr
+        assert server.files == files and server.repos[0]["name"] == "grain"
+        assert (
+            server.repos[0].get("private") or server.repos[0].get("visibility") == "private"
+        )  # by the library's version
+    finally:
+        server.shutdown()
+        server.server_close()
+    gone = push(out, target, **there)
+    assert gone.returncode == 1 and "cannot be reached" in gone.stderr and "Traceback" not in gone.stderr
+    for wrong in ("hf://datasets/grain", "s3://bucket/grain", "hf://datasets/org/grain/folder", "grain"):
+        refused = push(out, wrong)
+        assert refused.returncode == 2 and "expected hf://datasets/ORG/NAME" in refused.stderr
