@@ -8,6 +8,7 @@ no documents, under `not read: <reason>`.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from statistics import median
 from typing import Self
 
@@ -70,7 +71,8 @@ class Counts(msgspec.Struct):
     """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
 
     `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
-    `clusters` are the largest ones, where the stage finds clusters.
+    `clusters` are the largest ones, where the stage finds clusters. `lengths[source][n]` are documents read that are
+    from 2^(n-1) bytes to less than 2^n long.
 
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
@@ -84,10 +86,19 @@ class Counts(msgspec.Struct):
     damaged: dict[str, Damage] = {}
     stored: int = 0
     clusters: list[LargeCluster] = []
+    lengths: dict[str, list[int]] = {}
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
         self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size, files)
+
+    def add_read(self, source: str, size: int) -> None:
+        """Count a document that is read, and its length."""
+        self.add(source, READ, size)
+        found, bits = self.lengths.setdefault(source, []), size.bit_length()
+        if len(found) <= bits:
+            found.extend([0] * (bits + 1 - len(found)))
+        found[bits] += 1
 
     def add_read_file(self, source: str) -> None:
         """Count a file that is read; its documents are counted one by one."""
@@ -121,6 +132,8 @@ class Counts(msgspec.Struct):
         self.damaged |= other.damaged
         self.stored += other.stored
         self.clusters = self.clusters + other.clusters
+        for source, lengths in other.lengths.items():
+            self.lengths[source] = list(map(sum, zip_longest(self.lengths.get(source, []), lengths, fillvalue=0)))
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:

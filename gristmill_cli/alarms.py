@@ -14,9 +14,11 @@ from gristmill.storage.files import is_folder
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
+from preprocessing.mixing.drops import SHORT
 from preprocessing.quality.recipe import Bounds, load_recipe
 
 _FEW, _FILES = 20, 3  # documents of a file, or of a source; files of a source: fewer are not compared
+_AS_SHORT = f" as {SHORT}"
 _LOOK = {  # at what a stage lost; OUT is the run's folder
     "normalize_text": "the files *.malformed in OUT/normalized",
     "apply": "what your function leaves out",
@@ -33,7 +35,8 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
     limits, losses = config.alarms, (config.alarms.source_loss, config.alarms.times_median)
     if stage in _LOOK:
         for source, line in warn_of_losses(counts, "", *losses).items():
-            yield f"{line}: look at {_LOOK[stage].format(source=source)}"
+            at = "--filter.threshold" if line.endswith(_AS_SHORT) or f"{_AS_SHORT};" in line else _LOOK[stage]
+            yield f"{line}: look at {at.format(source=source)}"
     if stage == "normalize_text":
         yield from _lengths(_by_file(config.out / "normalized", "normalize"), limits.length)
     elif stage == "filter_quality":

@@ -154,7 +154,7 @@ def read_documents(
             rejects.add(part.name, line, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
-            counts.add(source, READ, utf8_size(document.text))
+            counts.add_read(source, utf8_size(document.text))
             if len(document.text) > _LONG_TEXT:
                 hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
             found = [document]

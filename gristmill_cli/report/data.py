@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 
 import numpy as np
 
@@ -28,6 +29,7 @@ def sections(run: DataRun) -> Iterator[str]:
     if run.funnel:
         yield _funnel(counts)
         yield _sizes(counts)
+        yield _lengths(run)
     else:
         yield _so_far(run)
     yield _shares(run)
@@ -154,6 +156,46 @@ def _sizes(counts: Counts) -> str:
              figure("mean length of a document", draw_bars(shown, lengths, "bytes"))),
         numbers,
     )  # fmt: skip
+
+
+def _lengths(run: DataRun) -> str:
+    """How long documents are, in classes that double: as they were read, and those for training."""
+    stages = {"read": "normalize_text", "for training": "tokenize_corpus"}
+    found = {name: run.stages[stage].counts.lengths for name, stage in stages.items() if stage in run.stages}
+    sums = {name: [sum(its) for its in zip_longest(*lengths.values(), fillvalue=0)] for name, lengths in found.items()}
+    if not any(sums.values()):
+        return ""
+    most = max(map(len, sums.values()))
+    least = min(next((bits for bits, count in enumerate(its) if count), most) for its in sums.values())
+    labels = [f"{_brief(1 << bits >> 1)}–{_brief(1 << bits)}" if bits else "0" for bits in range(least, most)]
+    bars = {name: [100 * count / max(sum(counts), 1) for count in [*counts, *[0] * (most - len(counts))][least:]]
+            for name, counts in sums.items()}  # fmt: skip
+    columns = [(name, source) for name, lengths in found.items() for source in sorted(lengths)]
+    rows: list[list[str | Number]] = []
+    for bits, label in zip(range(least, most), labels, strict=True):
+        cells = [
+            Number(found[name][source][bits],
+                   record=pointer(f"{_STATE}/{stages[name]}.json", "counts", "lengths", source, str(bits)))
+            if bits < len(found[name][source]) else Number(0)
+            for name, source in columns
+        ]  # fmt: skip
+        rows.append([label, *cells])
+    numbers = table(["bytes", *(f"{source}, {name}" for name, source in columns)], rows, "lengths")
+    return section(
+        "Lengths of documents", figure("bytes of a document", draw_bars(labels, bars, "% of documents"), numbers)
+    )
+
+
+def _brief(size: int) -> str:
+    """A power of two.
+
+    >>> [_brief(size) for size in (1, 512, 2048, 1 << 20)]
+    ['1', '512', '2k', '1M']
+    """
+    for unit, bits in (("G", 30), ("M", 20), ("k", 10)):
+        if size >> bits:
+            return f"{size >> bits}{unit}"
+    return str(size)
 
 
 def _mean(tally: Tally) -> float:

@@ -52,7 +52,7 @@ def recorded(out: Path, where: str) -> Any:
     else:
         value = json.loads((out / file).read_text())
     for name in names:
-        value = value[name.replace("~1", "/").replace("~0", "~")]
+        value = value[int(name) if isinstance(value, list) else name.replace("~1", "/").replace("~0", "~")]
     return value
 
 

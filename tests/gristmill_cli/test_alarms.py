@@ -141,6 +141,14 @@ def test_losses_are_compared_with_the_median_of_the_others() -> None:
     assert not warn_of_losses(counts, "short")
 
 
+def test_where_to_look_is_of_the_reason_of_most(config: RunConfig) -> None:
+    for reason, place in (("short", "--filter.threshold"), ("duplicate", "gristmill duplicates OUT --source book")):
+        counts = mixed(100, 30)
+        counts.add("book", reason, 700, 70)
+        found = [line for line in find_alarms(config, "pass1", counts) if "loses 70%" in line]
+        assert len(found) == 1 and found[0].endswith(f", as {reason}: look at {place}")
+
+
 def test_alarms_head_the_summary() -> None:
     shown = Funnel({"a": {READ: mixed(1, 1).total(READ)}}, {"train": {}}, warnings=["it is odd"]).__rich__()
     assert str(shown.renderables[0]) == "warning: it is odd"

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from gristmill.counts import READ, Counts
 from gristmill.errors import UsageError
+from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
 from gristmill_cli.report.write import report
@@ -57,6 +59,7 @@ def check_numbers(out: Path, page: str) -> None:
     for source, reasons in json.loads((out / "funnel.json").read_text())["went"].items():
         for reason in reasons:
             assert f"funnel.json#/went/{source}/{reason}/documents" in named
+    assert ".gristmill/run/tokenize_corpus.json#/counts/lengths/web/10" in named
     assert any(name.startswith("tokens/train/manifest.json#/sources/web/tokens") for name in named)
 
 
@@ -73,6 +76,13 @@ def test_chromium_shows_the_same_numbers_and_runs_nothing(out: Path, written: st
     check_numbers(out, page)
     assert Numbers(page).found == Numbers(written).found
     assert "<title>gristmill: out</title>" in page
+
+
+def test_lengths_are_those_of_the_documents(out: Path) -> None:
+    for stage, folder, by in (("normalize_text", "normalized", "web"), ("tokenize_corpus", "train_deduped", "web")):
+        lengths = json.loads((out / f".gristmill/run/{stage}.json").read_text())["counts"]["lengths"]
+        sizes = [len(it.text.encode()) for it in read_corpus(out / folder) if it.original_key.source == by]
+        assert {bits: count for bits, count in enumerate(lengths[by]) if count} == Counter(map(int.bit_length, sizes))
 
 
 def test_a_wipe_out_heads_the_page(written: str) -> None:
