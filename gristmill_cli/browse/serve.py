@@ -176,8 +176,11 @@ class Pages:
         yield _paging("cluster", query, first, int(index.sizes[place]))
         lead = index.members(place, 0, 1)[0]
         texts = self.tables.texts([lead, *keys], "clusters", self.config)
+        gone = self.tables.tables["duplicates"].of(keys) if "duplicates" in self.tables.tables else {}
         for key in keys:
-            yield f"<h3>{self._key(key, 'clusters')}</h3>{self._mark(key, self._address('cluster', query))}"
+            went = f", removed for {gone[key]['kept_file']}@{gone[key]['kept_row']}" if key in gone else ", not removed"
+            yield f"<h3>{self._key(key, 'clusters')}{escape(went)}</h3>"
+            yield self._mark(key, self._address("cluster", query))
             if key == lead or key not in texts or lead not in texts:
                 yield f"<blockquote>{escape(_excerpt(texts.get(key, _GONE)))}</blockquote>"
             else:

@@ -69,6 +69,17 @@ class PagedTable:
             before += len(table)
         return np.concatenate(found)
 
+    def of(self, keys: Sequence[DocKey]) -> dict[DocKey, dict[str, Any]]:
+        """The rows of some documents, by key."""
+        files, found = pa.array(sorted({key.file for key in keys})), dict[DocKey, dict[str, Any]]()
+        for group in range(self.file.num_row_groups if keys else 0):
+            table = self.file.read_row_group(group)
+            rows = pa.array(sorted({key.row for key in keys}))
+            table = table.filter(pc.and_(pc.is_in(table["file"], files), pc.is_in(table["row"], rows)))
+            its = ((DocKey(row["file"], row["row"]), row) for row in table.to_pylist())
+            found |= {key: row for key, row in its if key in keys}
+        return found
+
     def counts(self, column: str) -> dict[str, int]:
         """How many rows have each value of a column."""
         total: dict[str, int] = {}

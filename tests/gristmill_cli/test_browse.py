@@ -87,6 +87,8 @@ def test_tables_are_shown_with_texts_and_only_as_text(config: RunConfig) -> None
     assert "a.jsonl@29 has quiz.jsonl@0 of quiz" in Numbers(spans).text and Numbers(spans).text.count("29word9") >= 2
     assert "1 to 20 of 25" in Numbers(clusters).text and "2 documents" in Numbers(clusters).text
     assert "0word0" in Numbers(cluster).text and "<mark>" in cluster
+    assert "a.jsonl@0, not removed" in Numbers(cluster).text
+    assert "a.jsonl@30, removed for b&<i>/a.jsonl@0" in Numbers(cluster).text
     assert "1word89 more" in Numbers(document).text
     for page in (pairs, rules, cluster, document):
         assert not {"script", "img"} & Numbers(page).tags and HOSTILE.split()[0] in Numbers(page).text
