@@ -3,10 +3,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh ftfy,train,test,docs
-# A browser for the tests of the report and of the site, which are skipped without one: Debian's package, where it may be installed.
-if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } >/dev/null 2>&1 ||
-        echo "note: apt-get did not install chromium: tests of the report in a browser are skipped"
+# A browser for the tests of pages, which are skipped without one: Debian's packages, where they may be installed.
+if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    { apt-get update -q && apt-get install -y -q --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
+        echo "note: apt-get did not install chromium: tests of pages in a browser are skipped"
 fi
 ruff check .
 ruff format --check .

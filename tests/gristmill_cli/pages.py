@@ -1,11 +1,15 @@
 """Pages of HTML in tests: the numbers in them, beside the records that they name, and as Chromium has them."""
 
 import json
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -62,3 +66,63 @@ def check_recorded(out: Path, page: str) -> set[str]:
     for it in found:
         assert float(it["data-value"] or "nan") == recorded(out, it["data-record"] or ""), it
     return {str(it["data-record"]) for it in found}
+
+
+DRIVER = shutil.which("chromedriver")
+with_a_mouse = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no chromedriver is installed (Debian's package: chromium-driver)"
+)
+
+
+class Browser:
+    """Chromium that is driven: it opens addresses, writes into fields and clicks on what a CSS selector finds."""
+
+    def __init__(self, driver: str) -> None:
+        self.driver = driver
+        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        options = {"goog:chromeOptions": {"binary": str(CHROMIUM), "args": arguments}}
+        self.session = f"/session/{self._ask('/session', {'capabilities': {'alwaysMatch': options}})['sessionId']}"
+
+    def open(self, address: str) -> None:
+        self._ask(f"{self.session}/url", {"url": address})
+
+    def click(self, selector: str) -> None:
+        self._ask(f"{self.session}/element/{self._find(selector)}/click", {})
+
+    def write(self, selector: str, text: str) -> None:
+        self._ask(f"{self.session}/element/{self._find(selector)}/value", {"text": text})
+
+    @property
+    def source(self) -> str:
+        """The page as it is now."""
+        return str(self._ask(f"{self.session}/source"))
+
+    def close(self) -> None:
+        self._ask(self.session, method="DELETE")
+
+    def _find(self, selector: str) -> str:
+        found = self._ask(f"{self.session}/element", {"using": "css selector", "value": selector})
+        return str(next(iter(found.values())))
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(f"{self.driver}{path}", data, method=method), timeout=60) as answer:
+            return json.loads(answer.read())["value"]
+
+
+@contextmanager
+def driven_browser() -> Iterator[Browser]:
+    """A Chromium that a test drives."""
+    process = subprocess.Popen([str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        port = next(int(found[1]) for line in process.stdout if (found := re.search(r"on port (\d+)\.", line)))
+        browser = Browser(f"http://127.0.0.1:{port}")
+        try:
+            yield browser
+        finally:
+            browser.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()

@@ -19,7 +19,7 @@ import pytest
 from gristmill.counts import Counts
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
-from tests.gristmill_cli.pages import Numbers, dumped, in_a_browser
+from tests.gristmill_cli.pages import Numbers, driven_browser, dumped, in_a_browser, with_a_mouse
 from tests.gristmill_cli.test_report import HOSTILE, write_clusters
 
 WORDS = [f"word{number}" for number in range(90)]
@@ -164,3 +164,33 @@ def test_chromium_shows_100_000_clusters_within_two_seconds(config: RunConfig, t
         assert "1 to 20 of 100,000" in page and "11 documents" in page
         assert "20 of 100,000" in read(f"{server}clusters?q=web")
         assert "of 1 " in read(f"{server}clusters?q=web/a.jsonl@7")
+
+
+def written(path: Path, other_than: str = "") -> str:
+    """What a file has, other than before; a click does not wait for the server."""
+    deadline = time.monotonic() + 30
+    while (found := path.read_text() if path.is_file() else "") == other_than and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+@with_a_mouse
+def test_clicks_search_open_and_mark(config: RunConfig, tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    with served(config.out, "--keep_list", str(listed)) as server, driven_browser() as browser:
+        browser.open(server)
+        browser.click('a[href="/duplicates"]')
+        browser.write('input[name="q"]', "b&<i>/a.jsonl@31\n")
+        assert "1 to 1 of 1" in Numbers(browser.source).text
+        browser.click('button[value="keep"]')
+        assert written(listed) == "keep b&<i>/a.jsonl@31\n"
+        assert "1 to 1 of 1" in Numbers(browser.source).text and "1 marked: the list" in browser.source  # the same page
+        browser.click("h3 a")
+        assert "1word89 more" in Numbers(browser.source).text
+        browser.click('button[value=""]')
+        assert written(listed, other_than="keep b&<i>/a.jsonl@31\n") == ""
+        browser.click('a[href="/clusters"]')
+        browser.click("td a")
+        browser.click("form:last-of-type button[value=drop]")
+        assert written(listed).startswith("drop b&<i>/a.jsonl@")
+        assert "<title>gristmill: cluster</title>" in browser.source  # no text of the corpus has run
