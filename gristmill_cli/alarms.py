@@ -1,7 +1,6 @@
 """Alarms: what looks wrong in the counts of a run's stages, by the limits of [alarms], each with where to look."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 
 from dedup.candidates.cluster_samples import warn_of_clusters
@@ -10,7 +9,6 @@ from gristmill.engine.ledger import Ledger
 from gristmill.errors import AlarmError, GristmillError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.token_manifest import Manifest
-from gristmill.storage.files import is_folder
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
@@ -38,10 +36,10 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
             at = "--filter.threshold" if line.endswith(_AS_SHORT) or f"{_AS_SHORT};" in line else _LOOK[stage]
             yield f"{line}: look at {at.format(source=source)}"
     if stage == "normalize_text":
-        yield from _lengths(_by_file(config.out / "normalized", "normalize"), limits.length)
+        yield from _lengths(_by_file(Ledger(config.out / "normalized" / STATE_DIR, stage), "normalize"), limits.length)
     elif stage == "filter_quality":
         yield from _idle_rules(config, counts)
-        for source, files in sorted(_by_file(config.judged, "judge").items()):
+        for source, files in sorted(_by_file(Ledger(config.judged / STATE_DIR, stage), "judge").items()):
             for line in list(warn_of_losses(files, "", 0, limits.times_median, "file").values())[:1]:
                 yield f"in {source} {line}: look whether it is of another kind"
     elif stage == "generate_connected_components":
@@ -62,18 +60,17 @@ def check_strict(config: RunConfig, stage: str, alarms: list[str]) -> None:
         )
 
 
-def _by_file(folder: Path, step: str) -> dict[str, Counts]:
-    """For each source, the counts of its files, as the ledger of the stage that wrote `folder` has them.
+def _by_file(ledger: Ledger, step: str) -> dict[str, Counts]:
+    """For each source, the counts of its files, as the tasks of a step have recorded them.
 
     Small files that one task reads count as the first of them.
     """
     found = dict[str, Counts]()
-    for ledger in Ledger.all_in(folder / STATE_DIR) if is_folder(folder) else ():
-        for record in ledger.read().values():
-            if record.step == step:
-                for source, reason, tally in record.counts.rows():
-                    file = record.task.rpartition("+")[0] or record.task
-                    found.setdefault(source, Counts({}, [])).add(file, reason, tally.bytes, tally.documents)
+    for record in ledger.read().values():
+        if record.step == step:
+            for source, reason, tally in record.counts.rows():
+                file = record.task.rpartition("+")[0] or record.task
+                found.setdefault(source, Counts({}, [])).add(file, reason, tally.bytes, tally.documents)
     return found
 
 

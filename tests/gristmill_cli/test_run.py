@@ -156,7 +156,7 @@ def _config(corpus: Path, out: Path) -> RunConfig:
 
 def test_every_file_of_a_run_its_report_and_card_have_the_mode_of_the_umask(finished, tmp_path):
     shutil.copytree(finished[1], tmp_path / "out", copy_function=shutil.copy2)
-    report(tmp_path / "out")
+    report((tmp_path / "out",))
     card(tmp_path / "out")
     os.umask(mask := os.umask(0))
     modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -345,7 +345,8 @@ def test_a_function_of_the_user_stands_between_normalisation_and_the_filter(tmp_
     run_here(replace(config, until="filter"))
     lines = capfd.readouterr().err.splitlines()
     assert lines[1].startswith("apply: 100 read = 49 written + 51 dropped by keep_long")
-    assert lines[2].startswith("filter: 49 read")
+    assert lines[2].startswith("warning: the source c4 loses 51% of its documents (51 of 100), as dropped by keep_long")
+    assert lines[3].startswith("filter: 49 read")
     with pytest.raises(OutputError, match="holds a run with --apply"):
         run_here(replace(config, apply=Apply()))
     with pytest.raises(UsageError, match=r"\[apply\] there is no module 'own_filters'"):
