@@ -48,7 +48,7 @@ from gristmill.io.documents import source_of
 from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import is_table
 
-STAGE = Stage("generate_connected_components", version=2, libraries=("pyarrow",), reads_documents=False)
+STAGE = Stage("generate_connected_components", version=2, libraries=("pyarrow",))
 CLUSTERED = "clustered"
 ALONE = "alone"
 

@@ -33,7 +33,7 @@ from gristmill.errors import require
 from gristmill.io.documents import source_of
 from gristmill.storage.local import atomic_write
 
-STAGE = Stage("generate_duplicate_pairs", version=1, libraries=(), reads_documents=False)
+STAGE = Stage("generate_duplicate_pairs", version=1, libraries=())
 PAIRED = "paired"
 ALONE = "alone"
 _BLOCK = 1 << 18  # lines formatted together

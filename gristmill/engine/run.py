@@ -29,7 +29,7 @@ from gristmill.engine.outputs import Marks, Ownership
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
-from gristmill.errors import InputError, require
+from gristmill.errors import InputError
 from gristmill.io.files import PART, STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
@@ -270,11 +270,6 @@ def open_stage(
             ledger of its own; a call for the whole takes over those of all parts.
     """
     options.check()
-    require(
-        stage.reads_documents or bool(options.of_run) or options.max_malformed == RunOptions.max_malformed,
-        f"--max_malformed {options.max_malformed:g} has no effect on {stage.name}, which reads no documents: "
-        "leave it out",
-    )
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
     StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])

@@ -49,7 +49,6 @@ class Stage:
     name: str
     version: int = 1
     libraries: tuple[str, ...] = ("pyarrow", "zstandard")
-    reads_documents: bool = True  # of which some may be malformed
 
     def __post_init__(self) -> None:
         unknown = set(self.libraries) - set(LIBRARIES)

@@ -152,9 +152,3 @@ def test_options_of_signatures_are_refused_without_them(tmp_path: Path, options:
     (tmp_path / "duplicate_pairs.txt").write_text("a/x@1 :: a/x@0\n")
     with pytest.raises(UsageError, match="have no effect on pairs that are already made: give --signatures"):
         generate_connected_components(tmp_path, tmp_path / "c.parquet", **options)
-
-
-def test_a_limit_of_malformed_records_has_no_effect_where_none_is_read(tmp_path: Path) -> None:
-    (tmp_path / "duplicate_pairs.txt").write_text("a.jsonl@1 :: a.jsonl@0\n")
-    with pytest.raises(UsageError, match=r"--max_malformed 0.5 has no effect on generate_connected_components"):
-        generate_connected_components(tmp_path, tmp_path / "out.parquet", options=RunOptions(max_malformed=0.5))
