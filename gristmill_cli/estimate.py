@@ -207,7 +207,7 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
 def _sample_config(config: EstimateConfig, corpus: Path, out: Path) -> EstimateConfig:
     tokenizer = replace(config.tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
     return replace(
-        config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=1.0, text_column="text",
+        config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=RunOptions.max_malformed, text_column="text",
         sources={}, mix=replace(config.mix, weights=config.weights), normalize=replace(config.normalize, read_also=()),
     )  # fmt: skip
 
