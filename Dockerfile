@@ -1,4 +1,4 @@
-# An image for CPUs: docker build -t gristmill . ; docker run -v "$PWD:/data" gristmill run --corpus corpus --out out
+# An image for CPUs (continuous integration has no Docker and does not build it): docker build -t gristmill . ; docker run -v "$PWD:/data" gristmill run --corpus corpus --out out
 # Put wheels into ./wheels to build without a network. torch's CPU build comes from there, or from --build-arg TORCH_INDEX=URL.
 FROM python:3.12-slim
 ARG TORCH_INDEX
