@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -92,10 +93,14 @@ class Browser:
     def write(self, selector: str, text: str) -> None:
         self._ask(f"{self.session}/element/{self._find(selector)}/value", {"text": text})
 
-    @property
-    def source(self) -> str:
-        """The page as it is now."""
-        return str(self._ask(f"{self.session}/source"))
+    def shows(self, text: str) -> bool:
+        """Whether the page's text has this in it, in the end: a click does not wait for the page that it leads to."""
+        deadline = time.monotonic() + 30
+        while text not in (found := Numbers(str(self._ask(f"{self.session}/source"))).text):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return bool(found)
 
     def close(self) -> None:
         self._ask(self.session, method="DELETE")
