@@ -126,7 +126,7 @@ def test_a_run_leaves_repeated_lines_out(tmp_path: Path) -> None:
     assert funnel is not None and config.clean == tmp_path / "out/lines"
     assert sum("Share this page" in document.text for document in read_corpus(config.clean)) == 1
     assert sum("Share this page" in document.text for document in read_corpus(tmp_path / "out/train")) <= 1
-    with pytest.raises(UsageError, match=r"--least has no effect with --unit none; try --lines.unit line"):
+    with pytest.raises(UsageError, match=r"--lines.least has no effect with --lines.unit none; try --lines.unit line"):
         run(replace(config, out=tmp_path / "other", lines=Lines(least=3)))
     with pytest.raises(UsageError, match=r"expected 2 or more, got 1; try 6"):
         run(replace(config, out=tmp_path / "other", lines=Lines("line", least=1)))
