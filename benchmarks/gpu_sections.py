@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,10 +39,12 @@ _SHORT: Options = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Options of the two models that are measured, and how many steps."""
+    """Options of the models that are measured, and how many steps."""
 
     gpt2: Options
     llama: Options
+    sparse: dict[str, Options]
+    """Of sparse layers, beside the dense model of equal active parameters."""
     steps: int
     test_folder: str
 
@@ -60,7 +62,7 @@ class Setting:
 
 
 def sizes_of(tiny: bool) -> Sizes:
-    """GPT-2 of 124M and a Llama of 1.1B parameters; tiny: of some thousands."""
+    """GPT-2 of 124M, a Llama of 1.1B parameters, and experts in half its layers; tiny: of some thousands."""
     gpt2 = {"model.preset": "gpt2", "model.layers": 12, "model.width": 768, "model.heads": 12, "data.seq_len": 1024}
     llama = {
         "model.layers": 16, "model.width": 2048, "model.heads": 32, "model.kv_heads": 8, "model.ffn_width": 8192,
@@ -68,10 +70,22 @@ def sizes_of(tiny: bool) -> Sizes:
     }  # fmt: skip
     if not tiny:
         gpt2 |= {"data.batch_size": 32, "model.vocab_size": 50304}
-        return Sizes(gpt2, {**llama, "data.batch_size": 8, "model.vocab_size": 32000}, 20, "tests/training")
+        llama |= {"data.batch_size": 8, "model.vocab_size": 32000}
+        return Sizes(gpt2, llama, _sparse(llama, 8, (16, 64)), 20, "tests/training")
     small = {"model.layers": 2, "model.width": 32, "model.heads": 4, "data.seq_len": 16, "data.batch_size": 2}
     small |= {"model.vocab_size": 128, "model.kv_heads": 2, "model.ffn_width": 64}
-    return Sizes(gpt2 | {**small, "model.kv_heads": 4}, llama | small, 3, "tests/training/test_gpu.py")
+    llama |= small
+    return Sizes(gpt2 | {**small, "model.kv_heads": 4}, llama, _sparse(llama, 2, (4,)), 3, "tests/training/test_gpu.py")
+
+
+def _sparse(llama: Options, layers: int, counts: Sequence[int]) -> dict[str, Options]:
+    """The Llama with fewer layers: dense, and with so many experts of which a token passes a quarter."""
+    dense = llama | {"model.layers": layers}
+    width, models = llama["model.ffn_width"], {"dense": dense}
+    for count in counts:
+        sizes = {"experts": count, "experts_per_token": count // 4, "expert_width": 4 * width // count}
+        models[f"{count // 4} of {count} experts"] = dense | {f"model.{key}": value for key, value in sizes.items()}
+    return models
 
 
 def tests(setting: Setting) -> list[str]:
@@ -117,6 +131,15 @@ def speed(setting: Setting) -> list[str]:
             lines.append(_row(setting, name, setting.sizes.gpt2 | options, found))
             profile += ["", f"Where the time of a step goes, {name}:", "", *_profile_lines(found)]
     return [*lines, *profile]
+
+
+def experts(setting: Setting) -> list[str]:
+    """A dense Llama and sparse ones of equal active parameters; where the time of the last goes."""
+    lines, found = [_HEAD, "|---" * 7 + "|"], {}
+    for name, options in setting.sizes.sparse.items():
+        found = timed_run(setting, options, name)
+        lines.append(_row(setting, name, options, found))
+    return [*lines, "", f"Where the time of a step goes, {name}:", "", *_profile_lines(found)]
 
 
 def recomputation(setting: Setting) -> list[str]:
@@ -175,6 +198,7 @@ SECTIONS: dict[str, Callable[[Setting], list[str]]] = {
     "speed": speed,
     "recomputation": recomputation,
     "offload": offload,
+    "experts": experts,
     "resuming": resuming,
     "certificate": certificate,
     "tests": tests,
@@ -242,7 +266,8 @@ def _row(setting: Setting, name: str, options: Options, found: dict[str, Any]) -
     flops = rate * found["flops_per_token"]
     peak = peak_tflops(torch.device(setting.device), "bf16")
     mfu = f"{flops / (peak * 1e12):.1%}" if peak else "peak unknown"
-    formula = f"{estimated_peak(options, setting.device) / 1e9:.2f}"
+    sparse = "model.experts" in options  # whose memory has no formula yet
+    formula = "" if sparse else f"{estimated_peak(options, setting.device) / 1e9:.2f}"
     cells = [
         f"{rate:,.0f}",
         f"{1000 * seconds:.1f}",

@@ -28,6 +28,7 @@ def test_the_script_writes_a_whole_report(tmp_path: Path) -> None:
     assert "| `aten::" in sections["speed"]
     assert [sections["recomputation"].count(f"| {mode} |") for mode in ("none", "selective", "full")] == [1, 1, 1]
     assert "| moments: cpu |" in sections["offload"] and "are the same bit for bit" in sections["resuming"]
+    assert "| dense |" in sections["experts"] and "| 1 of 4 experts |" in sections["experts"]
     assert "0 red" in sections["certificate"] and "SKIPPED" in sections["tests"]
 
 
