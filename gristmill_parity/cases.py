@@ -48,6 +48,11 @@ SHRUNK = {
         "head_dim": 20, "experts": 5, "experts_per_token": 2, "expert_width": 48, "balance": "none",
     }),
     "olmoe-1b-7b": Shrunk({"experts": 6, "experts_per_token": 3, "balance": "none"}),
+    "deepseek-v3": Shrunk({
+        "q_lora_rank": 20, "kv_lora_rank": 14, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+        "experts": 6, "experts_per_token": 2, "expert_width": 24, "dense_layers": 1, "expert_groups": 3,
+        "groups_per_token": 2, "balance": "none", "rope_original_context": 8,
+    }),
     "glm-130b": Shrunk(in_transformers=False),
     "codegeex-13b": Shrunk(in_transformers=False),
     "llama-2-7b": Shrunk(has_own_parts=False),

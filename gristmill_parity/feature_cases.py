@@ -188,6 +188,12 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("switch", replace(dp, dp=4, ep=4), {"recompute": "full"}),
         ("bias", replace(dp, dp=4, ep=2, zero=3, micro_batches=2), {"optimizer": "adamw"}),
         ("bias", replace(_3D, ep=2), {"optimizer": "adamw", "recompute": "full"}),
+        ("latent", _ONE, {"reference": "plain decoder"}),
+        ("latent", tp, {"reference": "plain decoder"}),
+        ("latent", replace(pp, schedule="zbv"), {"recompute": "full"}),
+        ("latent", cp, {"documents": True}),
+        ("latent", replace(dp, zero=3), {"recompute": "selective", "optimizer": "adamw"}),
+        ("latent", replace(dp, ep=2), {}),
     ]
     if full:
         rows += [
@@ -209,6 +215,12 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("bias", replace(pp, dp=2, ep=2, schedule="zbv"), {"recompute": "full"}),
             ("all", replace(dp, dp=3, ep=3, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
             ("bias", replace(_3D, ep=2, zero=3), {"recompute": "full"}),
+            ("latent", replace(cp, context="ulysses"), {"recompute": "full"}), ("latent", cp, {"dropout": 0.1}),
+            ("latent", replace(tp, sequence_parallel=True), {"recompute": "selective", "documents": True}),
+            ("latent", _3D, {"optimizer": "adamw"}), ("latent", tp, {"dropout": 0.1, "reference": "plain decoder"}),
+            ("latent", replace(_3D, ep=2, zero=1), {"recompute": "full"}),
+            ("latent", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
+            ("latent, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
         ]  # fmt: skip
     for sparse, layout, options in rows:
         yield "llama", layout, {"reference": "one process", "sparse": sparse, **options}

@@ -16,6 +16,7 @@ from gristmill_parity.cases import Case
 from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
 from gristmill_parity.plain.decoder import IGNORED, PlainDecoder, PlainSizes
 from gristmill_parity.plain.experts import PlainExperts, PlainRouting
+from gristmill_parity.plain.latent import PlainLatentDecoder, PlainLatentSizes
 from gristmill_parity.plain.muon import PlainMuon
 from gristmill_parity.plain.variants import PlainParts, PlainVariant
 from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
@@ -53,6 +54,9 @@ class PlainModel:
         )
         plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
         self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)
+        if model.kv_lora_rank:
+            latent = PlainLatentSizes(model.qk_rope_head_dim, model.v_head_dim, model.rope_mscale_all_dim)
+            self._decoder = PlainLatentDecoder(self.weights, sizes, latent)
         self.experts = self._decoder.experts = _plain_experts(model, self.weights) if model.experts else None
         self.logits = self._decoder.logits
 
@@ -109,6 +113,8 @@ class TransformersModel:
     def _theirs(self, kind: str) -> Iterator[tuple[HFTensor, Tensor]]:
         """The "data" or "grad" of their tensors, as files have them."""
         for tensor in self._tensors:
+            if tensor.layout == "buffer":
+                continue
             yield tensor, tensor_in_memory(self._model, tensor.name, self._head, kind)
 
 

@@ -171,6 +171,11 @@ class PlanRequest:
             f"the model has {self.model.experts} experts, whose time and memory are not predicted yet; try a dense "
             "model of as many parameters as a token uses",
         )
+        require(
+            not self.model.kv_lora_rank,
+            f"the model has latent attention (model.kv_lora_rank {self.model.kv_lora_rank}), whose time and memory are "
+            "not predicted yet; try one without",
+        )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:
         """A run of it in a layout."""

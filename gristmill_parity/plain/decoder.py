@@ -86,17 +86,8 @@ class PlainDecoder:
         Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
         """
         name, sizes = f"{block}.attention", self.sizes
-        q, k, v = self._queries(name, x), self._linear(f"{name}.k", x), self._linear(f"{name}.v", x)
-        norms = self.weights.get(f"{name}.q_norm.weight")
-        joint = norms is not None and len(norms) == q.shape[-1]  # OLMoE has one of all heads together
-        if joint:
-            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
-        q, k, v = q.unflatten(-1, (sizes.heads, -1)), *(y.unflatten(-1, (sizes.kv_heads, -1)) for y in (k, v))
-        if norms is not None and not joint:
-            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
-        if sizes.rope_base:
-            q, k = self._rotate(q), self._rotate(k)
-        group = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
+        q, k, v = self._heads(name, x)
+        group = [head * k.shape[2] // sizes.heads for head in range(sizes.heads)]
         scores = torch.einsum("bihe,bjhe->bhij", q, k[:, :, group]) / math.sqrt(q.shape[-1])
         position = torch.arange(x.shape[1])
         distance = position[:, None] - position
@@ -107,6 +98,19 @@ class PlainDecoder:
         shares = self._drop(name, exponentials / exponentials.sum(-1, keepdim=True), sample_ids)
         mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)
         return self._drop(f"{name}.out", self._linear(f"{name}.o", mixed), sample_ids)
+
+    def _heads(self, name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, (B, T, heads, E), with the positions of rotary ones."""
+        sizes = self.sizes
+        q, k, v = self._queries(name, x), self._linear(f"{name}.k", x), self._linear(f"{name}.v", x)
+        norms = self.weights.get(f"{name}.q_norm.weight")
+        joint = norms is not None and len(norms) == q.shape[-1]  # OLMoE has one of all heads together
+        if joint:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        q, k, v = q.unflatten(-1, (sizes.heads, -1)), *(y.unflatten(-1, (sizes.kv_heads, -1)) for y in (k, v))
+        if norms is not None and not joint:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        return (self._rotate(q), self._rotate(k), v) if sizes.rope_base else (q, k, v)
 
     def _queries(self, name: str, x: Tensor) -> Tensor:
         """Queries of all heads, (B, T, H E)."""
@@ -162,12 +166,16 @@ class PlainDecoder:
         inner = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
         return self._linear(f"{name}.down", up / 2 * (1 + inner.tanh()))
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
+    def _norm(self, name: str, x: Tensor, eps: float = 0.0) -> Tensor:
         """LayerNorm (Ba et al. 2016, equation 4) where there is a bias, else RMSNorm (Zhang & Sennrich 2019)."""
         bias = self.weights.get(f"{name}.bias")
         if bias is not None:
             x = x - x.mean(-1, keepdim=True)
-        y = x / (x.square().mean(-1, keepdim=True) + self.sizes.norm_eps).sqrt() * self.weights[f"{name}.weight"]
+        y = (
+            x
+            / (x.square().mean(-1, keepdim=True) + (eps or self.sizes.norm_eps)).sqrt()
+            * self.weights[f"{name}.weight"]
+        )
         return y if bias is None else y + bias
 
     def _linear(self, name: str, x: Tensor) -> Tensor:

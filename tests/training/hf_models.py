@@ -20,6 +20,10 @@ from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, ffn_width=40, init_std=0.3, norm_eps=1e-4)
+LATENT = replace(
+    SIZES, kv_lora_rank=14, experts=6, expert_width=12, shared_experts=1, router="sigmoid", router_scale=2.5,
+    expert_groups=3, groups_per_token=2, dense_layers=1, balance="bias",
+)  # fmt: skip
 MODELS = {
     "llama": replace(SIZES, preset="llama"),
     "llama, grouped": replace(SIZES, preset="llama", kv_heads=2, rope_base=500.0),
@@ -39,6 +43,19 @@ MODELS = {
         SIZES, head_dim=8, qk_norm=True, experts=5, expert_width=12, dense_layers=1, router_normalize=False
     ),
     "olmoe": replace(SIZES, qk_norm=True, qk_norm_joint=True, experts=6, experts_per_token=3, balance="switch"),
+    "deepseek_v3": replace(
+        LATENT,
+        q_lora_rank=10,
+        qk_nope_head_dim=5,
+        qk_rope_head_dim=4,
+        v_head_dim=3,
+        rope_attention_factor=1.0,
+        rope_scaling="yarn",
+        rope_factor=4.0,
+        rope_original_context=8,
+        rope_mscale_all_dim=1.0,
+    ),
+    "deepseek_v3, without a bias": replace(LATENT, balance="sequence", shared_experts=2, dense_layers=0),
     "gpt2": replace(SIZES, preset="gpt2"),
     "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
     "gpt_neox": replace(SIZES, preset="gpt-neox", rope_fraction=0.34),
@@ -66,6 +83,14 @@ OPT = {
     "max_position_embeddings": 12, "init_std": 0.3, "word_embed_proj_dim": 24, "pad_token_id": None,
 }  # fmt: skip
 GPT2 = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 12, "initializer_range": 0.3}
+DEEPSEEK = LLAMA | {
+    "num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 14, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4,
+    "v_head_dim": 3, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 3,
+    "topk_group": 2, "first_k_dense_replace": 1, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+}  # fmt: skip
 END = 7
 
 
@@ -84,6 +109,8 @@ def build(config: ModelConfig) -> Decoder:
         for name, parameter in model.named_parameters():
             init_shard(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for buffer in model.buffers():
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 
@@ -103,7 +130,9 @@ def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None)
         tokenizer=tokenizer or TokenizerRecord("t.model", "0", 50, END),
     )
     with single_process_group() as group:
-        CheckpointManager(folder / "checkpoints", 1, group.world, print).save(record, model_state(weights(model)))
+        CheckpointManager(folder / "checkpoints", 1, group.world, print).save(
+            record, model_state(weights(model), buffers=dict(model.named_buffers()))
+        )
     return folder
 
 
@@ -111,7 +140,9 @@ def load_ours(folder: Path) -> Decoder:
     """Build the model that the checkpoint in `folder` describes."""
     with single_process_group() as group:
         model = build(ModelConfig.from_record(json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
-        assert load_model(folder, model_state(weights(model)), group, print).step == 0
+        assert (
+            load_model(folder, model_state(weights(model), buffers=dict(model.named_buffers())), group, print).step == 0
+        )
     return model
 
 
@@ -168,6 +199,10 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "olmoe": lambda: transformers.OlmoeForCausalLM(
         transformers.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3)
     ),
+    "deepseek_v3": lambda: transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)),
+    "deepseek_v3, no vector of queries": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(**DEEPSEEK | {"q_lora_rank": None, "first_k_dense_replace": 0})
+    ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
     "gpt2, untied": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**GPT2, n_inner=40, tie_word_embeddings=False)
@@ -198,5 +233,8 @@ def build_theirs(name: str, folder: Path, **sizes: int) -> transformers.PreTrain
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer += 0.1 * torch.randn(buffer.shape)
     model.save_pretrained(folder)
     return model

@@ -112,7 +112,8 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
 
 def _stored_dtype(checkpoint: Path) -> torch.dtype:
     """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
-    dtypes = [dtype for key, dtype in stored_dtypes(checkpoint).items() if key.startswith("model.")]
+    stored = stored_dtypes(checkpoint).items()
+    dtypes = [dtype for key, dtype in stored if key.startswith("model.") and not key.endswith(".choice_bias")]
     return reduce(torch.promote_types, dtypes)
 
 
@@ -174,11 +175,11 @@ def _write_weights(
     key_of: Callable[[str], str],
 ) -> None:
     """Write the weights from the checkpoint `source`, one file at a time; several files get an index."""
-    shards = list(_split_files(tensors, dtype.itemsize, limit))
+    shards = list(_split_files(tensors, dtype, limit))
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        filled = {tensor.name: torch.empty(tensor.shape, dtype=dtype) for tensor in shard}
+        filled = {tensor.name: torch.zeros(tensor.shape, dtype=tensor.stored_as(dtype)) for tensor in shard}
         parts = pieces_by_parameter((tensor, filled[tensor.name]) for tensor in shard)
         read_shards({key_of(name): pieces for name, pieces in parts.items()}, source, group)
         try:
@@ -189,16 +190,21 @@ def _write_weights(
         flush_to_disk(folder / name)
         places |= dict.fromkeys(filled, name)
     if len(shards) > 1:
-        size = sum(torch.Size(tensor.shape).numel() for tensor in tensors) * dtype.itemsize
+        size = sum(_size(tensor, dtype) for tensor in tensors)
         _write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": places})
 
 
-def _split_files(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator[list[HFTensor]]:
+def _size(tensor: HFTensor, dtype: torch.dtype) -> int:
+    """Bytes in files of `dtype`."""
+    return torch.Size(tensor.shape).numel() * tensor.stored_as(dtype).itemsize
+
+
+def _split_files(tensors: list[HFTensor], dtype: torch.dtype, limit: int) -> Iterator[list[HFTensor]]:
     """Group consecutive tensors into files of at most `limit` bytes."""
     shard: list[HFTensor] = []
     size = 0
     for tensor in tensors:
-        more = torch.Size(tensor.shape).numel() * itemsize
+        more = _size(tensor, dtype)
         if shard and size + more > limit:
             yield shard
             shard, size = [], 0

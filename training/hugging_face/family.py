@@ -9,8 +9,10 @@ from training.model.model_config import ModelConfig
 
 # How a Hugging Face tensor holds our matrices, which are (outputs, inputs) like nn.Linear's:
 # "linear": as they are; "conv1d": (inputs, outputs), several concatenated along the outputs (GPT-2);
+# "rotated heads", "rotated": the last rows, of each head or of all, are rotated, a pair of them being neighbours
+# (DeepSeek), and here the first half and the second; "buffer": no weight or bias, but of this whole name;
 # "per head": several, interleaved head by head along the outputs: (heads, several, head width) rows (GPT-NeoX, BLOOM)
-TensorLayout = Literal["linear", "conv1d", "per head"]
+TensorLayout = Literal["linear", "conv1d", "per head", "rotated heads", "rotated", "buffer"]
 
 
 # transformers' names of the activations: ours. "gelu" is exact there, and the tanh approximation is here
@@ -82,6 +84,8 @@ class ModelFamily:
     """Other names of fields, in older files: the name."""
     buffers: tuple[str, ...] = ()
     """Ends of names of tensors in older files that are no parameters."""
+    beyond: str = ""
+    """Prefix of the tensors of a layer after the last, of number {}, which predicts further tokens and is left out."""
     forces_tokenizer: bool = False
     """True if AutoTokenizer reads every folder of this type by the type's own class, whatever the folder says."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing

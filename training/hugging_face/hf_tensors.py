@@ -3,7 +3,7 @@
 Export and import use the same tables: our parameters are pieces of the Hugging Face (HF) tensors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,13 +29,19 @@ class HFTensor:
     heads: int
     expert: tuple[int, int] | None = None
     """Number of the expert, and of how many; `part_shape` is that of its matrix."""
+    rotated: int = 0
+    """Rows that are rotated, the last ones of each head, where the layout says so."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         if self.layout == "conv1d" and len(self.part_shape) == 2:
             outputs, inputs = self.part_shape
             return inputs, outputs * len(self.parameters)
-        return self.part_shape[0] * len(self.parameters), *self.part_shape[1:]
+        return self.part_shape[0] * max(1, len(self.parameters)), *self.part_shape[1:]
+
+    def stored_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in files of weights of `dtype`: 16 bits are too few for a buffer, whose changes are small."""
+        return torch.promote_types(dtype, torch.float32) if self.layout == "buffer" else dtype
 
     def pieces(self, tensor: Tensor) -> dict[str, Pieces]:
         """Each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
@@ -43,6 +49,10 @@ class HFTensor:
             number, count = self.expert
             spec = ShardSpec.whole((count, *self.part_shape)).shard(0, count, number)
             return {self.parameters[0]: [(tensor[None], spec)]}
+        if not self.parameters:
+            return {}
+        if self.rotated:
+            return {self.parameters[0]: list(self._neighbours(tensor))}
         if self.layout == "per head":
             return {name: self._heads(tensor, i) for i, name in enumerate(self.parameters)}
         dim = tensor.ndim - 1 if self.layout == "conv1d" else 0
@@ -55,6 +65,19 @@ class HFTensor:
         """The rows of each head of parameter `index`; they are not one view, as other parameters lie between them."""
         rows, whole = tensor.unflatten(0, (self.heads, len(self.parameters), -1)), ShardSpec.whole(self.part_shape)
         return [(rows[head, index], whole.shard(0, self.heads, head)) for head in range(self.heads)]
+
+    def _neighbours(self, tensor: Tensor) -> Iterator[tuple[Tensor, ShardSpec]]:
+        """The rows of each head: as they are, then of the rotated ones the first of each pair, then the second."""
+        heads = self.heads if self.layout == "rotated heads" else 1
+        size = self.part_shape[0] // heads
+        plain = size - self.rotated
+        for head, rows in enumerate(tensor.unflatten(0, (heads, size))):
+            start = head * size
+            for part in (rows[:plain], rows[plain::2], rows[plain + 1 :: 2]):
+                if len(part):
+                    others = self.part_shape[1:]
+                    yield part, ShardSpec(self.part_shape, (start, *(0 for _ in others)), (len(part), *others))
+                start += len(part)
 
 
 def pieces_by_parameter(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Pieces]:
@@ -86,14 +109,22 @@ def hf_tensors(family: ModelFamily, model: ModelConfig) -> list[HFTensor]:
 
 
 def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
-    """Expand a row of the table to the weight and bias of every layer."""
+    """Expand a row of the table to the weight and bias of every layer; a buffer that the model lacks is of zeros."""
+    rotated = model.qk_rope_head_dim if row.layout.startswith("rotated") else 0
     for layer in range(model.layers if "{}" in row.theirs else 1):
+        if row.layout == "buffer":
+            name = row.ours.format(layer)
+            held, shape = (name,) if name in shapes else (), shapes.get(name, (model.experts,))
+            if model.is_sparse(layer):
+                yield HFTensor(row.theirs.format(layer), held, shape, row.layout, model.heads)
+            continue
         for kind in ("weight", "bias"):
             names = tuple(f"{name.format(layer)}.{kind}" for name in row.ours.split())
             if names[0] in shapes and row.theirs.count("{}") > 1:
-                experts, *shape = shapes[names[0]]
+                experts, *matrix = shapes[names[0]]
                 for expert in range(experts):
                     theirs = f"{row.theirs.format(layer, expert)}.{kind}"
-                    yield HFTensor(theirs, names, tuple(shape), row.layout, model.heads, (expert, experts))
+                    yield HFTensor(theirs, names, tuple(matrix), row.layout, model.heads, (expert, experts))
             elif names[0] in shapes:
-                yield HFTensor(f"{row.theirs.format(layer)}.{kind}", names, shapes[names[0]], row.layout, model.heads)
+                theirs = f"{row.theirs.format(layer)}.{kind}"
+                yield HFTensor(theirs, names, shapes[names[0]], row.layout, model.heads, rotated=rotated)

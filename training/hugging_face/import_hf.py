@@ -58,7 +58,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, family, files, notes.append)
+        tensors = _open_tensors(hf_folder, family, model.layers, files, notes.append)
         model = _with_its_head(family, model, tensors, notes.append)
         state = _checkpoint_state(family, model, tensors)
         tokenizer = _copy_tokenizer(hf_folder, out_dir, model, config)
@@ -118,7 +118,7 @@ def _with_its_head(
 
 
 def _open_tensors(
-    folder: Path, family: ModelFamily, files: ExitStack, say: Callable[[str], object]
+    folder: Path, family: ModelFamily, layers: int, files: ExitStack, say: Callable[[str], object]
 ) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
     tensors: dict[str, tuple[Any, str]] = {}
@@ -137,7 +137,10 @@ def _open_tensors(
         }
     if left_out:
         say(f"{len(left_out)} tensors are left out, as they are computed: {left_out[0]} and its like")
-    return tensors
+    further = [key for key in tensors if family.beyond and key.startswith(family.beyond.format(layers))]
+    if further:
+        say(f"{len(further)} tensors are left out, of a layer that predicts a further token: {further[0]} and its like")
+    return {key: found for key, found in tensors.items() if key not in further}
 
 
 def _weight_files(folder: Path) -> list[str]:

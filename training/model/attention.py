@@ -12,7 +12,7 @@ from training.model.documents import Documents
 from training.model.dropout import Dropout
 from training.model.layers import Linear, build_norm
 from training.model.model_config import ModelConfig
-from training.model.positions import DocumentTable, PositionTable
+from training.model.positions import DocumentTable, PositionTable, SequenceTable
 
 
 class Attention(nn.Module):
@@ -24,6 +24,8 @@ class Attention(nn.Module):
         Mask.attend_with_dropout
     )
     """The same with dropout of the weights."""
+    joint_norms = False
+    """Norms of the queries and keys of all heads together."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
@@ -33,10 +35,9 @@ class Attention(nn.Module):
         self.q = Linear(config.width, config.q_width, bias=bias)
         self.k = Linear(config.width, config.kv_width, bias=bias)
         self.v = Linear(config.width, config.kv_width, bias=bias)
-        joint = bool(config.qk_norm_joint)
+        self.joint_norms = joint = bool(config.qk_norm_joint)
         self.q_norm = build_norm(config, config.q_width if joint else config.head_dim) if config.qk_norm else None
         self.k_norm = build_norm(config, config.kv_width if joint else config.head_dim) if config.qk_norm else None
-        self.joint_norms = joint
         self.o = Linear(config.q_width, config.width, bias=bool(config.out_bias))
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
@@ -45,6 +46,12 @@ class Attention(nn.Module):
         Where documents do not see each other, all sequences are one of B T tokens until the last projection.
         """
         table, documents = table if isinstance(table, DocumentTable) else (table, None)
+        q, k, v = self.heads(x, table, documents)
+        mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents)
+        return self.o(self.mix(mask, q, k, v, sample_ids).transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def heads(self, x: Tensor, table: SequenceTable, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of features (B, T, D), each (B, H, T, E), rotated; with documents (1, H, B T, E)."""
         projected = self.project(x, documents)
         if documents is not None:
             projected = [y.flatten(0, 1)[None] for y in projected]
@@ -57,12 +64,13 @@ class Attention(nn.Module):
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         if isinstance(table, tuple):
             q, k = apply_rotary(q, table), apply_rotary(k, table)
-        mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents)
+        return q, k, v
+
+    def mix(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, sample_ids: Tensor | None) -> Tensor:
+        """Values weighted by attention, (B, H, T, E)."""
         if self.training and self.dropout.p:
-            mixed = self.attend_with_dropout(mask, q, k, v, self.dropout, sample_ids)
-        else:
-            mixed = self.attend(mask, q, k, v)
-        return self.o(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+            return self.attend_with_dropout(mask, q, k, v, self.dropout, sample_ids)
+        return self.attend(mask, q, k, v)
 
     def _norm(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised queries and keys, of each head or of all together (Dehghani et al. 2023, "ViT-22B", section 2)."""

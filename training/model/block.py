@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from training.model.attention import Attention, QueryAttention
 from training.model.dropout import Dropout
+from training.model.latent_attention import LatentAttention
 from training.model.layers import build_norm
 from training.model.mlp import MLP, GatedMLP, build_mlp
 from training.model.model_config import ModelConfig
@@ -14,11 +15,11 @@ from training.model.sparse_mlp import SparseMLP
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] = Attention) -> None:
+    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] | None = None) -> None:
         super().__init__()
         name = f"blocks.{layer}"
         self.attention_norm = build_norm(config)
-        self.attention = attention(config, name)
+        self.attention = (attention or (LatentAttention if config.kv_lora_rank else Attention))(config, name)
         self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
         self.mlp: SparseMLP | GatedMLP | MLP = SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)
@@ -44,7 +45,7 @@ class DeepNormBlock(Block):
     (Wang et al. 2022, DeepNet, section 2; Zeng et al. 2022, GLM-130B, section 2.1).
     """
 
-    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] = Attention) -> None:
+    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] | None = None) -> None:
         super().__init__(config, layer, attention)
         self.alpha = (2 * config.layers) ** 0.5
 

@@ -1,13 +1,20 @@
 """ModelConfig: the decoder's sizes and the variants of its layers."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
-from training.model.expert_options import check_experts, expert_defaults
+from training.model.layer_options import (
+    ROTATED_OR_NOT,
+    check_experts,
+    check_latent,
+    check_rope,
+    expert_defaults,
+    latent_defaults,
+    rope_defaults,
+)
 from training.presets.presets import find_preset
 
 
@@ -24,13 +31,15 @@ class ModelConfig:
         **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
         **dict.fromkeys(("vocab_size", "context", "window", "rope_original_context"), Range(0, 2**31 - 1)),
         "dropout": Range(0, 1),
-        **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high", "rope_attention_factor"), Range(0)),
+        **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high"), Range(0)),
+        **dict.fromkeys(("rope_attention_factor", "rope_mscale_all_dim"), Range(0)),
         "rope_fraction": Range(0, 1),
         "position_offset": Range(0, 1000),
         **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
         **dict.fromkeys(("experts", "experts_per_token", "shared_experts", "dense_layers"), Range(0, 10_000)),
         **dict.fromkeys(("sparse_every", "expert_groups", "groups_per_token"), Range(0, 10_000)),
-        "expert_width": Range(0, 10_000_000),
+        **dict.fromkeys(("expert_width", "q_lora_rank", "kv_lora_rank"), Range(0, 10_000_000)),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("router_scale", "router_z_loss", "balance_loss", "balance_rate"), Range(0)),
     }
 
@@ -83,6 +92,19 @@ class ModelConfig:
     """A norm of each head's query and key, before they are rotated."""
     qk_norm_joint: bool | None = None
     """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE."""
+    kv_lora_rank: int = 0
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads are made from one vector of so many
+    features; 0: the preset's, or none: each head has its own."""
+    q_lora_rank: int = 0
+    """With latent attention: queries are made from a vector of so many features; 0: the preset's, or none."""
+    qk_nope_head_dim: int = 0
+    """With latent attention: features of a head's query and key that are not rotated; 0: the preset's, or width /
+    heads."""
+    qk_rope_head_dim: int = 0
+    """With latent attention: further ones that are rotated, of which all heads have the same key; 0: the preset's, or
+    half as many."""
+    v_head_dim: int = 0
+    """With latent attention: features of a head's value; 0: the preset's, or qk_nope_head_dim."""
     window: int | None = None
     """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
     preset's."""
@@ -107,6 +129,8 @@ class ModelConfig:
     """Frequencies that turn more often in rope_original_context stay; 0: 4 for llama3, 32 for yarn."""
     rope_attention_factor: float = 0.0
     """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
+    rope_mscale_all_dim: float = 0.0
+    """With yarn and latent attention: all scores are multiplied by (0.1 x rope_mscale_all_dim ln(rope_factor) + 1)²."""
     norm_eps: float = 0.0
     """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
     init_std: float = 0.0
@@ -165,7 +189,7 @@ class ModelConfig:
         sizes = (given.layers, given.width, given.heads)
         require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; expected every one above 0")
         require(
-            given.head_dim > 0 or given.width % given.heads == 0,
+            max(given.head_dim, given.qk_nope_head_dim) > 0 or given.width % given.heads == 0,
             f"model.width {given.width} is not divisible by model.heads {given.heads}; try --model.width "
             f"{-(-given.width // given.heads) * given.heads}, or give --model.head_dim",
         )
@@ -176,19 +200,21 @@ class ModelConfig:
     def _with_preset(self) -> Self:
         """Fill in the preset's values."""
         defaults = {field.name: field.default for field in fields(self)}
-        options = find_preset(self.preset).options_beside(self.rope_scaling).items()
+        options = find_preset(self.preset).options_beside(self.rope_scaling, self.balance).items()
         return replace(self, **{key: value for key, value in options if getattr(self, key) == defaults[key]})
 
     def _complete(self, vocab_size: int, seq_len: int) -> Self:
         """Fill in every default that is no preset's, and check nothing."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("qkv_bias", "out_bias", "mlp_bias")}
         given = {name: self.bias if value is None else value for name, value in given.items()}
+        latent = latent_defaults(self)
         gated = -(-8 * self.width // 3 // 32) * 32
         ffn_width = self.ffn_width or (gated if self.is_gated else 4 * self.width)
         return replace(
             self,
             **given,
-            **_rope_defaults(self),
+            **latent,
+            **rope_defaults(self),
             window=self.window or 0,
             position_offset=self.position_offset or 0,
             qk_norm=bool(self.qk_norm),
@@ -197,7 +223,7 @@ class ModelConfig:
             embed_norm=bool(self.embed_norm),
             query_layer=bool(self.query_layer),
             kv_heads=self.kv_heads or self.heads,
-            head_dim=self.head_dim or self.width // max(1, self.heads),
+            head_dim=self.head_dim or sum(latent[key] for key in ROTATED_OR_NOT) or self.width // max(1, self.heads),
             ffn_width=ffn_width,
             vocab_size=self.vocab_size or vocab_size,
             context=self.context or seq_len,
@@ -236,6 +262,21 @@ class ModelConfig:
         return self.kv_heads * self.head_dim
 
     @property
+    def value_width(self) -> int:
+        """Features of all heads' outputs: heads x v_head_dim with latent attention, else the queries'."""
+        return self.heads * (self.v_head_dim or self.head_dim)
+
+    @property
+    def attention_numel(self) -> int:
+        """Elements of the matrices of a layer's attention."""
+        if not self.kv_lora_rank:
+            return 2 * self.width * (self.q_width + self.kv_width)
+        queries = self.q_lora_rank * (self.width + self.q_width) or self.width * self.q_width
+        compressed = self.width * (self.kv_lora_rank + self.qk_rope_head_dim)
+        expanded = self.kv_lora_rank * (self.heads * self.qk_nope_head_dim + self.value_width)
+        return queries + compressed + expanded + self.width * self.value_width
+
+    @property
     def is_gated(self) -> bool:
         """True if the MLP has a gate: three matrices instead of two."""
         return self.mlp in ("swiglu", "geglu")
@@ -243,7 +284,7 @@ class ModelConfig:
     @property
     def rotary_dim(self) -> int:
         """Features of a head that are rotated."""
-        return int(self.head_dim * self.rope_fraction)
+        return self.qk_rope_head_dim or int(self.head_dim * self.rope_fraction)
 
     @property
     def position_rows(self) -> int:
@@ -261,7 +302,9 @@ class ModelConfig:
         }
         plain = replace(self, **newer, preset="llama")._with_preset()._complete(self.vocab_size, self.context)
         found = asdict(self)
-        return {key: value for key, value in found.items() if key not in newer or value != getattr(plain, key)}
+        kept = {key: value for key, value in found.items() if key not in newer or value != getattr(plain, key)}
+        again = self.from_record(kept)  # with it another option may have another default
+        return kept | {key: value for key, value in found.items() if value != getattr(again, key)}
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> Self:
@@ -312,7 +355,8 @@ class ModelConfig:
             not self.qk_norm_joint or bool(self.qk_norm),
             "model.qk_norm_joint needs model.qk_norm, which is false; try --model.qk_norm true, or leave it out",
         )
-        _check_rope(self)
+        check_rope(self)
+        check_latent(self)
         check_experts(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
 
@@ -322,64 +366,6 @@ ALWAYS_RECORDED = frozenset({
     "preset", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "context", "norm", "positions", "mlp",
     "bias", "tied", "dropout", "rope_base", "norm_eps", "init_std",
 })  # fmt: skip
-
-
-_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}  # rope_low and rope_high
-
-
-def _rope_defaults(config: ModelConfig) -> dict[str, Any]:
-    """Options of RoPE's scaling with every default filled in."""
-    kind, factor = config.rope_scaling or "none", config.rope_factor or 1.0
-    low, high = _TURNS.get(kind, (0.0, 0.0))
-    attention = 0.1 * math.log(max(1.0, factor)) + 1 if kind == "yarn" else 1.0  # Peng et al. 2023, equation 22
-    return {
-        "rope_fraction": config.rope_fraction or 1.0,
-        "rope_scaling": kind,
-        "rope_factor": factor,
-        "rope_low": config.rope_low or low,
-        "rope_high": config.rope_high or high,
-        "rope_attention_factor": config.rope_attention_factor or attention,
-    }
-
-
-def _check_rope(config: ModelConfig) -> None:
-    """Raise UsageError for rotary options that do not fit together, or that have no effect."""
-    require(
-        config.positions != "rope" or (config.rotary_dim > 0 and config.rotary_dim % 2 == 0),
-        f"rotary positions need an even number of features per head, and of a head's {config.head_dim} are "
-        f"{config.rotary_dim} rotated; try another --model.heads, --model.head_dim or --model.rope_fraction",
-    )
-    for name, none in (("rope_fraction", 1), ("rope_scaling", "none")):
-        value = getattr(config, name)
-        require(
-            config.positions == "rope" or value == none,
-            f"model.{name} {value} needs rotary positions, and model.positions is {config.positions}; "
-            f"try --model.positions rope, or --model.{name} {none}",
-        )
-    kind = config.rope_scaling
-    require(
-        config.rope_factor == 1 if kind == "none" else config.rope_factor > 1,
-        f"model.rope_factor is {config.rope_factor} and model.rope_scaling {kind}; "
-        "expected a factor above 1 with a scaling, and none without; "
-        "try --model.rope_scaling linear --model.rope_factor 2",
-    )
-    unused = {} if kind in _TURNS else {"rope_original_context": 0, "rope_low": 0, "rope_high": 0}
-    unused |= {} if kind == "yarn" else {"rope_attention_factor": 1}
-    for name, none in unused.items():
-        value = getattr(config, name)
-        require(value == none, f"model.{name} {value} has no effect with model.rope_scaling {kind}; leave it at 0")
-    if kind in _TURNS:
-        require(
-            config.rope_original_context > 0,
-            f"model.rope_scaling {kind} needs the length of pre-training's sequences; "
-            "try --model.rope_original_context 8192",
-        )
-        require(
-            0 < config.rope_low < config.rope_high,
-            f"model.rope_low is {config.rope_low} and model.rope_high {config.rope_high}; expected low below high, "
-            f"both above 0; try --model.rope_low {_TURNS[kind][0]} --model.rope_high {_TURNS[kind][1]}",
-        )
-        require(config.rope_base > 1, f"model.rope_base is {config.rope_base}; expected more than 1; try 10000")
 
 
 def is_lookup(name: str) -> bool:

@@ -70,27 +70,48 @@ def stage_parameters(
 
 
 def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
-    width, q, ffn, copies = model.width, model.q_width // tp, model.ffn_width // tp, kv_copies(model, tp)
-    kv = model.kv_width * copies // tp
+    width, prefix = model.width, f"blocks.{layer}.attention"
     has_queries = model.query_layer and int(layer) == model.layers - 1
-    yield from _norm(model, f"blocks.{layer}.attention_norm", layer)
+    yield from _norm(model, f"{prefix}_norm", layer)
+    yield from _latent(model, layer, tp) if model.kv_lora_rank else _heads(model, layer, tp)
+    matrix = ParameterShape(f"{prefix}.o.weight", (width, model.value_width // tp), tp > 1, layer)
+    yield from _with_bias(matrix, bool(model.out_bias), False)
+    if has_queries:
+        query = ParameterShape(f"{prefix}.query.weight", (model.context, width), False, layer)
+        yield replace(query, of_heads=True)
+    yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
+    sparse = model.is_sparse(int(layer))
+    yield from _sparse(model, layer, tp, ep) if sparse else _dense(model, layer, tp, "mlp", model.ffn_width // tp)
+    if has_queries:
+        yield from _norm(model, f"blocks.{layer}.input_norm", layer)
+
+
+def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+    """Queries, keys and values, and their norms."""
+    q, copies, prefix = model.q_width // tp, kv_copies(model, tp), f"blocks.{layer}.attention"
+    kv = model.kv_width * copies // tp
     for name, features, held in (("q", q, 1), ("k", kv, copies), ("v", kv, copies)):
-        matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer, held)
+        matrix = ParameterShape(f"{prefix}.{name}.weight", (features, model.width), tp > 1, layer, held)
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
     if model.qk_norm:
         joint = bool(model.qk_norm_joint)
         for name, features, held in (("q_norm", q, 1), ("k_norm", kv, copies)):
-            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, features if joint else model.head_dim):
+            for p in _norm(model, f"{prefix}.{name}", layer, features if joint else model.head_dim):
                 yield replace(p, divided=tp > 1, copies=held) if joint else replace(p, of_heads=True)
-    matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
-    yield from _with_bias(matrix, bool(model.out_bias), False)
-    if has_queries:
-        query = ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer)
-        yield replace(query, of_heads=True)
-    yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
-    yield from _sparse(model, layer, tp, ep) if model.is_sparse(int(layer)) else _dense(model, layer, tp, "mlp", ffn)
-    if has_queries:
-        yield from _norm(model, f"blocks.{layer}.input_norm", layer)
+
+
+def _latent(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+    """Latent attention: the matrices to the compressed vectors, their norms, and the matrices to this rank's heads."""
+    width, rank, kv_rank, q = model.width, model.q_lora_rank, model.kv_lora_rank, model.q_width
+    rows: list[tuple[str, tuple[int, ...], bool]] = [("q", (q, width), True)]
+    if rank:
+        rows = [("q_a", (rank, width), False), ("q_a_norm", (rank,), False), ("q_b", (q, rank), True)]
+    rows += [("kv_a", (kv_rank + model.qk_rope_head_dim, width), False), ("kv_a_norm", (kv_rank,), False)]
+    rows += [("kv_b", (model.heads * model.qk_nope_head_dim + model.value_width, kv_rank), True)]
+    for name, (features, *inputs), divided in rows:
+        shape = (features // tp if divided else features, *inputs)
+        full_name = f"blocks.{layer}.attention.{name}.weight"
+        yield ParameterShape(full_name, shape, divided and tp > 1, layer, of_heads=not divided)
 
 
 def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> Iterator[ParameterShape]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 
 _TURNS = ("rope_factor", "rope_original_context", "rope_low", "rope_high")
 # Numbers that each kind of RoPE's scaling uses; yarn uses all
-_SCALED_BY = {"linear": _TURNS[:1], "llama3": _TURNS, "yarn": (*_TURNS, "rope_attention_factor")}
+_SCALED_BY = {"linear": _TURNS[:1], "llama3": _TURNS, "yarn": (*_TURNS, "rope_attention_factor", "rope_mscale_all_dim")}
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,17 @@ class Preset:
     """The published count is a multiple of this."""
     active: int = 0
     """The published count of parameters that a token uses, of a sparse model; a multiple of 100 million."""
+    active_of: Literal["all", "all but the embedding"] = "all"
+    """Parameters among which a token's are counted."""
 
-    def options_beside(self, rope_scaling: str | None) -> dict[str, Any]:
-        """The options, without those numbers of RoPE's scaling for which a kind given in its place has no use."""
-        used = _SCALED_BY.get(rope_scaling or "yarn", ())
-        return {key: value for key, value in self.options.items() if key in used or key not in _SCALED_BY["yarn"]}
+    def options_beside(self, rope_scaling: str | None, balance: str | None) -> dict[str, Any]:
+        """The options, without those numbers for which a kind of RoPE's scaling, or of balance, has no use.
+
+        Either takes the preset's place unless it is None.
+        """
+        left_out = {*_SCALED_BY["yarn"]} - {*_SCALED_BY.get(rope_scaling or "yarn", ())}
+        left_out |= {"balance_loss", "balance_rate"} if balance else set()
+        return {key: value for key, value in self.options.items() if key not in left_out}
 
 
 def find_preset(name: str) -> Preset:
@@ -156,6 +162,22 @@ PRESETS: dict[str, Preset] = {
         "config.json of allenai/OLMoE-1B-7B-0924; counts of Muennighoff et al. 2024, table 1",
         10**8,
         1_300_000_000,
+    ),
+    "deepseek-v3": Preset(
+        {
+            **LLAMA, "layers": 61, "width": 7168, "heads": 128, "ffn_width": 18_432, "vocab_size": 129_280,
+            "context": 163_840, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "experts": 256, "experts_per_token": 8, "expert_width": 2048,
+            "shared_experts": 1, "dense_layers": 3, "router": "sigmoid", "router_scale": 2.5, "expert_groups": 8,
+            "groups_per_token": 4, "balance": "bias", "balance_loss": 0.0001, "norm_eps": 1e-6,
+            "rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_context": 4096, "rope_attention_factor": 1.0,
+            "rope_mscale_all_dim": 1.0,
+        },
+        671 * 10**9,
+        "config.json of deepseek-ai/DeepSeek-V3; counts of its README_WEIGHTS.md, without the MTP module",
+        10**9,
+        36_700_000_000,
+        "all but the embedding",
     ),
     "gpt-neox-20b": Preset(
         {

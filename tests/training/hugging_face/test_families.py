@@ -89,8 +89,21 @@ def opt(draw: random.Random) -> transformers.PretrainedConfig:
     )  # fmt: skip
 
 
+def deepseek_v3(draw: random.Random) -> dict[str, Any]:
+    mscale = {"mscale": draw.choice([0.7, 1.0]), "mscale_all_dim": draw.choice([0.5, 1.0])}
+    plain, scaled = {"rope_type": "default", "rope_theta": 500.0}, {"rope_theta": 100.0, "factor": 8.0, **mscale}
+    return {
+        "q_lora_rank": draw.choice([None, 6]), "kv_lora_rank": 10, "qk_nope_head_dim": draw.choice([4, 6]),
+        "qk_rope_head_dim": draw.choice([2, 6]), "v_head_dim": draw.choice([3, 6]), "moe_intermediate_size": 8,
+        "n_routed_experts": 6, "n_shared_experts": draw.choice([1, 2]), "num_experts_per_tok": draw.choice([1, 3]),
+        "n_group": draw.choice([1, 3]), "topk_group": 1, "first_k_dense_replace": draw.choice([0, 1]),
+        "norm_topk_prob": draw.random() < 0.5, "routed_scaling_factor": draw.choice([1.0, 2.5]),
+        "rope_parameters": draw.choice([plain, scaled | {"rope_type": "yarn", "original_max_position_embeddings": 8}]),
+    }  # fmt: skip
+
+
 OTHERS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "bloom": bloom, "opt": opt}
-FAMILY_NAMES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", *OTHERS]
+FAMILY_NAMES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", "deepseek_v3", *OTHERS]
 
 
 def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
@@ -106,6 +119,10 @@ def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
     if name == "mixtral":
         experts = {"num_local_experts": draw.choice([2, 5]), "num_experts_per_tok": draw.choice([1, 2])}
         return transformers.MixtralConfig(**sizes, **head_dim, **experts, sliding_window=draw.choice([None, 5]))
+    if name == "deepseek_v3":
+        own = deepseek_v3(draw)
+        own["num_experts_per_tok"] = min(own["num_experts_per_tok"], 6 // own["n_group"])
+        return transformers.DeepseekV3Config(**sizes | own | {"num_key_value_heads": sizes["num_attention_heads"]})
     experts = {"num_experts": draw.choice([3, 6]), "num_experts_per_tok": 2, "norm_topk_prob": draw.random() < 0.5}
     if name == "olmoe":
         return transformers.OlmoeConfig(**sizes, **experts, attention_bias=bias, pad_token_id=None)
@@ -132,12 +149,16 @@ def test_logits_and_every_gradient_are_those_of_transformers(name: str, seed: in
         tensors = hf_tensors(family, model)
         for parameter in theirs.parameters():
             parameter.data += 0.3 * torch.randn_like(parameter)
+        for tensor in (tensor for tensor in tensors if tensor.layout == "buffer"):
+            theirs.get_buffer(tensor.name).normal_(0, 0.1)
         wanted = theirs(ids, use_cache=False).logits
         torch.nn.functional.cross_entropy(wanted.flatten(0, 1), targets.flatten(), reduction="sum").backward()
     ours = Decoder(model).double()
     with torch.no_grad():
         for part, values in parameters_of(in_files(theirs, tensors, family.head, "data")).items():
             ours.get_parameter(part).copy_(values)
+        for tensor in (tensor for tensor in tensors if tensor.layout == "buffer"):
+            ours.get_buffer(tensor.parameters[0]).copy_(theirs.get_buffer(tensor.name))
     of_logits, of_gradients = LIMITS.get(name, (1e-11, 1e-10))
     torch.testing.assert_close(ours(ids), wanted, rtol=0, atol=of_logits)
     ours(ids, targets).backward()
@@ -154,4 +175,6 @@ def in_files(
     theirs: transformers.PreTrainedModel, tensors: list[HFTensor], head: str, kind: str
 ) -> list[tuple[HFTensor, Tensor]]:
     """The "data" or "grad" of transformers' model, tensor by tensor of its files."""
-    return [(tensor, tensor_in_memory(theirs, tensor.name, head, kind)) for tensor in tensors]
+    return [
+        (tensor, tensor_in_memory(theirs, tensor.name, head, kind)) for tensor in tensors if tensor.layout != "buffer"
+    ]

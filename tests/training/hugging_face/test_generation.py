@@ -32,6 +32,7 @@ GENERATED = [
     "mixtral",
     "qwen3_moe",
     "olmoe",
+    "deepseek_v3",
     "gpt2",
     "gpt_neox",
     "bloom, 3 heads",

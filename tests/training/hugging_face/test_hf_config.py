@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3", "qwen3_moe")}
 SMALL |= dict.fromkeys(("mixtral", "olmoe"), SMALL["mistral"])
+SMALL |= {"deepseek_v3": {**SMALL["llama"], "num_key_value_heads": 4, "first_k_dense_replace": 1}}
 
 
 def config_class(name: str) -> type[transformers.PretrainedConfig]:

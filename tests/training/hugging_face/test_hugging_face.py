@@ -97,7 +97,9 @@ def printed_config(said: str, config: TrainConfig) -> TrainConfig:
     return load_config(TrainConfig, [*told, *words], prog="train.py")
 
 
-@pytest.mark.parametrize("name", ["llama, biases", "llama, scaled", "mistral", "qwen3", "qwen3_moe", "gpt2, untied"])
+@pytest.mark.parametrize(
+    "name", ["llama, biases", "llama, scaled", "mistral", "qwen3_moe", "deepseek_v3", "gpt2, untied"]
+)
 def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
     wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20, "seq_length": 20}
     theirs = build_theirs(name, tmp_path / "hf", **wide)
@@ -114,7 +116,7 @@ def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: Tr
     assert abs(loss - float(wanted)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama, tied, biases", "qwen3", "mixtral", "gpt2, untied"])
+@pytest.mark.parametrize("name", ["llama, tied, biases", "mixtral", "deepseek_v3", "gpt2, untied"])
 def test_an_export_in_several_files_imports_bit_for_bit(tmp_path: Path, name: str) -> None:
     model = build(MODELS[name])
     export_hf(save(model, tmp_path / "run"), tmp_path / "hf", shard_size="6KB")
@@ -129,7 +131,19 @@ def test_an_export_in_several_files_imports_bit_for_bit(tmp_path: Path, name: st
     import_hf(tmp_path / "hf", tmp_path / "start")
     again = load_ours(tmp_path / "start")
     assert again.config == replace(model.config, dropout=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    pairs = zip(model.state_dict().items(), again.state_dict().items(), strict=True)
+    assert all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+
+
+def test_a_layer_that_predicts_a_further_token_is_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3's files have it as one more layer (multi-token prediction)."""
+    build_theirs("deepseek_v3", tmp_path / "hf")
+    tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
+    further = {name.replace("layers.1.", "layers.2."): x.clone() for name, x in tensors.items() if "layers.1." in name}
+    safetensors.torch.save_file(tensors | further | {"model.layers.2.eh_proj.weight": torch.ones(2)}, path)
+    said = import_hf(tmp_path / "hf", tmp_path / "start")
+    assert f"{len(further) + 1} tensors are left out, of a layer that predicts a further token: model.layers.2." in said
+    assert load_ours(tmp_path / "start").config.layers == 2
 
 
 def test_the_original_gpt2_file_is_imported(tmp_path: Path) -> None:

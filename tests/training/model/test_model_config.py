@@ -50,6 +50,12 @@ def test_a_record_gives_the_configuration_again(config: ModelConfig) -> None:
     assert ModelConfig.from_record(resolved.record()) == resolved == ModelConfig.from_record(asdict(resolved))
 
 
+def test_a_record_has_what_another_option_changes_the_default_of() -> None:
+    scaled = ModelConfig(rope_scaling="yarn", rope_factor=4.0, rope_original_context=8, rope_attention_factor=1.0)
+    model = scaled.resolve(50, 12)
+    assert ModelConfig.from_record(model.record()) == model
+
+
 def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_are_used() -> None:
     first = {
         "preset": "gpt2", "layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "ffn_width": 1024, "vocab_size": 50,

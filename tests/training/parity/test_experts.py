@@ -18,6 +18,7 @@ from tests.training.planted_faults import require_finite_difference, run_with_fa
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.model import router
+from training.model.latent_attention import LatentAttention
 from training.model.router import Router
 from training.parallel.data.grad_reducer import GradBucket
 from training.parallel.expert.routing import _TokensOfRanks
@@ -97,13 +98,13 @@ def gradients_of_experts_summed_twice(patch: Patch) -> None:
     patch.setattr(training.parallel.placement_table, "tensor_parallel_table", wrong)
 
 
-def router_not_summed(patch: Patch) -> None:
-    """Over tensor-parallel ranks, of which each has a term of its gradient."""
+def not_summed(patch: Patch, name: str) -> None:
+    """Over tensor-parallel ranks, of which each has a term of the gradient of parameter `name`."""
     table = training.parallel.placement_table.tensor_parallel_table
 
     def wrong(sequence_parallel: bool, copies: int) -> dict[str, Placement]:
         rows = table(sequence_parallel, copies)
-        return rows | {"mlp.router.weight": replace(rows["mlp.router.weight"], gradient_sum=())}
+        return rows | {name: replace(rows[name], gradient_sum=())}
 
     patch.setattr(training.parallel.placement_table, "tensor_parallel_table", wrong)
 
@@ -135,6 +136,12 @@ def losses_left_out(patch: Patch) -> None:
     patch.setattr(router._WithLoss, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None)))
 
 
+def shared_key_not_rotated(patch: Patch) -> None:
+    """The rotated key, which all heads share, is not rotated."""
+    right = LatentAttention._rotate
+    patch.setattr(LatentAttention, "_rotate", staticmethod(lambda x, table: x if x.shape[2] == 1 else right(x, table)))
+
+
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (weights_not_normalised, case("switch", ONE, **PLAIN), "loss"),
     (bias_in_the_weights, case("bias", ONE, **PLAIN), "loss"),
@@ -146,6 +153,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (losses_left_out, case("sequence", ONE, **PLAIN), "gradient"),
     (experts_counted_twice_over_data_parallelism, case("bias", ParallelConfig(dp=4, ep=2)), "gradient"),
     (norm_without_experts, case("bias", ParallelConfig(dp=2, ep=2), optimizer="adamw"), "weight"),
+    (shared_key_not_rotated, case("latent", ONE, **PLAIN), "loss"),
     (rows_in_the_order_of_ranks, case("bias", ParallelConfig(dp=2, ep=2)), "loss"),
 ]
 
@@ -157,9 +165,17 @@ def test_a_planted_fault_turns_red_by_a_finite_difference(
     require_finite_difference(rank_pool, fault, chosen, seen_in)
 
 
-def test_ranks_whose_routers_are_not_summed_differ(rank_pool: RankPool) -> None:
-    row = Certifier(rank_pool, partial(run_with_fault, router_not_summed)).certify(case("sequence", TP))
-    assert not row.passed and "has other values of blocks.1.mlp.router.weight" in row.reason
+@pytest.mark.parametrize(
+    ("layer", "name", "sparse"),
+    [
+        (1, "mlp.router.weight", "sequence"), (0, "attention.q_a.weight", "latent"),
+        (0, "attention.kv_a.weight", "latent"), (0, "attention.kv_a_norm.weight", "latent"),
+    ],
+)  # fmt: skip
+def test_ranks_whose_terms_are_not_summed_differ(rank_pool: RankPool, layer: int, name: str, sparse: str) -> None:
+    fault = partial(not_summed, name=name)
+    row = Certifier(rank_pool, partial(run_with_fault, fault)).certify(case(sparse, TP))
+    assert not row.passed and f"has other values of blocks.{layer}.{name}" in row.reason
 
 
 def in_turns(patch: Patch) -> None:

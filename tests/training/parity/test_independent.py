@@ -17,6 +17,7 @@ from torch import Tensor
 
 import gristmill_parity.plain.decoder
 import gristmill_parity.plain.experts
+import gristmill_parity.plain.latent
 import gristmill_parity.plain.muon
 import gristmill_parity.plain.variants
 import gristmill_parity.worker
@@ -72,6 +73,7 @@ def test_training_agrees_with_an_independent_reference(certifier: Certifier, cho
     [
         gristmill_parity.plain.decoder,
         gristmill_parity.plain.variants,
+        gristmill_parity.plain.latent,
         gristmill_parity.plain.muon,
         gristmill_parity.plain.experts,
     ],

@@ -63,6 +63,11 @@ class GridOptions(Layout):
             f"model.experts {model.experts} and parallel.tensor {self.tensor}: experts are not divided on a grid; "
             "try --parallel.tensor 1d",
         )
+        require(
+            not model.kv_lora_rank,
+            f"model.kv_lora_rank {model.kv_lora_rank} and parallel.tensor {self.tensor}: latent attention is not "
+            "divided on a grid; try --parallel.tensor 1d",
+        )
         _check_sizes(self, model)
         require(
             self.cp == 1,
