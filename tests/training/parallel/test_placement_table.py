@@ -19,7 +19,8 @@ DATA = ("replicate", "shard")
 
 def decoder(preset: Any, **options: Any) -> Decoder:
     with torch.device("meta"):
-        return Decoder(ModelConfig(preset=preset, layers=2, width=32, heads=8, kv_heads=4, **options).resolve(67, 16))
+        sizes = {"layers": 2, "width": 32, "heads": 8, "kv_heads": 4}
+        return Decoder(ModelConfig(preset=preset, **(sizes | options)).resolve(67, 16))
 
 
 def table_of(preset: str, **layout: Any) -> dict[str, Placement]:
@@ -90,7 +91,7 @@ def test_layers_of_a_cube_divide_the_inputs_of_matrices_and_its_first_products_a
 def test_every_row_is_used() -> None:
     options = [("llama", {"bias": True}), ("gpt2", {"qk_norm": True, "tied": False}), ("bloom", {}), ("codegeex", {})]
     options.append(("llama", {"experts": 2, "shared_experts": 1}))
-    options.append(("llama", {"q_lora_rank": 8, "kv_lora_rank": 8}))
+    options.append(("llama", {"q_lora_rank": 8, "kv_lora_rank": 8, "kv_heads": 8}))
     names = {f".{n}" for preset, more in options for n, _ in decoder(preset, **more).named_parameters()}
     for table in (tensor_parallel_table(False), grid_table(), cube_table()):
         assert all(any(name.endswith(f".{end}") for name in names) for end in table)
