@@ -71,8 +71,8 @@ class _Registry(ConstructorRegistry):
             self._is_inner = False
         name = metavar(info.type)
         if isinstance(spec, PrimitiveConstructorSpec) and spec.choices:  # tyro's are unordered for `Literal | None`
-            shown = re.split("[{},|]", spec.metavar)
-            return replace(spec, choices=tuple(sorted(spec.choices, key=lambda it: (it not in shown, shown.index(it)))))
+            places = {name: place for place, name in enumerate(re.split("[{},|]", spec.metavar))}
+            return replace(spec, choices=tuple(sorted(spec.choices, key=lambda it: (places.get(it, -1), it))))
         is_plain = isinstance(spec, PrimitiveConstructorSpec) and name
         return replace(spec, metavar=name) if is_plain else spec  # type: ignore[type-var]
 

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     similarity: float | None
 
 
-class LargeCluster(NamedTuple):
+class ShownCluster(NamedTuple):
     """A cluster: its size, and its first members."""
 
     size: int
@@ -154,7 +154,7 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
 
 def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
     """The largest clusters: sizes, first members, and the first two of some of them beside one another."""
-    found = list[tuple[int, int, LargeCluster]]()
+    found = list[tuple[int, int, ShownCluster]]()
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
         size, first = 0, list[DocKey]()
@@ -162,7 +162,7 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
             size += 1
             if len(first) < 4:
                 first.append(DocKey(row["file"], row["row"]))
-        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, LargeCluster(size, first)))
+        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, ShownCluster(size, first)))
     clusters = [cluster for *_, cluster in sorted(found, reverse=True)]
     if not clusters:
         return Group(Text("no clusters: no two documents were found to be alike"))

@@ -47,9 +47,9 @@ def browse(out: Positional[Path], port: int = 8765, keep_list: Path | None = Non
     """
     require(0 <= port < 1 << 16, f"--port {port}: expected a number from 0 to 65535; try 0")
     with RunTables(out) as tables:
-        pages = Pages(tables, load_options(read_options(out), out), Marks(keep_list))
+        pages = Pages(tables, load_options(read_options(out), out), KeepMarks(keep_list))
         try:
-            server = ThreadingHTTPServer((_HOST, port), partial(_Handler, pages))
+            server = ThreadingHTTPServer((_HOST, port), partial(_PageHandler, pages))
         except OSError as error:
             raise UsageError(f"--port {port}: expected a port that is free, got {error}; try --port 0") from error
         with server:
@@ -58,7 +58,7 @@ def browse(out: Positional[Path], port: int = 8765, keep_list: Path | None = Non
     return Text()
 
 
-class Marks:
+class KeepMarks:
     """Which documents are to be kept or dropped, by key; in a file, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
@@ -84,7 +84,7 @@ class Marks:
 class Pages:
     """The pages of a run, each as HTML; `query` has the parameters of its address."""
 
-    def __init__(self, tables: RunTables, config: RunConfig, marks: Marks) -> None:
+    def __init__(self, tables: RunTables, config: RunConfig, marks: KeepMarks) -> None:
         self.tables, self.config, self.marks = tables, config, marks
 
     def show(self, name: str, query: dict[str, str]) -> bytes | None:
@@ -250,7 +250,7 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 18 else -1
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     """Answers GET with a page, and POST /mark with a mark; only to a browser that was given this address."""
 
     def __init__(self, pages: Pages, *arguments: object) -> None:
