@@ -17,6 +17,7 @@ from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.data.batch_schedule import Sizes
 from training.data.batches import PrefetchLoader
+from training.data.mix import MixPlace
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.process_group import main_only
@@ -96,24 +97,30 @@ class Trainer:
         """
         record, self.origin = None, ""
         sizes: Sizes = ()  # of the batches that the checkpoint has seen
+        read, takes_over = MixPlace(), False  # of the data sets
         if (latest := self.checkpoints.latest()) is not None:
             path, record = latest
             read_shards(self._state(record), path, self.checkpoints.group.process_group)
             self._continue(record, path)
             stored = main_only(lambda: read_run(self.config.out_dir / RUN)) or {}
             self.seen.since = stored.get(COUNTED_FROM, 0)
+            read = record.data
             sizes = record.batch_sizes or sizes_of_earlier_release(stored, self.config.data.batch_size)
             self.unigram_loss = record.unigram_loss
             self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         elif self.config.branch_from is not None:
-            record, sizes = self._branch(self.config.branch_from)
+            source = self._branch(self.config.branch_from)
+            record, sizes = source.record, source.batch_sizes
+            read, takes_over = source.progress(self.plan.identity)
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
-        self.batches.plan_sizes(self.config.data, sizes, record.step if record else 0)
+        step = record.step if record else 0
+        self.batches.plan_sizes(self.config.data, sizes, step)
+        self.batches.resume(read, step, takes_over)
         if record is None or record.step < self.config.optim.steps:  # a resumed run may evaluate other sequences
             count = self.holdouts.counts[""]
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
-        self.steps_done = self.plugins.after_load(record.step if record else 0, record, self.stop_signals)
+        self.steps_done = self.plugins.after_load(step, record, self.stop_signals)
         self.model.after_load()
         self.model.all_gather_params()
 
@@ -123,16 +130,15 @@ class Trainer:
         self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
         self.plugins.read(path, self.checkpoints.group.process_group)
 
-    def _branch(self, checkpoint: Path) -> tuple[CheckpointRecord, Sizes]:
+    def _branch(self, checkpoint: Path) -> BranchSource:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim, self.plan.local_steps)
-        source.check_weights(self.plan.identity)
         require_same_model(source.record, self.plan.model, self.plan.tokenizer, "branch_from")
         source.load(self._state(source.record), self.checkpoints.group)
         self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
-        return source.record, source.batch_sizes
+        return source
 
     def _load_weights(self, checkpoint: Path) -> None:
         stored = recorded_model(checkpoint)
@@ -222,6 +228,7 @@ class Trainer:
             tokenizer=self.plan.tokenizer,
             hugging_face=self.hugging_face,
             batch_sizes=self.batches.schedule.until(step),
+            data=self.batches.progress(step),
         )
         in_thread = self.config.checkpoint.async_save and not self.config.memory.on_disk  # too large to copy to memory
         (self.checkpoints.save_async if in_thread else self.checkpoints.save)(record, self._state())

@@ -15,6 +15,7 @@ from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
 from training.data.batch_schedule import Sizes
+from training.data.mix import MixPlace
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
@@ -113,18 +114,13 @@ class BranchSource:
             "--init_from"
         )
 
-    def check_weights(self, identity: Mapping[str, Any]) -> None:
-        """Raise UsageError for a branch that mixes the same data sets in the same order by other weights.
+    def progress(self, identity: Mapping[str, Any]) -> tuple[MixPlace, bool]:
+        """How far the data sets were read, and whether the branch mixes other sets, or by other weights.
 
-        Its place in the mix would be another one in each set: some sequences would come again, others never.
+        With another seed or length of sequences all sets have another order: nothing of them was read.
         """
-        before, now = self.reads.get("data.weights"), identity.get("data.weights")
-        require(
-            self._other(identity) != ["data.weights"],
-            f"branch_from read its data sets by the weights {before}, and data.weights is {now}, by which the branch "
-            "would read some sequences again and leave others out; give the weights of before, or another --seed for "
-            "an order of its own",
-        )
+        other = set(self._other(identity))
+        return self.record.data if other <= {"data.train", "data.weights"} else MixPlace(), bool(other)
 
     def seen_since(self, identity: Mapping[str, Any]) -> int:
         """The step from which on a branch, whose options are `identity`, counts the tokens that it has seen.

@@ -13,13 +13,13 @@ from gristmill.errors import UsageError
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.data.mix import Count, MixPlace
 from training.model.model_config import ModelConfig
 
 RECORD = "record.json"
 VERSION = 2
 _NOT_COMPARED = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
 _OF_BALANCE = {"balance", "balance_loss", "balance_rate", "router_z_loss"}  # nor these, without biases to keep
-Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 
 
 class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -31,7 +31,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     the bad-step policy, finite numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
     `checksum`: SHA-256 of the other fields, see `checksum_of`; empty in checkpoints of earlier releases.
     `hugging_face`: what an imported model's config.json and generation_config.json say and training does not use, such
-    as ids of tokens, for its export.
+    as ids of tokens, for its export. `data`: how far the data sets were read; unknown in earlier releases.
     """
 
     step: Count
@@ -45,6 +45,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     files: dict[str, str] = {}
     hugging_face: dict[str, dict[str, Any]] = {}
     batch_sizes: list[tuple[Count, Annotated[int, msgspec.Meta(gt=0, le=INT64)]]] = []
+    data: MixPlace = MixPlace()
     version: int = VERSION
     checksum: str = ""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from training.data.batch_schedule import BatchSchedule, BatchSplit, Sizes
 from training.data.data_config import DataConfig, OrderKind
-from training.data.mix import EpochOrder, MixOrder
+from training.data.mix import EpochOrder, MixOrder, MixPlace, SetPlace
 from training.data.sequences import Sequences
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
@@ -65,6 +65,22 @@ class Batches:
         """Read as `config` says from `step` on, after steps of the sizes `before`."""
         ramp = [(size, -(-tokens // config.seq_len)) for size, tokens in config.ramp]
         self.schedule = BatchSchedule.plan(before, step, ramp, self.split.batch_size, self.schedule.epoch)
+
+    @property
+    def _folders(self) -> list[str]:
+        return [str(part.folder) for part in self.data.sets]
+
+    def progress(self, step: int) -> MixPlace:
+        """How far the data sets were read before a step."""
+        place = self.schedule.place(step)
+        if self.mix is None:
+            return MixPlace(sets={self._folders[0]: SetPlace("", 0, place)})
+        return self.mix.progress(self._folders, place)
+
+    def resume(self, progress: MixPlace, step: int, anew: bool) -> None:
+        """Go on with the sets of a checkpoint; `anew`: in a mix of other sets or weights, which begins at `step`."""
+        if self.mix is not None:
+            self.mix.resume(self._folders, progress, self.schedule.place(step) if anew else None)
 
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
         """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""

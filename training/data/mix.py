@@ -5,13 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gristmill.config import INT64
 from training.data.data_config import OrderKind
 from training.data.packing import PackedSequences
 from training.data.sequences import DataSet, Sequences, TokenSequences
@@ -193,6 +195,24 @@ class MixedSequences:
         return out
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
+
+
+class SetPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a run has read a data set: the name of its order, and its sequences before this mix and until now."""
+
+    order: str
+    before: Count
+    read: Count
+
+
+class MixPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a run has read its data sets, by folder; its mix began at place `start`."""
+
+    start: Count = 0
+    sets: dict[str, SetPlace] = {}
+
+
 class Place(NamedTuple):
     """Where in the data sets each of n places of a run lies, (n,) int64 each."""
 
@@ -207,26 +227,42 @@ class MixOrder:
 
     After p sequences, about p times its share are of each set, off by less than one for each set before it: the first
     set takes its share of the places, evenly spread, the second its share of what remains, and so on. Each set is
-    visited epoch by epoch, every sequence once in each, in the order of `EpochOrder`.
+    visited epoch by epoch, every sequence once in each, in the order of `EpochOrder`. A mix that takes over from
+    another one begins at place `start`, after `before` sequences of each set.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
         """`sizes`: sequences of each set; `weights`: their shares of the run, in any unit."""
         self.sizes = sizes
         self.starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self.start, self.before = 0, [0] * len(sizes)
         self.orders = [EpochOrder("keyed", size, seed, f"{number}/") for number, size in enumerate(sizes)]
         exact = [Fraction(repr(weight)) for weight in weights]
         rests = [share / sum(exact[number:]) for number, share in enumerate(exact)]
         self._of_rest = [rest.limit_denominator(_MOST_PARTS).as_integer_ratio() for rest in rests]
 
+    def progress(self, folders: Sequence[str], place: int) -> MixPlace:
+        """How far a run has read the sets, which are of `folders`, at a place."""
+        read = self.counts(torch.tensor([place]))[:, 0].tolist()
+        parts = zip(folders, self.orders, self.before, read, strict=True)
+        return MixPlace(self.start, {folder: SetPlace(order.name, *counts) for folder, order, *counts in parts})
+
+    def resume(self, folders: Sequence[str], progress: MixPlace, place: int | None = None) -> None:
+        """Go on with the mix of a checkpoint, or take over from it at `place`: sets that it read go on as they are."""
+        self.start = progress.start if place is None else place
+        for number, folder in enumerate(folders):
+            if found := progress.sets.get(folder):
+                self.before[number] = found.before if place is None else found.read
+                self.orders[number].name = found.order
+
     def counts(self, places: Tensor) -> Tensor:
-        """How many of the first `places` (n,) int64 sequences of the run are of each set: (sets, n) int64."""
-        found, rest = [], places
+        """How many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""
+        found, rest = [], places - self.start
         for part, whole in self._of_rest:
             turns, over = rest // whole, rest % whole
             found.append(turns * part + (2 * over * part + whole) // (2 * whole))  # rounded
             rest = rest - found[-1]
-        return torch.stack(found)
+        return torch.stack(found) + torch.tensor(self.before)[:, None]
 
     def counts_between(self, first: int, last: int) -> list[int]:
         """How many of the sequences `first` … `last` of the run are of each set."""

@@ -70,13 +70,32 @@ def test_tokens_seen_of_a_branch_with_other_data_are_of_its_own_steps(
     resumed = seen(longer)
     assert resumed["after_step"] == 2 and sum(part["tokens"] for part in resumed["sets"].values()) == 3 * a_step
     reweighed = replace(branch(longer, tmp_path / "w", 3, steps=5), data=replace(mixed.data, weights=(1.0, 3.0)))
-    with pytest.raises(UsageError, match=r"data.weights is .* leave others out; give .* or another --seed"):
-        train(reweighed)
-    assert seen(replace(reweighed, seed=7))["after_step"] == 3
+    assert seen(reweighed)["after_step"] == 3
+    assert seen(replace(reweighed, seed=7, out_dir=tmp_path / "seed"))["after_step"] == 3
     again = seen(branch(longer, tmp_path / "again", 3, steps=5))
     assert {key: again[key] for key in ("after_step", "sets")} == {key: resumed[key] for key in ("after_step", "sets")}
     of_all = seen(replace(branch(longer, tmp_path / "b", 3, steps=5), data=replace(mixed.data, batch_size=24)))
     assert of_all["after_step"] == 2 and sum(part["tokens"] for part in of_all["sets"].values()) == 5 * a_step
+
+
+def test_a_branch_reads_on_in_every_data_set_under_another_mix(stable: TrainConfig, tmp_path: Path) -> None:
+    def sets(config: TrainConfig, step: int) -> dict[str, Any]:
+        record = json.loads((config.out_dir / f"checkpoints/step-{step:08d}/record.json").read_bytes())["data"]
+        return {Path(folder).name: (found["before"], found["read"]) for folder, found in record["sets"].items()}
+
+    folder, other = stable.data.train_folders[0], stable.data.holdout
+    mixed = branch(stable, tmp_path / "mixed", 2, steps=4)
+    mixed = replace(mixed, data=replace(mixed.data, train=(other, folder), weights=(1.0, 3.0)))
+    train(mixed)
+    assert sets(stable, 2) == {folder.name: (0, 2 * 12)}
+    assert sets(mixed, 4) == {folder.name: (24, 24 + 18), other.name: (0, 6)}
+    even = branch(mixed, tmp_path / "even", 4, steps=6)
+    train(replace(even, data=replace(mixed.data, weights=(1.0, 1.0))))
+    assert sets(even, 6) == {folder.name: (42, 54), other.name: (6, 18)}
+    parts = branch(stable, tmp_path / "parts", 2, steps=3)
+    train(replace(parts, data=mixed.data))
+    train(replace(with_optim(parts, steps=4), data=mixed.data))
+    assert steps(parts.out_dir, "loss") == steps(mixed.out_dir, "loss")
 
 
 def test_branches_that_cannot_be_are_errors(stable: TrainConfig, tmp_path: Path) -> None:

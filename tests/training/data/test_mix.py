@@ -43,6 +43,21 @@ def test_a_place_alone_decides_its_sequence() -> None:
     assert not torch.equal(MixOrder(SIZES, SHARES, seed=4).at(torch.arange(100)), whole)
 
 
+def test_a_mix_that_takes_over_goes_on_in_every_set_that_was_read() -> None:
+    first, place = MixOrder(SIZES, SHARES, seed=3), 23
+    order = MixOrder((11, 7, 40, 5), (0.3, 0.4, 0.1, 0.2), seed=3)
+    order.resume("cabd", first.progress("abc", place), place)
+    before, seen = first.at(torch.arange(place)), order.at(torch.arange(place, 130))
+    for size, start, start_of_now in ((7, 0, 11), (40, 7, 18), (11, 47, 0), (5, 99, 58)):
+        of_set = [sequence - start for sequence in before.tolist() if start <= sequence < start + size]
+        of_set += [s - start_of_now for s in seen.tolist() if start_of_now <= s < start_of_now + size]
+        for epoch in range(-(-len(of_set) // size)):
+            assert max(Counter(of_set[epoch * size : (epoch + 1) * size]).values()) == 1
+    resumed = MixOrder((11, 7, 40, 5), (0.3, 0.4, 0.1, 0.2), seed=3)
+    resumed.resume("cabd", order.progress("cabd", 50))
+    assert torch.equal(resumed.at(torch.arange(50, 130)), seen[50 - place :])
+
+
 def test_weights_in_any_unit_are_the_same_shares() -> None:
     first, second = (MixOrder(SIZES, shares, seed=3).at(torch.arange(50)) for shares in ((1, 2, 5), (0.5, 1.0, 2.5)))
     assert torch.equal(first, second)
