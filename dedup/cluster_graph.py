@@ -58,10 +58,11 @@ def cluster_graph(
     """Build the graph of the cluster of a document: its members, and edges between similar ones.
 
     A node is a key, in the order of the cluster (by default the first is kept), with the attributes `source`,
-    `first_similarity` (to the first member) and, with `corpus`, `characters` and `excerpt`. An edge joins two
-    documents of Jaccard similarity `threshold` or more, with `weight`, the similarity, and `estimated`: False
-    if computed on the texts' shingle sets (8 bytes of memory a character), True if on signatures. The graph's
-    attributes are `cluster` (the first key), `threshold` and `similarity` (the kind of similarity).
+    `first_similarity` (to the first member) and, with `corpus`, `characters`, `excerpt` and the record's own `id`, if
+    it has one. An edge joins two documents of Jaccard similarity `threshold` or more, with `weight`, the similarity,
+    and `estimated`: False if computed on the texts' shingle sets (8 bytes of memory a character), True if on
+    signatures. The graph's attributes are `cluster` (the first key), `threshold` and `similarity` (the kind of
+    similarity).
 
     Args:
         key: A document's key, <file>@<row>.
@@ -97,9 +98,11 @@ def cluster_graph(
     graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
     if corpus is not None:
         ours = [member for member in members if not is_of_index(member.file)]
-        texts = dict(read_texts(corpus, ours, text_column))
-        for member, text in texts.items():
-            graph.add_node(str(member), characters=len(text), excerpt=_excerpt(text))
+        texts = dict[DocKey, str]()
+        for document in read_some(corpus, ours, text_column):
+            texts[document.key], own = document.text, document.own_id
+            shown = {"characters": len(document.text), "excerpt": _excerpt(document.text)}
+            graph.add_node(str(document.key), **shown, **({} if own is None else {"id": _excerpt(own)}))
         values = pairwise_jaccard([texts.get(member) for member in members], width, unit)
         graph.graph["similarity"] = f"Jaccard of {width}-{unit} shingles"
     elif minhash is not None:
@@ -188,9 +191,10 @@ def _list_members(graph: "networkx.Graph") -> Table:
     table = Table("member", "characters", "to the first", "edges", "text", box=None, pad_edge=False)
     for key in list(graph.nodes)[:_SHOWN]:
         node = graph.nodes[key]
+        name = f"{key} (id {node['id']})" if "id" in node else key
         count, value = node.get("characters"), node.get("first_similarity")
         table.add_row(
-            Text(key), "" if count is None else f"{count:,}", "" if value is None else f"{value:.2f}",
+            Text(name), "" if count is None else f"{count:,}", "" if value is None else f"{value:.2f}",
             str(graph.degree(key)), Text(node.get("excerpt", "")[:40]),
         )  # fmt: skip
     if len(graph) > _SHOWN:
@@ -251,11 +255,6 @@ def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
             f"comparisons. --most {most} allows {most:,} documents; give --most {len(members)} to compare them"
         )
     return members
-
-
-def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[tuple[DocKey, str]]:
-    """Yield the texts of a few documents, as read_some does."""
-    return ((document.key, document.text) for document in read_some(corpus, keys, text_column))
 
 
 def read_some(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[Document]:

@@ -33,7 +33,7 @@ from gristmill.io.parquet_tables import is_table
 from gristmill.storage.files import is_file
 from gristmill.storage.names import name_of
 
-STAGE = Stage("generate_duplicates_dict", version=5, libraries=("pyarrow", "unicode"))
+STAGE = Stage("generate_duplicates_dict", version=6, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(
@@ -61,6 +61,9 @@ def generate_duplicates_dict(
     computed on the texts, reaches the threshold. Documents that share a band by chance, or that only a
     chain of others connects, are therefore kept.
 
+    With --corpus, where documents have a field `id`, the table has the columns id and kept_id, and the clusters are
+    written with it next to the table (OUT_clusters.parquet).
+
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
         out_file: DUP/duplicates.pickle, as SlimPajama's: {file: {rows}}; or .parquet, the table alone.
@@ -73,7 +76,8 @@ def generate_duplicates_dict(
         verify: Check candidates by jaccard (their shared shingles divided by all distinct shingles of the two), or
             containment (divided by the shingles of the document to remove). By default none are checked.
         threshold: Minimum similarity at which a document is removed.
-        corpus: NORM/, the folder whose files to_hash read; required by --verify, longest and newest.
+        corpus: NORM/, the folder whose files to_hash read; required by --verify, longest and newest. Without them it
+            is read for the documents' own ids alone.
         width: Length of a shingle in units, as given to to_hash.
         unit: The unit of shingles: character or word.
         index: For --verify jaccard, the --index values that the clusters were made with (FOLDER or NAME=FOLDER):
@@ -90,7 +94,7 @@ def generate_duplicates_dict(
     for path in (out_file, input_file):
         is_table(path)  # UsageError unless it is a .pickle or .parquet
     table = out_file.with_suffix(".parquet")
-    _reject_overwriting((input_file, *dropped), {out_file, table})
+    _reject_overwriting((input_file, *dropped), {out_file, table, steps.clusters_beside(table)})
     check = SimilarityCheck(verify or "jaccard", threshold, width, unit)  # raises for a value out of range
     if verify is None and (threshold, width, unit, index) != (0.8, 13, "character", ()):
         raise UsageError(
@@ -102,25 +106,21 @@ def generate_duplicates_dict(
     settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
-    if corpus and not settings.reads_corpus and not isinstance(settings.keep, BySource) and not options.quiet:
-        print(
-            "note: --corpus has no effect: without --verify and with --keep first no document is read", file=sys.stderr
-        )
     keys = _key_set(out_file)
-    outputs = (*([keys] if keys else []), table)
+    outputs = (*([keys] if keys else []), table, *([steps.clusters_beside(table)] if corpus else []))
     clusters = input_file.with_suffix("")  # .pickle or .parquet
-    reads = {clusters: None} | ({corpus: paths_of(files)} if corpus and settings.reads_corpus else {})
+    reads = {clusters: None} | ({corpus: paths_of(files)} if corpus else {})
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
-        fetched = Counts({}, [])
-        if settings.reads_corpus:
+        fetched, ids = Counts({}, []), None
+        if corpus:
             shards = _list_index(run, index) if verify else []
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
-            files_of_members, fetched = steps.fetch(run, settings, members, files, shards)
+            files_of_members, ids, fetched = steps.fetch(run, settings, members, files, shards)
             decided = steps.decide(run, settings, members, files_of_members)
         else:
             decided = steps.decide_without_documents(run, settings)
-        steps.write(run, decided, table, keys)
+        steps.write(run, settings, decided, ids, table, keys)
         counts = run.finish(decided.counts)
         _print_notes(run, settings, fetched, counts)
     return counts
@@ -168,9 +168,9 @@ def _check_corpus(
     """UsageError if `option` needs a corpus and there is none, or the corpus lacks a source that --keep names."""
     if corpus is not None and isinstance(settings.keep, BySource):
         check_sources(settings.keep, {file.source for file in files})
-    if settings.reads_corpus and corpus is None:
+    if settings.needs_corpus and corpus is None:
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
-    if settings.reads_corpus and corpus is not None:
+    if corpus is not None:
         reject_overlapping_folders(corpus, out_file)
 
 

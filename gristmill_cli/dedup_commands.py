@@ -102,7 +102,8 @@ def remove(
 ) -> Counts:
     """List the duplicates to remove: of each cluster all but one or, with --verify, only confirmed ones.
 
-    The list is what `shuffle_holdout pass1 --duplicates` takes; no document is removed here.
+    The list is what `shuffle_holdout pass1 --duplicates` takes; no document is removed here. With --corpus, where
+    documents have a field `id`, the table has it, and OUT_clusters.parquet has the clusters with it.
 
     Args:
         clusters: The clusters that `cluster` wrote.
@@ -112,7 +113,7 @@ def remove(
         dropped: Key sets of documents that another stage drops, such as filter's; they are kept last.
         verify: Confirm candidates by jaccard or containment of their texts; by default none is checked.
         threshold: Minimum similarity at which a document is removed, for --verify.
-        corpus: The folder that was signed; required by --verify, longest and newest.
+        corpus: The folder that was signed; required by --verify, longest and newest, and for the documents' own ids.
         width: Length of a shingle in units, as given to `sign`, for --verify.
         unit: Unit of a shingle: character or word, for --verify.
         index: For --verify jaccard, the --index values that `cluster` was given.

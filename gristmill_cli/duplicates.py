@@ -2,7 +2,7 @@
 
 import heapq
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from difflib import SequenceMatcher
 from itertools import groupby, islice, takewhile
 from math import isnan
@@ -30,6 +30,7 @@ from gristmill_cli.run_records import load_json
 DUPLICATES, CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
 CORPORA = ("decontaminated", "lines", "quality", "applied", "normalized")  # of a run, the first that is there
 _BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of each text that are shown
+_COLUMNS = ("file", "row", "kept_file", "kept_row", "similarity", "id", "kept_id")
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
 _WORD = re.compile(r"\S+")
 
@@ -61,8 +62,8 @@ def show_duplicates(
 
     Args:
         out: Folder of a run, also in a bucket.
-        of: A document's key, such as book/a.jsonl@12, or your own file and its row (book/a.parquet@12, or with a path:
-            /data/book/a.jsonl@12): the pairs that it is in. Rows count from 0.
+        of: A document's own id, or its key, such as book/a.jsonl@12, or your own file and its row (book/a.parquet@12,
+            or with a path: /data/book/a.jsonl@12): the pairs that it is in. Rows count from 0.
         source: Only pairs with a document of this source.
         largest: So many of the largest clusters instead of pairs.
         show: Pairs, or clusters by their first two documents, to show with their texts.
@@ -83,11 +84,19 @@ def show_duplicates(
         raise UsageError(f"{out} has no {' or '.join(CORPORA)} folder: the texts are no longer there to be shown")
     if largest:
         return _show_clusters(out, corpus, largest, show, text_column)
-    keys = _keys_meant(out, of, text_column) if of else set()
-    total, pairs = _find_pairs(out / DUPLICATES, keys, source, show)
-    if keys and not pairs:
+    if of:
+        total, pairs = _find_pairs(out / DUPLICATES, lambda row: of in (row.get("id"), row.get("kept_id")), show)
+    else:
+        total, pairs = _find_pairs(
+            out / DUPLICATES, lambda row: not source or source in [key.source for key in _keys_of(row)], show
+        )
+    if of and not pairs:  # it may be a key
+        keys = _keys_meant(out, of, text_column) if "@" in of else set()
+        total, pairs = _find_pairs(out / DUPLICATES, lambda row: not keys.isdisjoint(_keys_of(row)), show)
+    if of and not pairs:
         raise UsageError(
-            f"--of {of}: {DUPLICATES} has no pair with it: it was not removed as a duplicate, nor kept for one"
+            f"--of {of}: {DUPLICATES} has no pair with it, as an id or a key: it was not removed as a duplicate, nor "
+            "kept for one"
         )
     if source and not pairs:
         raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")
@@ -131,24 +140,26 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     return {DocKey(found, key.row) for found in names}
 
 
-def _find_pairs(table: Path, keys: set[DocKey], source: str, most: int) -> tuple[int, list[Pair]]:
-    """(number of all, the least similar) pairs of the removal table; it is read in parts."""
+def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], most: int) -> tuple[int, list[Pair]]:
+    """(number of all, the least similar) pairs of the rows of the removal table that are meant; it is read in parts."""
     total, found = 0, list[tuple[float, int, Pair]]()
-    for row in _rows(table, ["file", "row", "kept_file", "kept_row", "similarity"]):
-        pair = Pair(DocKey(row["file"], row["row"]), DocKey(row["kept_file"], row["kept_row"]), row["similarity"])
-        if (keys and not keys & {pair.removed, pair.kept}) or (
-            source and source not in (pair.removed.source, pair.kept.source)
-        ):
-            continue
+    for row in filter(is_meant, _rows(table, _COLUMNS)):
+        pair = Pair(*_keys_of(row), row["similarity"])
         total += 1
         place = -(2.0 if pair.similarity is None else pair.similarity), -total, pair
         (heapq.heappush if len(found) < most else heapq.heappushpop)(found, place)
     return total, [pair for *_, pair in sorted(found, reverse=True)]
 
 
-def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+def _keys_of(row: dict[str, Any]) -> tuple[DocKey, DocKey]:
+    """The keys of a removed document and of the one that was kept in its place."""
+    return DocKey(row["file"], row["row"]), DocKey(row["kept_file"], row["kept_row"])
+
+
+def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of the `columns` that it has."""
     with local_copies([path]) as (copy,), pq.ParquetFile(copy) as file:
-        for batch in file.iter_batches(columns=columns):
+        for batch in file.iter_batches(columns=[name for name in columns if name in file.schema_arrow.names]):
             yield from batch.to_pylist()
 
 
@@ -182,7 +193,7 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
     keys = sorted({key for pair in pairs for key in (pair.removed, pair.kept)})
     documents = {document.key: document for document in read_some(corpus, keys, text_column)}
     for pair in pairs:
-        names = [_name(documents[key]) for key in (pair.removed, pair.kept)]
+        names = [label_of(documents[key]) for key in (pair.removed, pair.kept)]
         removed, kept = (documents[key].text for key in (pair.removed, pair.kept))
         found = pair.similarity
         if found is None:
@@ -199,7 +210,7 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
         yield table
 
 
-def _name(document: Document) -> str:
+def label_of(document: Document) -> str:
     """The key of a document, with its own `id`, and of which document a function made it as a part."""
     found = {"id": document.own_id, "part": document.value(PART_FIELD)}
     own = [f"{name} {value}" for name, value in found.items() if value is not None]

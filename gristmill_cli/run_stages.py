@@ -219,7 +219,7 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
         )
 
     def remove() -> Counts:
-        is_read = spec.measure or spec.keep != "first"
+        is_read = spec.measure or spec.keep.startswith(("longest", "newest"))
         checked: dict[str, Any] = {
             "threshold": spec.threshold,
             "width": spec.width,

@@ -18,9 +18,10 @@ from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
+from dedup.removal.own_ids import FoundIds
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
-from gristmill.engine.task import FileSet
+from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import Document, source_of
 from gristmill.io.external_sort import read_records, scatter_records, write_records
@@ -66,16 +67,17 @@ def without_text(members: NDArray) -> NDArray:
 
 
 def fetch_texts(
-    parts: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, texts: Path | None
-) -> Counts:
-    """Task: write the members of some slices to `output` as FETCHED by row, ranked, and their texts (UTF-8).
+    parts: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, ids: Path, texts: Path | None
+) -> Result:
+    """Task: write the members of some slices to `output` as FETCHED by row, ranked, their own ids and texts (UTF-8).
 
-    A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. InputError if a slice lacks a
-    member.
+    A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. The value is the number of ids.
+    InputError if a slice lacks a member.
     """
     counts, rejects = Counts({}, []), Rejects(output)
-    with _open_texts(texts) as file:
-        fetcher = _Fetcher(keep, file, counts)
+    with _open_texts(texts) as file, atomic_write(ids) as temporary, temporary.open("wb") as to_ids:
+        found_ids = FoundIds(to_ids)
+        fetcher = _Fetcher(keep, file, found_ids, counts)
         write_records(
             output,
             (
@@ -84,7 +86,7 @@ def fetch_texts(
                 for block in fetcher.fetch(read_documents(found.part, counts, rejects), found.read(members), found.part)
             ),
         )
-    return counts
+    return Result(counts, found_ids.total)
 
 
 def fetch_signatures(
@@ -136,10 +138,10 @@ def _open_texts(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 class _Fetcher:
-    """Finds the members among the documents of a slice, ranks them and stores their texts."""
+    """Finds the members among the documents of a slice, ranks them and stores their texts and own ids."""
 
-    def __init__(self, keep: Keep, texts: BinaryIO | None, counts: Counts) -> None:
-        self.keep, self.texts, self.counts = keep, texts, counts
+    def __init__(self, keep: Keep, texts: BinaryIO | None, ids: FoundIds, counts: Counts) -> None:
+        self.keep, self.texts, self.ids, self.counts = keep, texts, ids, counts
         self.offset = 0
         self.is_without_field = False  # whether a document without the policy's field was found
         self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
@@ -171,6 +173,7 @@ class _Fetcher:
         (rank, fine_rank), reason = self._rank(document)
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, fine_rank, self.offset, len(data)))
+        self.ids.add(document.own_id)
         if self.texts:
             hold, size = MemoryReservation(), HASHING_FACTOR * len(data)
             if not hold.fits(size):  # refused here, where its name is known
@@ -204,6 +207,7 @@ class _Fetcher:
             fetched["rank"], fetched["fine_rank"] = found[:, 0], found[:, 1]
         fetched["offset"], fetched["size"] = found[:, 2], found[:, 3]
         self.found = []
+        self.ids.write(members)
         return fetched
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dedup.removal.clusters import in_two_clusters, reject_repeated
+from dedup.removal.own_ids import IdFiles, OwnIds
 from gristmill.engine.task import FileSet
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
@@ -31,11 +32,16 @@ _SCHEMA = pa.schema([
     ("similarity", pa.float64()), ("measured", pa.string()),
     ("rank", pa.int64()),
 ])  # fmt: skip
+_IDS = [pa.field("id", pa.string()), pa.field("kept_id", pa.string())]  # where documents have ids of their own
 _MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
 
 
-def write_removals(names: list[str], decided: FileSet, table: Path, pickle: Path | None, memory: int) -> None:
+def write_removals(
+    names: list[str], decided: FileSet, table: Path, pickle: Path | None, ids: IdFiles | None, memory: int
+) -> None:
     """Task: write the REMOVALs of some files, sorted by key, as a .parquet table and as SlimPajama's pickle.
+
+    The table has the documents' own ids, if there are some.
 
     `names` are the files that REMOVALs refer to by number. A pickle of an earlier run is removed first, so that at no
     time it lies next to a table that lists other documents.
@@ -45,12 +51,13 @@ def write_removals(names: list[str], decided: FileSet, table: Path, pickle: Path
     values = pa.array(names, pa.string())
     runs = table.parent / STATE_DIR / f"{table.name}.runs"
     _reject_removed(decided, names, runs, memory)
-    with ExternalSorter(runs, REMOVAL, ("file", "row"), memory) as sorter, open_table_writer(table, _SCHEMA) as write:
+    own, schema = OwnIds(ids) if ids else None, pa.schema([*_SCHEMA, *(_IDS if ids else [])])
+    with ExternalSorter(runs, REMOVAL, ("file", "row"), memory) as sorter, open_table_writer(table, schema) as write:
         for block in _blocks(decided):
             sorter.add(block)
         for block in reject_repeated(sorter, names):
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
-                write(_columns(block[start : start + ROW_GROUP_SIZE], values))
+                write(_columns(block[start : start + ROW_GROUP_SIZE], values, own))
     if pickle:
         write_stream(pickle, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))
 
@@ -73,10 +80,12 @@ def _blocks(decided: FileSet) -> Iterator[NDArray]:
     return (block for path in decided.paths for block in read_records(path, REMOVAL, ROW_GROUP_SIZE))
 
 
-def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:
+def _columns(removals: NDArray, names: pa.StringArray, own: OwnIds | None) -> dict[str, pa.Array]:
     """Columns of the table for REMOVALs (n), given the names of all files."""
     columns = {name: pa.array(removals[name], from_pandas=True) for name in _SCHEMA.names}
     for name in ("file", "kept_file"):
         columns[name] = names.take(columns[name])
     columns["measured"] = pa.array(_MEASURED, pa.string()).take(columns["measured"])
+    if own:
+        columns |= {f"{side}id": own.of(removals[f"{side}file"], removals[f"{side}row"]) for side in ("", "kept_")}
     return columns

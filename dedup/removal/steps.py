@@ -21,6 +21,7 @@ from dedup.removal.fetching import (
     fetch_texts,
     scatter_fetched,
 )
+from dedup.removal.own_ids import IdFiles, join_ids, write_clusters
 from dedup.removal.removal_table import write_removals
 from gristmill.batches import batched
 from gristmill.counts import Counts
@@ -45,8 +46,8 @@ class RemovalSettings:
     check: SimilarityCheck | None
 
     @property
-    def reads_corpus(self) -> bool:
-        """Whether documents are read, so that the steps sort and fetch are needed."""
+    def needs_corpus(self) -> bool:
+        """Whether the decision depends on the documents themselves."""
         return self.check is not None or isinstance(self.keep, Longest | Newest)
 
 
@@ -63,6 +64,14 @@ class FetchedFiles(NamedTuple):
 
     records: FileSet
     texts: FileSet
+
+
+class FetchedClusters(NamedTuple):
+    """What the step fetch found: files, the documents' own ids (None: no document has one), and counts."""
+
+    files: FetchedFiles
+    ids: FileSet | None
+    counts: Counts
 
 
 class Decided(NamedTuple):
@@ -90,8 +99,8 @@ def fetch(
     members: Sorted,
     files: Sequence[CorpusFile],
     shards: Sequence[SignatureShard],
-) -> tuple[FetchedFiles, Counts]:
-    """Run the step fetch: copy the members' texts and signatures out of the corpus and the indexes.
+) -> FetchedClusters:
+    """Run the step fetch: copy the members' texts, own ids and signatures out of the corpus and the indexes.
 
     UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document;
     TooManyMalformed if the corpus has more malformed records than the options allow.
@@ -99,15 +108,18 @@ def fetch(
     plan, names = members.plan, set(members.plan.names)
     _check_files(settings, plan, files, shards)
     slices = cut_corpus(run, [file for file in files if file.name in names])
-    tasks = list(_text_tasks(run, settings, members, slices))
-    tasks += _signature_tasks(run, settings, members, [shard for shard in shards if shard.file in names], len(tasks))
-    counts = run.step("fetch", tasks).counts
+    of_corpus = list(_text_tasks(run, settings, members, slices))
+    indexed = [shard for shard in shards if shard.file in names]
+    tasks = [*of_corpus, *_signature_tasks(run, settings, members, indexed, len(of_corpus))]
+    done = run.step("fetch", tasks)
+    counts, ids = done.counts, sum(filter(None, done.values(int | None)))  # type: ignore[arg-type]
     counts.check_malformed(run.stage.name, run.options.max_malformed)
     _check_field(settings, counts)
     if settings.check:
         _check_signatures(plan, counts)
-    records, texts = (tuple(task.outputs[i] for task in tasks if task.outputs[i:]) for i in (0, 1))
-    return FetchedFiles(FileSet(records), FileSet(texts)), counts
+    records, texts = (FileSet(tuple(task.outputs[i] for task in tasks if task.outputs[i:])) for i in (0, 1))
+    found = FileSet(tuple(task.arguments["ids"] for task in of_corpus)) if ids else None
+    return FetchedClusters(FetchedFiles(records, texts), found, counts)
 
 
 def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
@@ -121,9 +133,10 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         own = MemberFile.of(members.members, [it.span for it in found])
         arguments = {"parts": found, "members": own, "keep": settings.keep}
         outputs = _fetch_outputs(run, settings, number)
-        arguments |= {"output": outputs[0], "texts": outputs[1] if settings.check else None}
+        ids = outputs[0].with_suffix(".ids")
+        arguments |= {"output": outputs[0], "ids": ids, "texts": outputs[1] if settings.check else None}
         size = sum(part.size for part in group)
-        yield Task(group[0].label, fetch_texts, arguments, outputs, size)
+        yield Task(group[0].label, fetch_texts, arguments, (*outputs, ids), size)
 
 
 def _signature_tasks(
@@ -239,8 +252,36 @@ def decide_without_documents(run: StageRun, settings: RemovalSettings) -> Decide
     return Decided(decided.values(list[str])[0], FileSet((output,)), decided.counts)
 
 
-def write(run: StageRun, decided: Decided, table: Path, pickle: Path | None) -> None:
-    """Run the step write: one task writes the table and, if asked for, SlimPajama's pickle."""
-    arguments = {"names": decided.names, "decided": decided.removals, "table": table, "pickle": pickle}
+def write(
+    run: StageRun,
+    settings: RemovalSettings,
+    decided: Decided,
+    fetched: FileSet | None,
+    table: Path,
+    pickle: Path | None,
+) -> None:
+    """Run the step write: one task writes the table and, if asked for, SlimPajama's pickle.
+
+    Where documents have ids of their own, another writes the clusters with them.
+    """
+    ids = _join_ids(run, fetched) if fetched else None
+    arguments = {"names": decided.names, "decided": decided.removals, "table": table, "pickle": pickle, "ids": ids}
     outputs = (table, pickle) if pickle else (table,)
-    run.step("write", [Task("write", write_removals, arguments, outputs, memory=run.options.memory_bytes)])
+    tasks = [Task("write", write_removals, arguments, outputs, memory=run.options.memory_bytes)]
+    if ids:
+        output = clusters_beside(table)
+        named = {"input_file": settings.input_file, "ids": ids, "output": output}
+        tasks.append(Task("clusters", write_clusters, named, (output,)))
+    run.step("write", tasks)
+
+
+def clusters_beside(table: Path) -> Path:
+    """The table of the clusters with the documents' own ids, next to that of removed documents."""
+    return table.with_name(f"{table.stem}_clusters.parquet")
+
+
+def _join_ids(run: StageRun, fetched: FileSet) -> IdFiles:
+    """Run the step ids: join the ids that fetch tasks found."""
+    files = IdFiles(*(run.work / "ids" / name for name in ("keys.bin", "ends.bin", "texts.bin")))
+    run.step("ids", [Task("ids", join_ids, {"fetched": fetched, **files._asdict()}, tuple(files))])
+    return files

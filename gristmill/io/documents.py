@@ -128,9 +128,11 @@ class Document(msgspec.Struct):
 
     @property
     def own_id(self) -> str | None:
-        """The user's own `id` as text, JSON if it is none; None without one."""
-        found = self.value("id")
-        return found if found is None or isinstance(found, str) else _ENCODER.encode(found).decode()
+        """The user's own `id` as text, JSON as it stands if it is none; None without one."""
+        stored, found = self.fields.get("id"), self.value("id")
+        if found is None or isinstance(found, str):
+            return found and found.encode(errors="replace").decode()  # a lone surrogate is no Unicode
+        return (bytes(stored) if isinstance(stored, msgspec.Raw) else _ENCODER.encode(found)).decode()
 
     @property
     def original_key(self) -> DocKey:

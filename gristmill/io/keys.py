@@ -159,7 +159,7 @@ class PackedKeys:
             with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:
                 for files, rows in keys:
                     fits = rows < _MOST_ROWS
-                    sorter.add(_pack(files[fits], rows[fits]).view(_PACKED))
+                    sorter.add(pack_keys(files[fits], rows[fits]).view(_PACKED))
                 write_records(path, sorter)
             yield cls(path, numbers)
         finally:
@@ -170,14 +170,15 @@ class PackedKeys:
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
         """Whether each key is among them (n), given the numbers of files (n) and rows (n)."""
-        keys = _pack(files, rows)
+        keys = pack_keys(files, rows)
         at = np.searchsorted(self.packed, keys)
         found = (at < len(self.packed)) & (rows < _MOST_ROWS)
         found[found] = self.packed[at[found]] == keys[found]
         return found
 
 
-def _pack(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:
+def pack_keys(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:
+    """Keys (n) as integers that sort as they do, from the numbers of files (n) and rows (n) below 2^40."""
     return (files.astype(np.uint64) << _ROW_BITS) + rows.astype(np.uint64)
 
 

@@ -14,11 +14,11 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.errors import GristmillError, UsageError, require
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write_bytes
 from gristmill_cli.browse.tables import RunTables
-from gristmill_cli.duplicates import mark_differences
+from gristmill_cli.duplicates import label_of, mark_differences
 from gristmill_cli.report.page import marked, page, said
 from gristmill_cli.report.records import load_options, read_options
 from gristmill_cli.run_config import RunConfig
@@ -133,25 +133,27 @@ class Pages:
         yield _paging(name, query, first, total)
         keys = [DocKey(row[f"{side}file"], row[f"{side}row"]) for row in rows for side in ("", "kept_")
                 if row.get(f"{side}file")]  # fmt: skip
-        texts = self.tables.texts(keys, name, self.config)
+        documents = self.tables.documents(keys, name, self.config)
         for row in rows:
-            yield from self._row(name, row, texts, self._address(name, query))
+            yield from self._row(name, row, documents, self._address(name, query))
 
-    def _row(self, name: str, row: dict[str, object], texts: dict[DocKey, str], back: str) -> Iterator[str]:
+    def _row(self, name: str, row: dict[str, object], documents: dict[DocKey, Document], back: str) -> Iterator[str]:
         key = DocKey(str(row["file"]), int(str(row["row"])))
+        shown = self._key(key, name, documents)
         if name == "spans":
-            yield f"<h3>{self._key(key, name)} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}</h3>"
+            yield f"<h3>{shown} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}</h3>"
             yield _beside(escape(str(row["text"])), escape(str(row["item_text"])))
         elif name == "rules":
-            yield f"<h3>{self._key(key, name)}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"
-            yield f"<blockquote>{escape(_excerpt(texts.get(key, _GONE)))}</blockquote>"
+            yield f"<h3>{shown}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"
+            yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
         else:
             kept = DocKey(str(row["kept_file"]), int(str(row["kept_row"])))
             alike = "" if row.get("similarity") is None else f", similarity {float(str(row['similarity'])):.3f}"
-            yield f"<h3>{self._key(key, name)} went for {self._key(kept, name)}{alike}</h3>"
+            yield f"<h3>{shown} went for {self._key(kept, name, documents)}{alike}</h3>"
             yield self._mark(key, back) + self._mark(kept, back)
-            if key in texts and kept in texts:
-                yield _beside(*(marked(side) for side in mark_differences(texts[key], texts[kept])))
+            if key in documents and kept in documents:
+                sides = mark_differences(documents[key].text, documents[kept].text)
+                yield _beside(*map(marked, sides))
             else:
                 yield said(_GONE)
 
@@ -175,29 +177,32 @@ class Pages:
             return
         yield _paging("cluster", query, first, int(index.sizes[place]))
         lead = index.members(place, 0, 1)[0]
-        texts = self.tables.texts([lead, *keys], "clusters", self.config)
+        documents = self.tables.documents([lead, *keys], "clusters", self.config)
         gone = self.tables.tables["duplicates"].of(keys) if "duplicates" in self.tables.tables else {}
         for key in keys:
             went = f", removed for {gone[key]['kept_file']}@{gone[key]['kept_row']}" if key in gone else ", not removed"
-            yield f"<h3>{self._key(key, 'clusters')}{escape(went)}</h3>"
+            yield f"<h3>{self._key(key, 'clusters', documents)}{escape(went)}</h3>"
             yield self._mark(key, self._address("cluster", query))
-            if key == lead or key not in texts or lead not in texts:
-                yield f"<blockquote>{escape(_excerpt(texts.get(key, _GONE)))}</blockquote>"
+            if key == lead or key not in documents or lead not in documents:
+                yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
             else:
-                yield _beside(*(marked(side) for side in mark_differences(texts[key], texts[lead])))
+                sides = mark_differences(documents[key].text, documents[lead].text)
+                yield _beside(*map(marked, sides))
         yield said("Right of each text is that of the cluster's first document.", "soft")
 
     def _document(self, query: dict[str, str]) -> Iterator[str]:
         key = DocKey.parse(query.get("key", ""))
-        found = self.tables.texts([key], query.get("of", ""), self.config).get(key, _GONE)
+        documents = self.tables.documents([key], query.get("of", ""), self.config)
+        found = _text(key, documents)
         more = f"\n… {len(found) - _LONGEST:,} more characters" if len(found) > _LONGEST else ""
-        yield f"<h2>{escape(str(key))}</h2>"
+        yield f"<h2>{escape(label_of(documents[key]) if key in documents else str(key))}</h2>"
         if query.get("of") in _MARKED_BY:
             yield self._mark(key, self._address("document", query))
         yield f'<blockquote style="white-space:pre-wrap">{escape(found[:_LONGEST])}{escape(more)}</blockquote>'
 
-    def _key(self, key: DocKey, of: str) -> str:
-        return _link(f"/document?{urlencode({'key': str(key), 'of': of})}", str(key))
+    def _key(self, key: DocKey, of: str, documents: dict[DocKey, Document]) -> str:
+        name = label_of(documents[key]) if key in documents else str(key)
+        return _link(f"/document?{urlencode({'key': str(key), 'of': of})}", name)
 
     def _mark(self, key: DocKey, back: str) -> str:
         """Buttons to mark a document."""
@@ -217,6 +222,10 @@ class Pages:
 _GONE = "the text is no longer there"
 
 
+def _text(key: DocKey, documents: dict[DocKey, Document]) -> str:
+    return documents[key].text if key in documents else _GONE
+
+
 def _link(path: str, text: str) -> str:
     return f'<a href="{escape(path)}">{escape(text)}</a>'
 
@@ -227,7 +236,7 @@ def _search(name: str, query: dict[str, str]) -> str:
     text = escape(query.get("q", ""))
     return (
         f'<form action="/{name}">{hidden}<input name="q" value="{text}" size="40" placeholder="part of a file\'s name, '
-        'or a key"> <button>search</button></form>'
+        'a key, or an id"> <button>search</button></form>'
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dedup.cluster_graph import read_texts
+from dedup.cluster_graph import read_some
+from dedup.removal.steps import clusters_beside
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import GristmillError, InputError, UsageError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_file, is_folder
 from gristmill_cli.duplicates import CLUSTERS, CORPORA, DUPLICATES
 from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
@@ -48,7 +50,7 @@ class PagedTable:
         return self.file.read_row_groups(groups.tolist()).slice(first - before, last - first).to_pylist()
 
     def find(self, text: str, equal: Mapping[str, str], first: int, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """(number, a page) of the rows of which a key has `text` in it, and columns are `equal` to something."""
+        """(number, a page) of the rows of which a key has `text` in it or an id is it, and columns are `equal`."""
         if not text and not equal:
             return len(self), self.rows(first, count)
         total, found = 0, list[dict[str, Any]]()
@@ -61,7 +63,7 @@ class PagedTable:
         return total, found
 
     def numbers(self, text: str) -> NDArray[np.int64]:
-        """The numbers of the rows of which a key has `text` in it."""
+        """The numbers of the rows of which a key has `text` in it, or an id is it."""
         found, before = [np.empty(0, np.int64)], 0
         for group in range(self.file.num_row_groups):
             table = self.file.read_row_group(group)
@@ -99,7 +101,9 @@ class PagedTable:
                 for side in ("", "kept_")
                 if f"{side}file" in table.column_names
             ]
-            mask = hits[0] if len(hits) == 1 else pc.or_(*hits)
+            ids = [name for name in ("id", "kept_id") if name in table.column_names]
+            hits += [pc.fill_null(pc.equal(table[name], text), False) for name in ids]
+            mask = reduce(pc.or_, hits)
         for name, value in equal.items():
             mask = pc.and_(mask, pc.equal(table[name], value))
         return pc.fill_null(mask, False)
@@ -141,7 +145,9 @@ class RunTables:
         self.out, self._stack = out, ExitStack()
 
     def __enter__(self) -> "RunTables":
-        wanted = {"clusters": CLUSTERS, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
+        named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
+        clusters = named if is_file(self.out / named) else CLUSTERS
+        wanted = {"clusters": clusters, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
         there = {name: self.out / path for name, path in wanted.items() if is_file(self.out / path)}
         copies = self._stack.enter_context(local_copies(list(there.values())))
         self.tables = {name: PagedTable(copy) for name, copy in zip(there, copies, strict=True)}
@@ -151,13 +157,14 @@ class RunTables:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def texts(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, str]:
-        """The texts of some documents as the stage `of` a table read them; none where they are no longer there."""
+    def documents(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, Document]:
+        """Some documents as the stage `of` a table read them; none where they are no longer there."""
         folders = {"rules": config.applied, "spans": config.unrepeated}
         folder = folders.get(of, next((self.out / name for name in CORPORA if is_folder(self.out / name)), None))
         if folder is None:
             return {}
         try:
-            return dict(read_texts(folder, sorted(set(keys)), config.text_column))
+            found = read_some(folder, sorted(set(keys)), config.text_column)
+            return {document.key: document for document in found}
         except (GristmillError, OSError):
             return {}

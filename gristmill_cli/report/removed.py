@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dedup.cluster_graph import read_texts
+from dedup.cluster_graph import read_some
 from gristmill.counts import CHANGED, READ
 from gristmill.errors import GristmillError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_folder
-from gristmill_cli.duplicates import CORPORA, mark_differences
+from gristmill_cli.duplicates import CORPORA, label_of, mark_differences
 from gristmill_cli.report.page import Number, fold, marked, pointer, said, section, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
 
-_EXCERPT = 400  # characters
+_EXCERPT, _GONE = 400, "the text is no longer there"  # characters
 _STATE = ".gristmill/run"
 
 
@@ -22,12 +22,12 @@ def show_rules(run: DataRun) -> str:
     """Some documents of each rule."""
     if not run.by_rule:
         return ""
-    texts = read_some(run, _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some])
+    found = find_some(run, _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some])
     parts = list[str]()
     for rule, some in run.by_rule.items():
         shown = "".join(
-            f"<p><b>{escape(str(it.key))}</b>, {escape(f'{it.value:.4g}')}</p>"
-            f"<blockquote>{escape(excerpt(texts.get(it.key, 'the text is no longer there')))}</blockquote>"
+            f"<p><b>{escape(_label(it.key, found))}</b>, {escape(f'{it.value:.4g}')}</p>"
+            f"<blockquote>{escape(excerpt(found[it.key].text if it.key in found else _GONE))}</blockquote>"
             for it in some
         )
         parts.append(fold(rule, shown))
@@ -40,6 +40,8 @@ def show_benchmarks(run: DataRun) -> str:
     if not run.benchmarks:
         return ""
     found = run.benchmarks.benchmarks
+    keys = [span.key for spans in run.spans.values() for span in spans]
+    documents = find_some(run, _before(run, "decontaminated"), keys)
     sources = sorted({source for its in found.values() for source in its.documents})
     where = str(BENCHMARKS)
     rows = list[list[str | Number]]()
@@ -61,7 +63,7 @@ def show_benchmarks(run: DataRun) -> str:
     parts = list[str]()
     for name, spans in run.spans.items():
         sides = "".join(
-            f"<p><b>{escape(f'{span.key} has {span.item}')}</b></p>"
+            f"<p><b>{escape(f'{_label(span.key, documents)} has {span.item}')}</b></p>"
             f'<div class="pair"><div>{escape(excerpt(span.text))}</div>'
             f"<div>{escape(excerpt(span.item_text))}</div></div>"
             for span in spans
@@ -89,12 +91,13 @@ def show_lines(run: DataRun) -> str:
             Number(documents), Number(units), Number(size), Number(share, f"{share:.2%}"),
         ])  # fmt: skip
     keys = [key for _, key in run.lines.most]
-    before, after = (read_some(run, folder, keys) for folder in (_before(run, "lines"), run.out / "lines"))
+    before, after = (find_some(run, folder, keys) for folder in (_before(run, "lines"), run.out / "lines"))
     parts = list[str]()
     for key in keys:
         if key in before and key in after:
-            left, right = (f"<div>{marked(side)}</div>" for side in mark_differences(before[key], after[key]))
-            parts.append(f'<p><b>{escape(str(key))}</b></p><div class="pair">{left}{right}</div>')
+            marks = mark_differences(before[key].text, after[key].text)
+            left, right = (f"<div>{marked(side)}</div>" for side in marks)
+            parts.append(f'<p><b>{escape(_label(key, before))}</b></p><div class="pair">{left}{right}</div>')
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
     total = said(f"{record.total(CHANGED).bytes:,} bytes of {unit} that repeat are left out.")
     shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""
@@ -113,11 +116,16 @@ def _before(run: DataRun, folder: str) -> Path | None:
     return next((run.out / name for name in earlier if is_folder(run.out / name)), None)
 
 
-def read_some(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, str]:
-    """The texts of some documents; none where they are no longer there."""
+def _label(key: DocKey, documents: dict[DocKey, Document]) -> str:
+    return label_of(documents[key]) if key in documents else str(key)
+
+
+def find_some(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, Document]:
+    """Some documents; none where they are no longer there."""
     if corpus is None:
         return {}
     try:
-        return dict(read_texts(corpus, sorted(set(keys)), str(run.options.get("text_column", "text"))))
+        found = read_some(corpus, sorted(set(keys)), str(run.options.get("text_column", "text")))
+        return {document.key: document for document in found}
     except (GristmillError, OSError):
         return {}

@@ -32,7 +32,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     texts = [" ".join(f"{number}{word}" for word in WORDS) for number in range(30)]
     texts += [f"{HOSTILE} {text} more" for text in texts[:25]] + [f"{HOSTILE} few"] * 3
     (root / "corpus/b&<i>").mkdir(parents=True)
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    own = {row: {"id": f"<i>{row}"} for row in (1, 31, 56)}
+    lines = "".join(json.dumps({"text": text} | own.get(row, {})) + "\n" for row, text in enumerate(texts))
     (root / "corpus/b&<i>/a.jsonl").write_text(lines)
     (root / "own.toml").write_text("words.min = 20\n")
     (root / "quiz.jsonl").write_text(json.dumps({"question": " ".join(texts[29].split()[5:30])}) + "\n")
@@ -92,6 +93,18 @@ def test_tables_are_shown_with_texts_and_only_as_text(config: RunConfig) -> None
     assert "1word89 more" in Numbers(document).text
     for page in (pairs, rules, cluster, document):
         assert not {"script", "img"} & Numbers(page).tags and HOSTILE.split()[0] in Numbers(page).text
+
+
+def test_documents_are_named_and_found_by_their_own_ids(config: RunConfig) -> None:
+    with served(config.out) as server:
+        for name, shown in (("duplicates", 1), ("clusters", 1), ("rules", 0)):
+            found = read(f"{server}{name}?{urlencode({'q': '<i>31'})}")
+            assert f"1 to 1 of {shown}" in found if shown else "none of 0" in found, name
+        pairs, rules, cluster = (
+            read(f"{server}{name}") for name in ("duplicates?q=%3Ci%3E31", "rules", "cluster?place=1")
+        )
+    assert all("@31 (id <i>31)" in Numbers(page).text for page in (pairs, cluster))
+    assert "@1 (id <i>1)" in Numbers(pairs).text and "@56 (id <i>56)" in Numbers(rules).text
 
 
 def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None
 def test_what_cannot_be_shown_is_refused_in_a_sentence(out: Path, tmp_path: Path) -> None:
     for options, fault in (
         ({"of": "web/a.jsonl@0"}, "was not removed as a duplicate, nor kept for one"),
-        ({"of": "web"}, "is not a document's key"),
+        ({"of": "web"}, "has no pair with it, as an id or a key"),
         ({"source": "none"}, "no document of it was removed"),
         ({"of": "web/a.jsonl@0", "source": "web"}, "choose different things"),
         ({"show": 0}, "expected positive numbers"),
@@ -209,9 +209,8 @@ def test_a_run_whose_function_makes_parts_names_them_and_the_id(
         )
     )  # fmt: skip
     assert funnel is not None and funnel.tallies["web"]["further parts"].documents == 22
-    written = io.StringIO()
-    Console(width=160, file=written).print(show_duplicates(tmp_path / "out"))
-    assert (
-        "web/a.jsonl@42 (id page-21, part web/a.jsonl@21#0) beside web/a.jsonl@40 (id page-20, part web/a.jsonl@20#0)"
-        in written.getvalue()
-    )
+    removed, kept = (f"web/a.jsonl@{2 * row} (id page-{row}, part web/a.jsonl@{row}#0)" for row in (21, 20))
+    for of in ("", "page-21", "page-20"):
+        written = io.StringIO()
+        Console(width=160, file=written).print(show_duplicates(tmp_path / "out", of=of))
+        assert f"{removed} beside {kept}" in written.getvalue()

@@ -36,7 +36,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others += [HOSTILE + others[0], HOSTILE + others[0] + " once more"]
     for source, texts in (("web", template_pages(1200)), ("b&<i>", others)):
         (root / "corpus" / source).mkdir(parents=True)
-        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        ids = [{"id": f"{row}th"} if source != "web" else {} for row in range(len(texts))]
+        lines = (json.dumps({"text": text} | own) + "\n" for text, own in zip(texts, ids, strict=True))
         (root / "corpus" / source / "a.jsonl").write_text("".join(lines))
     run(
         RunConfig(
@@ -95,6 +96,10 @@ def test_texts_and_names_are_only_text(written: str) -> None:
     assert not {"script", "img", "iframe", "link"} & Numbers(written).tags
     assert "onerror" in Numbers(written).text and "b&<i>" in Numbers(written).text
     assert "default-src 'none'" in written and len(written) < 5e6
+
+
+def test_documents_are_named_by_their_own_ids_too(written: str) -> None:
+    assert "b&<i>/a.jsonl@40 (id 40th) beside b&<i>/a.jsonl@0 (id 0th)" in Numbers(written).text
 
 
 def test_pictures_are_there_and_in_the_colours_of_the_page(written: str) -> None:

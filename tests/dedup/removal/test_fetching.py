@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dedup.cluster_graph import read_texts
+from dedup.cluster_graph import read_some
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from tests.dedup.removal.clustered_corpus import (
@@ -92,9 +92,9 @@ def test_texts_come_from_the_slices_that_hold_them(
     (tmp_path / "a.jsonl").write_bytes(data.replace(b'{"text":"text 3"}', b"{torn}         ", 1))
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1000)
     rows = [499, 0, 250, 251]
-    found = dict(read_texts(tmp_path, [DocKey("a.jsonl", row) for row in rows]))
+    found = {it.key: it.text for it in read_some(tmp_path, [DocKey("a.jsonl", row) for row in rows])}
     assert found == {DocKey("a.jsonl", row): f"text {row}" for row in rows}
     for row in (3, 500, 9999):
         with pytest.raises(InputError, match=f"no document in row {row}"):
-            dict(read_texts(tmp_path, [DocKey("a.jsonl", row)]))
+            list(read_some(tmp_path, [DocKey("a.jsonl", row)]))
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
