@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -40,6 +40,7 @@ def apply(
     function: Positional[str],
     options: RunOptions = RunOptions(),
     *,
+    format: Literal["jsonl", "parquet"] = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Run a function of yours over every document of a corpus; it yields those to keep.
@@ -62,6 +63,8 @@ def apply(
         function: The function as module:function, such as my_filters:keep_english; the module is searched for on
             PYTHONPATH and in the current folder.
         options: Workers, memory, and when to stop; they change no output.
+        format: Of the files that are written: jsonl, compressed as those that were read, or parquet, whose fields have
+            one type in all files of a source; nested fields are structs and lists.
         text_column: The column or field that holds the text, which is `document.text`.
 
     Returns:
@@ -69,11 +72,13 @@ def apply(
     """
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
-    targets = plan_targets(files, target_dir)
+    targets = plan_targets(files, target_dir, parquet=format == "parquet")
     arguments = {"function": function, "version": version_of(function)}
     with open_stage(STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir]) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)
+        done = rewrite_corpus(
+            run, "apply", files, targets, apply_to_slices, arguments, function, parquet=format == "parquet"
+        )
         return run.finish(done.counts)
 
 

@@ -1,30 +1,40 @@
-"""Steps that write a corpus anew, file by file: a large file is written in pieces by several tasks, then joined."""
+"""Steps that write a corpus anew, file by file: a large file is written in pieces by several tasks, then joined.
 
+As Parquet, every file is a piece of JSON lines first: the step schema finds the types of each source's fields, and the
+step parquet writes the files with them.
+"""
+
+from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
-from gristmill.io.corpus_names import normal_name
-from gristmill.io.documents import CorpusFile, stem
+from gristmill.io.corpus_names import normal_name, table_name
+from gristmill.io.documents import CorpusFile, source_of, stem
 from gristmill.io.files import STATE_DIR, rejects_path
 from gristmill.io.parquet_tables import open_table, open_table_writer, stream_table
-from gristmill.io.readers import Slice
+from gristmill.io.readers import SLICE_BYTES, Slice
+from gristmill.io.writers import merge_schemas, reject_unwritable, schema_of, write_documents
 from gristmill.storage.local import concatenate
 
+_MOST_FILES = 256  # that one task writes as Parquet
 _TABLE = ".removed"  # suffix of the table of one task
 Targets = dict[str, Path]  # name of an input file → its output file
 
 
-def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False) -> Targets:
+def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False, parquet: bool = False) -> Targets:
     """The output file of each input file. UsageError if two would be written to one."""
-    outputs = {file.name: normal_name(file.name, zst) for file in files}
+    outputs = {file.name: table_name(file.name) if parquet else normal_name(file.name, zst) for file in files}
     by_output = defaultdict(list)
     for name, output in outputs.items():
         by_output[output].append(name)
@@ -46,24 +56,28 @@ def rewrite_corpus(
     foreign: str = "",
     table: Path | None = None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
+    parquet: bool = False,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     `foreign`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these are joined to
-    it, in the order of the corpus. `of_group`: arguments that differ from group to group.
+    it, in the order of the corpus. `of_group`: arguments that differ from group to group. With `parquet`, what the
+    tasks write as JSON lines becomes Parquet files, which `targets` are.
     """
     slices = cut_raw_corpus(run, files)
     tables = run.ledger.root / STATE_DIR / run.output if table else None
-    pieces = [part for part in slices if is_piece(part)]
+    pieces = {part: _piece_path(run, part, targets) for part in slices if parquet or is_piece(part)}
     done = read_slices(
         run,
         step,
         slices,
-        lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign, tables, of_group),
+        lambda groups: _slice_tasks(groups, pieces, targets, function, arguments, foreign, tables, of_group),
     )
-    if pieces:
-        run.step("join", _join_tasks(run, pieces, targets, done))
+    if parquet:
+        _write_tables(run, files, _pieces_of(run, pieces, done), targets)
+    elif pieces:
+        run.step("join", _join_tasks(_pieces_of(run, pieces, done), targets))
     if table:
         found = (run.ledger.path(output) for record in done.records for output in record.outputs)
         given = {"tables": FileSet(tuple(path for path in found if path.suffix == _TABLE)), "output": table}
@@ -72,8 +86,8 @@ def rewrite_corpus(
 
 
 def _slice_tasks(
-    run: StageRun,
     groups: list[SliceGroup],
+    pieces: dict[Slice, Path],
     targets: Targets,
     function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
@@ -83,7 +97,7 @@ def _slice_tasks(
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
     for group in groups:
-        outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
+        outputs = tuple(pieces.get(part, targets[part.name]) for part in group)
         size = sum(part.size for part in group)
         given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {})}
         more = (tables / f"{group[0].label}{_TABLE}",) if tables else ()
@@ -93,27 +107,89 @@ def _slice_tasks(
 
 
 def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:
-    """Path of a piece, with the target's suffix and so its compression."""
+    """Path of a piece, with the target's suffix and so its compression; for a table, of JSON lines."""
     name = targets[part.name].name
-    return run.work / part.name / f"{part.start}{name.removeprefix(stem(name))}"
+    suffix = name.removeprefix(stem(name))
+    return run.work / part.name / f"{part.start}{'.jsonl.zst' if suffix == '.parquet' else suffix}"
 
 
-def _join_tasks(run: StageRun, pieces: list[Slice], targets: Targets, done: StepResult) -> Iterator[Task]:
-    """A task for each large file: it joins the pieces, and the files of their malformed records."""
+class Pieces(NamedTuple):
+    """The pieces of one file, in order, and the files of their malformed records."""
+
+    paths: list[Path]
+    rejects: list[Path]
+
+
+def _pieces_of(run: StageRun, pieces: dict[Slice, Path], done: StepResult) -> dict[str, Pieces]:
+    """The pieces of each file."""
     written = {run.ledger.path(output) for record in done.records for output in record.outputs}
+    found = dict[str, Pieces]()
     for name, of_file in groupby(pieces, key=lambda part: part.name):
-        paths = [_piece_path(run, part, targets).absolute() for part in of_file]
-        found = [path for path in map(rejects_path, paths) if path in written]
-        arguments = {"pieces": paths, "rejects": found, "target": targets[name]}
+        paths = [pieces[part].absolute() for part in of_file]
+        found[name] = Pieces(paths, [path for path in map(rejects_path, paths) if path in written])
+    return found
+
+
+def _join_tasks(pieces: dict[str, Pieces], targets: Targets) -> Iterator[Task]:
+    """A task for each large file: it joins the pieces, and the files of their malformed records."""
+    for name, found in pieces.items():
+        arguments = {"pieces": found.paths, "rejects": found.rejects, "target": targets[name]}
         yield Task(name, join_pieces, arguments, (targets[name],))
 
 
 def join_pieces(pieces: list[Path], rejects: list[Path], target: Path) -> None:
     """Task: concatenate the pieces of one file, as .jsonl, .gz and .zst allow, and their malformed records."""
     concatenate(pieces, target)
+    _join_rejects(rejects, target)
+
+
+def _join_rejects(rejects: list[Path], target: Path) -> None:
     rejects_path(target).unlink(missing_ok=True)
     if rejects:
         concatenate(rejects, rejects_path(target))
+
+
+def _write_tables(run: StageRun, files: Sequence[CorpusFile], pieces: dict[str, Pieces], targets: Targets) -> None:
+    """Run the steps schema and parquet: a file is written with the types of all records of its source."""
+    groups = list(batched(files, count=_MOST_FILES, size=SLICE_BYTES, size_of=lambda file: file.size))
+    tasks = [
+        Task(group[0].name, find_schemas, {"pieces": {file.name: pieces[file.name].paths for file in group}})
+        for group in groups
+    ]
+    found = defaultdict[str, list[tuple[str, pa.Schema]]](list)
+    for schemas in run.step("schema", tasks).values(dict[str, str]):
+        for name, encoded in schemas.items():
+            found[source_of(name)].append((name, _decode_schema(encoded)))
+    merged = {source: merge_schemas(schemas) for source, schemas in found.items()}
+    for source, schema in merged.items():
+        reject_unwritable(schema, source)
+    tasks = []
+    for group in groups:
+        outputs = tuple(targets[file.name] for file in group)
+        schemas = {file.source: _encode_schema(merged[file.source]) for file in group}
+        given = {"pieces": [(file.source, pieces[file.name]) for file in group], "schemas": schemas, "targets": outputs}
+        tasks.append(Task(group[0].name, write_tables, given, outputs))
+    run.step("parquet", tasks)
+
+
+def find_schemas(pieces: dict[str, list[Path]]) -> Result:
+    """Task: the value is the schema of the records in the pieces of each file."""
+    return Result(Counts({}, []), {name: _encode_schema(schema_of(paths, name)) for name, paths in pieces.items()})
+
+
+def write_tables(pieces: list[tuple[str, Pieces]], schemas: dict[str, str], targets: tuple[Path, ...]) -> None:
+    """Task: write the pieces of some files, each of a source, as Parquet, with the schemas of the sources."""
+    for (source, found), target in zip(pieces, targets, strict=True):
+        write_documents(found.paths, _decode_schema(schemas[source]), target)
+        _join_rejects(found.rejects, target)
+
+
+def _encode_schema(schema: pa.Schema) -> str:
+    return b64encode(schema.serialize()).decode()
+
+
+def _decode_schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
 
 
 def concatenate_tables(tables: FileSet, output: Path) -> None:

@@ -68,6 +68,17 @@ def unknown_suffix(name: str) -> str:
     return suffix if stem and suffix else "no suffix"
 
 
+def table_name(name: str) -> str:
+    """Name of the Parquet file that is written for a corpus file.
+
+    >>> table_name("b/a.jsonl.zst")
+    'b/a.parquet'
+    """
+    parts = parse_name(name)
+    assert parts is not None, name
+    return f"{parts.stem}.parquet"
+
+
 def normal_name(name: str, zst: bool = False) -> str:
     """Name of the file of JSON lines that is written for a corpus file: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`.
 

@@ -1,22 +1,35 @@
-"""Writers: .jsonl, .jsonl.gz and .jsonl.zst files, written atomically, and files of malformed records."""
+"""Writers: .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, written atomically, and files of malformed records.
+
+Values in a .parquet are as JSON has them: an object is a struct, a list a list, whole numbers int64, others double;
+points in time are text. A field that a record lacks is null. A field has one type in all records; whole and other
+numbers mix.
+"""
 
 import base64
 import gzip
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet
 import zstandard
 
-from gristmill.errors import wrap_write_errors
+from gristmill.batches import batched
+from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.corpus_names import LINE_FORMATS, compression_of, parse_name
 from gristmill.io.files import rejects_path
+from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
 ZSTD_LEVEL = 3
+_BATCH_ROWS, _BATCH_BYTES = 1024, 4 << 20  # of lines that are Python values together
+_GROUP_BYTES = 32 << 20  # of lines in a row group, or of one line
+_FAULTS = (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError)
 
 
 class Sink(Protocol):
@@ -80,3 +93,87 @@ def _raw_field(raw: bytes) -> dict[str, str]:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:
         return {"raw_base64": base64.b64encode(raw).decode()}
+
+
+def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:
+    """The schema of the records in some .jsonl.zst files, written for the file `name`.
+
+    UsageError for a field whose values have types that no column holds.
+    """
+    schema = pa.schema([])
+    for records, _ in _batches(pieces):
+        found = {field: column.type for field, column in _columns(records, {}, name).items()}
+        schema = merge_schemas([(name, schema), (name, pa.schema(found))])
+    return schema
+
+
+def merge_schemas(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+    """One schema for records of all, by the names of their files. UsageError if a field has types that do not mix."""
+    merged = pa.schema([])
+    for name, schema in schemas:
+        try:
+            merged = pa.unify_schemas([merged, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise _unwritable(name, f"{error}") from error
+    return merged
+
+
+def write_documents(pieces: Iterable[Path], schema: pa.Schema, target: Path) -> None:
+    """Write the records of some .jsonl.zst files, in their order, as one Parquet file, atomically."""
+    with atomic_write(target) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        held, size = list[pa.RecordBatch](), 0
+        for records, read in _batches(pieces):
+            columns = _columns(records, {field.name: field.type for field in schema}, target.name)
+            held.append(pa.RecordBatch.from_pydict(columns, schema))
+            size += read
+            if size >= _GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held, size = [], 0
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
+
+
+def _batches(pieces: Iterable[Path]) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    """(records, bytes of their lines) of some files, a few at a time."""
+    lines = (line for path in pieces for line in _lines(path))
+    for batch in batched(lines, count=_BATCH_ROWS, size=_BATCH_BYTES, size_of=len):
+        yield [decode_value(msgspec.Raw(line)) for line in batch], sum(map(len, batch))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with (
+        path.open("rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader,
+        io.BufferedReader(reader) as lines,
+    ):
+        yield from lines
+
+
+def _columns(records: list[dict[str, Any]], types: dict[str, pa.DataType], name: str) -> dict[str, pa.Array]:
+    """The columns of records, of their own types or of `types`, which then are all columns."""
+    columns = dict[str, pa.Array]()
+    for field in types or dict.fromkeys(field for record in records for field in record):
+        try:
+            columns[field] = pa.array([record.get(field) for record in records], types.get(field))
+        except _FAULTS as error:
+            raise _unwritable(name, f"field {field!r}: {error}") from error
+    return columns
+
+
+def reject_unwritable(schema: pa.Schema, name: str) -> None:
+    """UsageError for fields with objects that have no fields, which Parquet cannot hold."""
+    for field in schema:
+        if _has_empty_struct(field.type):
+            raise _unwritable(name, f"field {field.name!r} has objects without fields")
+
+
+def _has_empty_struct(kind: pa.DataType) -> bool:
+    children = [kind.field(i).type for i in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not children) or any(map(_has_empty_struct, children))
+
+
+def _unwritable(name: str, fault: str) -> UsageError:
+    return UsageError(
+        f"{name} cannot be written as Parquet, whose fields have one type each: {fault}. Change the field in your "
+        "function, or try --format jsonl"
+    )
