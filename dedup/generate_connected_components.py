@@ -38,7 +38,7 @@ from dedup.candidates.input_shards import (
 from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
 from dedup.clustering.lsh import Bands, choose_bands, describe_recall
 from dedup.clustering.union_find import UnionFind
-from gristmill.command import command
+from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts, LargeCluster
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
@@ -53,6 +53,7 @@ CLUSTERED = "clustered"
 ALONE = "alone"
 
 
+@reads_no_documents()
 def generate_connected_components(
     input_dir: Path,
     out_file: Path,

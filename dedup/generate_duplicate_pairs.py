@@ -24,7 +24,7 @@ from dedup.candidates.input_shards import (
     list_signature_shards,
 )
 from dedup.clustering.lsh import check_bands
-from gristmill.command import command
+from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
@@ -39,6 +39,7 @@ ALONE = "alone"
 _BLOCK = 1 << 18  # lines formatted together
 
 
+@reads_no_documents()
 def generate_duplicate_pairs(
     input_dir: Path,
     out_file: Path,

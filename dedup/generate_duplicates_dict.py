@@ -18,7 +18,7 @@ from dedup.removal import steps
 from dedup.removal.fetching import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.steps import RemovalSettings
-from gristmill.command import command
+from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
@@ -36,6 +36,7 @@ from gristmill.storage.names import name_of
 STAGE = Stage("generate_duplicates_dict", version=6, libraries=("pyarrow", "unicode"))
 
 
+@reads_no_documents(unless="corpus")
 def generate_duplicates_dict(
     input_file: Path,
     out_file: Path,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -30,6 +30,8 @@ from gristmill.process_end import TERMINATED, discard_output, raised_signals
 from gristmill.urls import unknown_scheme_in
 
 INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
+_NO_DOCUMENTS = "reads_no_documents"  # attribute of a function: see there
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
 
 
@@ -167,10 +169,24 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(module, function.__name__)
 
 
+def reads_no_documents(unless: str = "") -> Callable[[_Function], _Function]:
+    """Decorator of a stage that reads no documents, `unless` that argument is given: --max_malformed is then refused.
+
+    On a command line alone: a `gristmill run` gives its limit to all stages.
+    """
+
+    def mark(function: _Function) -> _Function:
+        function.__dict__[_NO_DOCUMENTS] = unless
+        return function
+
+    return mark
+
+
 def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
     """A function with the same arguments that checks them, and returns the call: what is parsed runs later.
 
-    Paths that are URLs of an unknown scheme are refused, and a scratch size without effect.
+    Paths that are URLs of an unknown scheme are refused, and a scratch size or a limit of malformed records without
+    effect.
     """
 
     @functools.wraps(function)
@@ -179,6 +195,12 @@ def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
             require(not (fault := unknown_scheme_in([arguments, named])), fault)
             for options in (value for value in (*arguments, *named.values()) if isinstance(value, RunOptions)):
                 options.check_scratch([arguments, named])
+                unless = getattr(function, _NO_DOCUMENTS, None)
+                require(
+                    unless is None or bool(named.get(unless)) or options.max_malformed == RunOptions.max_malformed,
+                    f"--max_malformed {options.max_malformed:g} has no effect on {function.__name__}, which reads no "
+                    f"documents{f' without --{unless}' if unless else ''}: leave it out",
+                )
             return function(*arguments, **named)
 
         return call

@@ -12,6 +12,7 @@ from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.to_hash import to_hash
+from gristmill.command import reads_no_documents
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 
@@ -53,6 +54,7 @@ def sign(
     )  # fmt: skip
 
 
+@reads_no_documents()
 def cluster(
     minhash: Positional[Path],
     out: Path,
@@ -86,6 +88,7 @@ def cluster(
     )  # fmt: skip
 
 
+@reads_no_documents(unless="corpus")
 def remove(
     clusters: Positional[Path],
     out: Path,

@@ -125,3 +125,18 @@ def test_errors_are_a_line_and_an_exit_code(run: Callable, out: Path) -> None:
     ended = run(PAIRS.format(out=out).replace("--bands 9", "--bands 10"), fails=2)
     assert "--range 13 × --bands 10 = 130" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python dedup/generate_duplicate_pairs.py --input_dir {0} --out_file {0}/p.txt --range 13 --bands 9",
+        "python dedup/generate_connected_components.py --input_dir {0} --out_file {0}/c.pickle",
+        "python dedup/generate_duplicates_dict.py --input_file {0}/c.pickle --out_file {0}/d.pickle",
+        "python -m gristmill_cli cluster {0} --out {0}/c.parquet",
+        "python -m gristmill_cli remove {0}/c.parquet --out {0}/d.parquet",
+    ],
+)
+def test_a_limit_of_malformed_records_is_refused_where_none_is_read(words: str, tmp_path: Path, run: Callable) -> None:
+    ended = run(f"{words.format(tmp_path)} --max_malformed 0.5", fails=2)
+    assert ended.stderr.startswith("error: --max_malformed 0.5 has no effect on ")
