@@ -21,6 +21,13 @@ from gristmill.errors import UsageError, require
 _SHORTEST, _LONGEST = 0.1, 86_400  # seconds
 _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _FRAME = re.compile("[─│╭╮╰╯]+|-{8,}")  # the box that tyro draws around its errors
+_CHOICE = re.compile(
+    r"invalid choice '(?P<given>.*?)' for argument '(?P<option>.*?)'\. [Ee]xpected one of \((?P<names>.*?)\)"
+)
+_NOT_A_NUMBER = re.compile(
+    r"parsing (?P<option>[^ :]+): (?:(?P<whole>invalid literal for int.*?)|could not convert string to float): "
+    r"(?P<given>'.*?')"
+)
 
 
 def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence[Any] = (), default: Any = None) -> Any:
@@ -47,9 +54,14 @@ def _plain_message(printed: str) -> str:
     lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
     end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
     message = " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
-    return re.sub(
-        r"invalid choice ('.*?') for argument '(.*?)'\. (Expected|expected)", r"\2: got \1, expected", message
-    )
+    if choice := _CHOICE.search(message):
+        names = [name for name in re.findall(r"'(.*?)'", choice["names"]) if name != "None"]
+        nearest = difflib.get_close_matches(choice["given"], names, n=1, cutoff=0.3)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        return f"{choice['option']}: got {choice['given']!r}, expected one of {', '.join(names)}{hint}"
+    if number := _NOT_A_NUMBER.search(message):
+        return f"{number['option']}: got {number['given']}, expected a {'whole ' * bool(number['whole'])}number"
+    return message
 
 
 class _Registry(ConstructorRegistry):

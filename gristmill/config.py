@@ -116,7 +116,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+        raise InputError(f"{path}: expected TOML, got {error}; fix that line, or give another --config") from error
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:

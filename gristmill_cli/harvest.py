@@ -27,10 +27,11 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
 
-MARKER = ".harvest"  # written first: the folder is ours, and of what size; at the end it has what was gathered
+MARKER = f"{STATE_DIR}/harvest"  # written first: the folder is ours, and of what size; at the end, what was gathered
 MEGABYTE = 1_000_000
 OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file
 MIN_DOCSTRING = 80  # characters; shorter docstrings are left out
@@ -79,7 +80,7 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
             return before
     found, left = Harvest(megabytes), int(megabytes * MEGABYTE)
     with wrap_write_errors(marker):
-        out_dir.mkdir(parents=True, exist_ok=True)
+        marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_bytes(msgspec.json.encode(found))
     for source, rules in _sources().items():
         budget = left if source == "github" else int(megabytes * MEGABYTE) // 4

@@ -154,7 +154,7 @@ def _run_and_print(arguments: list[str]) -> None:
     if funnel is None:
         names = [stage.name for stage in plan_stages(config)]
         following = names[names.index(str(config.until)) + 1]
-        console.print(f"finished {config.until}; next: {following}. Run the same command with --from {following}")
+        console.print(f"finished {config.until}; next: {following}. To continue, run the same command without --until")
         return
     console.print(funnel)
     held_out = Manifest.load(config.out / "tokens" / HELD_OUT).documents

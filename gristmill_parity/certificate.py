@@ -114,7 +114,8 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
 def report(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: float) -> Group:
     """Build the terminal report; error messages are plain text, not interpreted as rich's markup."""
     skipped = [Text(f"skipped: {line}") for line in plan.skipped]
-    return Group(_table(rows), _refusals(plan.refused), *skipped, Text(summary(rows, seconds)))
+    refused = [_refusals(plan.refused)] if plan.refused else []
+    return Group(_table(rows), *refused, *skipped, Text(summary(rows, seconds)))
 
 
 _COLUMNS = ("case", "processes", *QUANTITIES, "limit", "calls", "KiB", "seconds", "")

@@ -5,6 +5,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +49,7 @@ def parity(
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
+    plan = replace(plan, refused={}) if only else plan
     cases = [case for case in plan.cases if only in str(case)]
     if not cases:
         raise UsageError(f"--only is {only!r}, which no row's name has; one is {str(plan.cases[-1])!r}")

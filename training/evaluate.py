@@ -17,7 +17,7 @@ from training.evaluate_config import EvaluateConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, evaluate and print. On a user error every process exits with its code."""
     with exit_on_user_error():
-        config = read_options(EvaluateConfig, argv, prog="evaluate")
+        config = read_options(EvaluateConfig, argv, prog="gristmill evaluate")
         config.check()
 
         from training.evaluation import evaluate_and_report_failures

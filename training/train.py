@@ -35,7 +35,7 @@ def train(config: TrainConfig) -> "Summary":
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
     with exit_on_user_error():
-        config = read_options(TrainConfig, argv, prog="train.py")
+        config = read_options(TrainConfig, argv, prog="gristmill train")
         config.check()
 
         from training.loop import train_and_report_failures

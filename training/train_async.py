@@ -39,7 +39,7 @@ def train_async(config: AsyncConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and serve or work."""
     with exit_on_user_error():
-        config = read_options(AsyncConfig, argv, prog="train_async.py")
+        config = read_options(AsyncConfig, argv, prog="gristmill train-async")
         config.check()
         train_async(config)
 

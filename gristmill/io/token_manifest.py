@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import reject_unfinished
-from gristmill.storage.files import is_file, read_file
+from gristmill.storage.files import is_file, list_names, read_file
 from gristmill.storage.local import atomic_write_bytes, sha256_file
 
 MANIFEST = "manifest.json"
@@ -101,7 +101,11 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         reject_unfinished(folder)
         path = folder / MANIFEST
         if not is_file(path):
-            raise UsageError(f"no token shards in {folder}: expected {path}; make it with tokenize_corpus")
+            below = " or ".join(
+                str(folder / name) for name in sorted(list_names(folder)) if is_file(folder / name / MANIFEST)
+            )
+            hint = f"try {below}" if below else "make it with gristmill tokenize"
+            raise UsageError(f"no token shards in {folder}: expected {path}; {hint}")
         try:
             with read_errors(path):
                 manifest = msgspec.json.decode(read_file(path), type=cls)

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.documents import list_corpus, scan_corpus
 from gristmill_cli.harvest import MARKER, docstrings, harvest_corpus
 
 MEGABYTES = 0.6
@@ -35,6 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_budget_is_shared_and_every_record_has_text_and_its_path(corpus: Path) -> None:
+    assert not scan_corpus(corpus).unread  # a run would name them
     sizes: dict[str, int] = {}
     for file in list_corpus(corpus):
         for record in records(file.path):

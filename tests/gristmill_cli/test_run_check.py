@@ -49,7 +49,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "sources", "a column", "--sources: expected a table of tables"),
     ("", "from", "tokenise", "expected"),
     ("", "from", "to_hash", "--from to_hash: normalize_text has not finished: give --from normalize_text"),
-    ("", "until", "nowhere", "'normalize_text', 'apply', 'filter_quality', 'remove_lines', 'decontaminate', "),
+    ("", "until", "nowhere", "expected one of normalize_text, apply, filter_quality, remove_lines, decontaminate, "),
     ("", "until", "generate_exact_pairs --dedup.exact false", "expected one of normalize_text, filter, to_hash"),
     ("", "until", "filter --from pass1", "expected stages in the order of the run"),
     ("", "scratch", "{folder}/file", "/file: expected a folder, and it is a file"),
@@ -254,7 +254,7 @@ def test_a_wrong_key_of_the_file_is_refused(folder, tmp_path, capsys, text, want
 def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
     (tmp_path / "run.toml").write_text("[mix\n")
     code, message = refused(folder, "--config", str(tmp_path / "run.toml"), capsys=capsys)
-    assert code == 1 and "is not TOML" in message
+    assert code == 1 and "expected TOML" in message
 
 
 def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:

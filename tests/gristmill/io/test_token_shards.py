@@ -184,7 +184,11 @@ def test_damage_is_recognised(tmp_path: Path, damage: str) -> None:
 
 
 def test_no_manifest_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="make it with tokenize_corpus"):
+    with pytest.raises(UsageError, match="make it with gristmill tokenize"):
+        open_shards(tmp_path)
+    (tmp_path / "train").mkdir()
+    write_folder(tmp_path / "train")
+    with pytest.raises(UsageError, match=f"; try {tmp_path / 'train'}$"):
         open_shards(tmp_path)
 
 

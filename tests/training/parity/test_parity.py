@@ -48,7 +48,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "gristmill_cli", "parity", "--only", name, "--out", tmp_path / "c.md"]
     done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "2 rows, 2 green, 0 red" in done.stdout and name in done.stdout
+    assert "2 rows, 2 green, 0 red" in done.stdout and name in done.stdout and "refused" not in done.stdout
     assert "**red**" not in (tmp_path / "c.md").read_text()
 
 
