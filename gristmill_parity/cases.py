@@ -53,6 +53,10 @@ SHRUNK = {
         "experts": 6, "experts_per_token": 2, "expert_width": 24, "dense_layers": 1, "expert_groups": 3,
         "groups_per_token": 2, "balance": "none", "rope_original_context": 8,
     }),
+    "gpt-oss-20b": Shrunk({
+        "head_dim": 20, "window": 7, "experts": 4, "experts_per_token": 2, "rope_original_context": 8,
+        "balance": "none",
+    }),
     "glm-130b": Shrunk(in_transformers=False),
     "codegeex-13b": Shrunk(in_transformers=False),
     "llama-2-7b": Shrunk(has_own_parts=False),

@@ -194,6 +194,12 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("latent", cp, {"documents": True}),
         ("latent", replace(dp, zero=3), {"recompute": "selective", "optimizer": "adamw"}),
         ("latent", replace(dp, ep=2), {}),
+        ("sinks", _ONE, {"reference": "plain decoder"}),
+        ("sinks", tp, {"reference": "plain decoder"}),
+        ("sinks", replace(pp, schedule="zbv"), {"recompute": "full"}),
+        ("sinks", cp, {"documents": True}),
+        ("sinks", replace(dp, zero=3), {"optimizer": "adamw"}),
+        ("sinks", replace(dp, ep=2), {"documents": True}),
     ]
     if full:
         rows += [
@@ -220,6 +226,13 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("latent", _3D, {"optimizer": "adamw"}), ("latent", tp, {"dropout": 0.1, "reference": "plain decoder"}),
             ("latent", replace(_3D, ep=2, zero=1), {"recompute": "full"}),
             ("latent", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
+            ("sinks", replace(cp, context="ulysses"), {"recompute": "full"}), ("sinks", cp, {"dropout": 0.1}),
+            ("sinks", replace(cp, tp=2, context="ulysses"), {"dropout": 0.1, "documents": True}),
+            ("sinks", replace(tp, sequence_parallel=True), {"recompute": "full", "documents": True}),
+            ("sinks", _3D, {"optimizer": "adamw"}), ("sinks", tp, {"dropout": 0.1, "reference": "plain decoder"}),
+            ("sinks", replace(_3D, ep=2, zero=1), {"recompute": "full"}),
+            ("sinks", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
+            ("sinks, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
             ("latent, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
         ]  # fmt: skip
     for sparse, layout, options in rows:

@@ -43,7 +43,8 @@ class PlainModel:
         sizes = PlainSizes(
             model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
             model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
-            model.rope_attention_factor, model.window or 0,
+            model.rope_attention_factor, model.window or 0, model.full_attention_every, bool(model.rope_truncate),
+            model.mlp == "swiglu-clamped",
         )  # fmt: skip
         parts = PlainParts(
             str(model.residual),
@@ -77,7 +78,7 @@ def _plain_experts(model: ModelConfig, weights: Named) -> PlainExperts:
         PlainRouting(
             model.experts_per_token, model.router == "sigmoid", bool(model.router_normalize), model.router_scale,
             model.expert_groups, model.groups_per_token, str(model.balance), model.balance_loss, model.router_z_loss,
-            model.balance_rate,
+            model.balance_rate, model.mlp == "swiglu-clamped",
         ),
     )  # fmt: skip
 
@@ -125,6 +126,9 @@ _FUSED = {
 }  # fmt: skip
 
 
+_OF_ALL_EXPERTS = {f"{part}_proj{kind}" for part in ("gate_up", "down") for kind in ("", "_bias")}
+
+
 def tensor_in_memory(model: Any, name: str, head: str, kind: str) -> Tensor:
     """The "data" or "grad" of a tensor of files, of that name, in transformers' `model`.
 
@@ -135,6 +139,9 @@ def tensor_in_memory(model: Any, name: str, head: str, kind: str) -> Tensor:
         parameter = model.get_output_embeddings().weight if name == head else model.get_parameter(layer)
         found: Tensor = getattr(parameter, kind)
         return found
+    if matrix in _OF_ALL_EXPERTS:
+        whole: Tensor = getattr(model.get_parameter(name), kind)
+        return whole
     expert, part, _ = matrix.split(".")
     fused, half = _FUSED[part]
     found = getattr(model.get_parameter(f"{layer}.experts.{fused}"), kind)[int(expert)]
@@ -165,12 +172,15 @@ def reference_optimizer(case: Case, model: PlainModel | TransformersModel) -> to
     if case.optimizer == "sgd":
         return torch.optim.SGD(model.parameters, lr=LR)
     matrices: list[Tensor] = []
+    named = model.weights if isinstance(model, PlainModel) else {}
+    biases = [w for name, w in named.items() if name.endswith("bias")]  # experts' have two dimensions
     if case.optimizer == "muon":
-        assert isinstance(model, PlainModel)
-        matrices = [w for name, w in model.weights.items() if name.startswith("blocks.") and w.ndim >= 2]
+        blocks = [w for name, w in named.items() if name.startswith("blocks.") and w.ndim >= 2]
+        matrices = [w for w in blocks if not any(w is bias for bias in biases)]
     rest = [w for w in model.parameters if not any(w is matrix for matrix in matrices)]
     groups = [
-        {"params": [p for p in rest if (p.ndim >= 2) is decays], "weight_decay": decay}
+        {"params": [p for p in rest if (p.ndim >= 2 and not any(p is b for b in biases)) is decays]}
+        | {"weight_decay": decay}
         for decays, decay in ((True, ADAMW.weight_decay), (False, 0.0))
     ]
     adamw = torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)

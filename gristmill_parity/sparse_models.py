@@ -30,6 +30,17 @@ SPARSE: Mapping[str, Mapping[str, Any]] = {
         "kv_heads": 0, "kv_lora_rank": 20, "experts": 3, "experts_per_token": 3, "expert_width": 48,
         "balance": "sequence",
     },
+    # gpt-oss's attention and sparse layers
+    "sinks": {
+        "sinks": True, "window": 7, "full_attention_every": 2, "qkv_bias": True, "out_bias": True, "mlp_bias": True,
+        "mlp": "swiglu-clamped", "router_bias": True, "experts": 6, "experts_per_token": 2, "expert_width": 24,
+        "balance": "sequence", "balance_loss": 0.3, "rope_scaling": "yarn", "rope_factor": 4.0, "rope_base": 500.0,
+        "rope_original_context": 8, "rope_truncate": False,
+    },
+    "sinks, all": {
+        "sinks": True, "window": 7, "full_attention_every": 2, "mlp_bias": True, "mlp": "swiglu-clamped",
+        "router_bias": True, "experts": 3, "experts_per_token": 3, "expert_width": 48, "balance": "sequence",
+    },
     # 16 bits round scores, so that a token may choose other experts than in float64: here it has all
     "all": {"experts": 3, "experts_per_token": 3, "expert_width": 48, "shared_experts": 1, "balance": "sequence"},
 }  # fmt: skip

@@ -172,9 +172,9 @@ class PlanRequest:
             "model of as many parameters as a token uses",
         )
         require(
-            not self.model.kv_lora_rank,
-            f"the model has latent attention (model.kv_lora_rank {self.model.kv_lora_rank}), whose time and memory are "
-            "not predicted yet; try one without",
+            not (self.model.kv_lora_rank or self.model.sinks or self.model.full_attention_every),
+            "the model has latent attention, sinks or windows in some layers only, whose time and memory are not "
+            "predicted yet; try one without",
         )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:

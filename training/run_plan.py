@@ -149,7 +149,16 @@ def given_model(config: TrainConfig) -> ModelConfig:
 
 
 def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
-    """Raise UsageError for options of the run that do not go together with a sparse model."""
+    """Raise UsageError for options of the run that do not go together with a sparse model, or with sinks."""
+    require(
+        not model.sinks or not config.compile,
+        "compile and model.sinks: its blocks of attention are not compiled; try --compile false",
+    )
+    require(
+        not model.sinks or config.memory.recompute != "selective",
+        "memory.recompute selective and model.sinks: it keeps the results of products, and those of attention with "
+        "sinks are the scores of all tokens; try --memory.recompute full",
+    )
     require(
         not model.experts or not config.compile,
         f"compile and model.experts {model.experts}: how many tokens an expert has is not known to a compiler; "

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gristmill_parity.plain.experts import PlainExperts
+from gristmill_parity.plain.experts import PlainExperts, gated
 
 UInt64s = npt.NDArray[np.uint64]
 
@@ -41,6 +41,12 @@ class PlainSizes:
     attention_factor: float = 1.0
     window: int = 0
     """Tokens that a token attends to; 0: all before it."""
+    full_every: int = 0
+    """Every so many-th layer has no window."""
+    truncate: bool = True
+    """The ends of YaRN's ramp are whole pairs."""
+    clamped: bool = False
+    """gpt-oss's SwiGLU."""
 
 
 class PlainDecoder:
@@ -93,9 +99,14 @@ class PlainDecoder:
         distance = position[:, None] - position
         scores = scores + self._bias(distance)
         scores = scores.masked_fill(distance < 0, -math.inf)  # a token sees none after it
-        scores = scores.masked_fill(distance >= (sizes.window or len(position)), -math.inf)
-        exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
-        shares = self._drop(name, exponentials / exponentials.sum(-1, keepdim=True), sample_ids)
+        is_full = sizes.full_every and (int(block.split(".")[1]) + 1) % sizes.full_every == 0
+        scores = scores.masked_fill(distance >= ((not is_full and sizes.window) or len(position)), -math.inf)
+        largest = scores.amax(-1, keepdim=True)
+        exponentials = (scores - largest).exp()
+        total = exponentials.sum(-1, keepdim=True)
+        if f"{name}.sinks" in self.weights:  # gpt-oss: one more score, of a key without a value
+            total = total + (self.weights[f"{name}.sinks"][:, None, None] - largest).exp()
+        shares = self._drop(name, exponentials / total, sample_ids)
         mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)
         return self._drop(f"{name}.out", self._linear(f"{name}.o", mixed), sample_ids)
 
@@ -147,7 +158,9 @@ class PlainDecoder:
                 pairs * math.log(sizes.original_context / (2 * math.pi * turns), sizes.rope_base)
                 for turns in sizes.turns
             )
-            start, stop = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+            if sizes.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            start, stop = max(first, 0), min(last, 2 * pairs - 1)
             kept = 1 - min(1.0, max(0.0, (pair - start) / (stop - start if stop != start else 0.001)))
         return kept * frequency + (1 - kept) * frequency / sizes.factor
 
@@ -162,7 +175,7 @@ class PlainDecoder:
         up = self._linear(f"{name}.up", x)
         if f"{name}.gate.weight" in self.weights:
             gate = self._linear(f"{name}.gate", x)
-            return self._linear(f"{name}.down", gate / (1 + (-gate).exp()) * up)
+            return self._linear(f"{name}.down", gated(gate, up, self.sizes.clamped))
         inner = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
         return self._linear(f"{name}.down", up / 2 * (1 + inner.tanh()))
 

@@ -28,6 +28,8 @@ class PlainRouting:
     z_loss: float
     rate: float
     """By which a bias of the choice changes in a step."""
+    clamped: bool = False
+    """Experts are gpt-oss's."""
 
 
 class PlainExperts:
@@ -60,14 +62,19 @@ class PlainExperts:
         """Of x (B, T, D) the weighted sum over the chosen experts, (B, T, D)."""
         shares = self._weights(f"{name}.router", x)
         gate, up, down = (self.weights[f"{name}.experts.{part}.weight"] for part in ("gate", "up", "down"))
-        inner = torch.einsum("btd,efd->btef", x, gate)
-        inner = inner / (1 + (-inner).exp()) * torch.einsum("btd,efd->btef", x, up)
-        return torch.einsum("bte,btef,edf->btd", shares, inner, down)
+        biases = [self.weights.get(f"{name}.experts.{part}.bias", torch.zeros(())) for part in ("gate", "up", "down")]
+        inner = gated(
+            torch.einsum("btd,efd->btef", x, gate) + biases[0],
+            torch.einsum("btd,efd->btef", x, up) + biases[1],
+            self.routing.clamped,
+        )
+        outputs = torch.einsum("btef,edf->bted", inner, down) + biases[2]
+        return torch.einsum("bte,bted->btd", shares, outputs)
 
     def _weights(self, name: str, x: Tensor) -> Tensor:
         """The weight of each expert for each token, zero for those that were not chosen: (B, T, E)."""
         how = self.routing
-        logits = x @ self.weights[f"{name}.weight"].T
+        logits = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", torch.zeros(()))
         scores = 1 / (1 + (-logits).exp()) if how.sigmoid else logits.exp() / logits.exp().sum(-1, keepdim=True)
         preference = scores.detach() + self.biases.get(name, 0.0)
         if how.groups > 1:
@@ -95,6 +102,14 @@ class PlainExperts:
                 self.loss = self.loss + loss * tokens * len(scores[own])
         if how.z_loss:
             self.loss = self.loss + how.z_loss * logits.exp().sum(-1).log().square().mean() * sequences * tokens
+
+
+def gated(gate: Tensor, up: Tensor, clamped: bool) -> Tensor:
+    """SwiGLU's elementwise part (Shazeer 2020, equation 6), or gpt-oss's, as its published code has it."""
+    if not clamped:
+        return gate / (1 + (-gate).exp()) * up
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return (up + 1) * gate / (1 + (-1.702 * gate).exp())
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

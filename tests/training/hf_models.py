@@ -56,6 +56,23 @@ MODELS = {
         rope_mscale_all_dim=1.0,
     ),
     "deepseek_v3, without a bias": replace(LATENT, balance="sequence", shared_experts=2, dense_layers=0),
+    "gpt_oss": replace(
+        SIZES,
+        kv_heads=2,
+        sinks=True,
+        window=3,
+        full_attention_every=2,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        mlp="swiglu-clamped",
+        experts=5,
+        router_bias=True,
+        rope_scaling="yarn",
+        rope_factor=4.0,
+        rope_truncate=False,
+        rope_original_context=8,
+    ),
     "gpt2": replace(SIZES, preset="gpt2"),
     "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
     "gpt_neox": replace(SIZES, preset="gpt-neox", rope_fraction=0.34),
@@ -202,6 +219,11 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "deepseek_v3": lambda: transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)),
     "deepseek_v3, no vector of queries": lambda: transformers.DeepseekV3ForCausalLM(
         transformers.DeepseekV3Config(**DEEPSEEK | {"q_lora_rank": None, "first_k_dense_replace": 0})
+    ),
+    "gpt_oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **LLAMA, head_dim=8, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, sliding_window=3
+        )
     ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
     "gpt2, untied": lambda: transformers.GPT2LMHeadModel(

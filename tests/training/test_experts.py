@@ -14,6 +14,7 @@ from tests.training.conftest import small_run
 from training.checkpoint.shard_storage import stored_shapes
 from training.config import TrainConfig
 from training.experimental.parallel_config import ParallelConfig
+from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.parallel.expert.routing import Loads
 from training.reporting.expert_load import describe_starving
@@ -123,6 +124,11 @@ def test_what_a_run_cannot_do_with_experts_is_refused(config: TrainConfig, monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"is not known to a compiler; try --compile false"):
         RunPlan.of(replace(sparse(config), compile=True))
+    sinks = replace(config, model=replace(config.model, sinks=True))
+    with pytest.raises(UsageError, match=r"compile and model.sinks: .* try --compile false"):
+        RunPlan.of(replace(sinks, compile=True))
+    with pytest.raises(UsageError, match=r"memory.recompute selective and model.sinks: .* try --memory.recompute full"):
+        RunPlan.of(replace(sinks, memory=MemoryConfig(recompute="selective")))
     muon = replace(config.optim, name="muon")
     with pytest.raises(UsageError, match=r"optim.name muon with parallel.ep 2: .* try --parallel.ep 1, or --optim.na"):
         RunPlan.of(replace(sparse(config), optim=muon, parallel=ParallelConfig(ep=2, dp=2)))

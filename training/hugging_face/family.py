@@ -9,10 +9,11 @@ from training.model.model_config import ModelConfig
 
 # How a Hugging Face tensor holds our matrices, which are (outputs, inputs) like nn.Linear's:
 # "linear": as they are; "conv1d": (inputs, outputs), several concatenated along the outputs (GPT-2);
+# "experts": of all experts, (experts, inputs, outputs), several as neighbouring outputs (gpt-oss);
 # "rotated heads", "rotated": the last rows, of each head or of all, are rotated, a pair of them being neighbours
 # (DeepSeek), and here the first half and the second; "buffer": no weight or bias, but of this whole name;
 # "per head": several, interleaved head by head along the outputs: (heads, several, head width) rows (GPT-NeoX, BLOOM)
-TensorLayout = Literal["linear", "conv1d", "per head", "rotated heads", "rotated", "buffer"]
+TensorLayout = Literal["linear", "conv1d", "per head", "experts", "rotated heads", "rotated", "buffer"]
 
 
 # transformers' names of the activations: ours. "gelu" is exact there, and the tanh approximation is here
@@ -112,6 +113,7 @@ _SCALINGS: dict[str, dict[str, str]] = {
     "yarn": {
         "factor": "rope_factor", "original_max_position_embeddings": "rope_original_context",
         "beta_slow": "rope_low", "beta_fast": "rope_high", "attention_factor": "rope_attention_factor",
+        "truncate": "rope_truncate",
     },
 }  # fmt: skip
 _WITHOUT_EFFECT = (("partial_rotary_factor", 1.0), ("truncate", True))  # transformers' defaults

@@ -76,6 +76,7 @@ def read_hf_config(
     if isinstance(window, int) and isinstance(context, int) and window > context:
         say(f"its sliding_window of {window} tokens is longer than its context of {context}: the model has none here")
         del values["window"]
+        values.pop("full_attention_every", None)
     try:
         model = msgspec.convert({"preset": family.preset, **family.parts, **values}, ModelConfig)
         check_ranges(model, "model.")

@@ -37,6 +37,9 @@ class HFTensor:
         if self.layout == "conv1d" and len(self.part_shape) == 2:
             outputs, inputs = self.part_shape
             return inputs, outputs * len(self.parameters)
+        if self.layout == "experts":
+            outputs = self.part_shape[1] * len(self.parameters)
+            return self.part_shape[0], *self.part_shape[2:], outputs
         return self.part_shape[0] * max(1, len(self.parameters)), *self.part_shape[1:]
 
     def stored_as(self, dtype: torch.dtype) -> torch.dtype:
@@ -51,6 +54,10 @@ class HFTensor:
             return {self.parameters[0]: [(tensor[None], spec)]}
         if not self.parameters:
             return {}
+        if self.layout == "experts":
+            outputs = tensor.mT if tensor.ndim == 3 else tensor
+            whole, count = ShardSpec.whole(self.part_shape), len(self.parameters)
+            return {name: [(outputs[:, i::count], whole)] for i, name in enumerate(self.parameters)}
         if self.rotated:
             return {self.parameters[0]: list(self._neighbours(tensor))}
         if self.layout == "per head":
@@ -109,7 +116,7 @@ def hf_tensors(family: ModelFamily, model: ModelConfig) -> list[HFTensor]:
 
 
 def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
-    """Expand a row of the table to the weight and bias of every layer; a buffer that the model lacks is of zeros."""
+    """Expand a row of the table to every layer's weight and bias, or tensor; a buffer that the model lacks is zeros."""
     rotated = model.qk_rope_head_dim if row.layout.startswith("rotated") else 0
     for layer in range(model.layers if "{}" in row.theirs else 1):
         if row.layout == "buffer":
@@ -118,13 +125,14 @@ def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int,
             if model.is_sparse(layer):
                 yield HFTensor(row.theirs.format(layer), held, shape, row.layout, model.heads)
             continue
-        for kind in ("weight", "bias"):
-            names = tuple(f"{name.format(layer)}.{kind}" for name in row.ours.split())
+        for kind in (".weight", ".bias", ""):
+            names = tuple(f"{name.format(layer)}{kind}" for name in row.ours.split())
             if names[0] in shapes and row.theirs.count("{}") > 1:
                 experts, *matrix = shapes[names[0]]
                 for expert in range(experts):
-                    theirs = f"{row.theirs.format(layer, expert)}.{kind}"
+                    theirs = f"{row.theirs.format(layer, expert)}{kind}"
                     yield HFTensor(theirs, names, tuple(matrix), row.layout, model.heads, (expert, experts))
             elif names[0] in shapes:
-                theirs = f"{row.theirs.format(layer)}.{kind}"
+                end = {".weight": "", ".bias": "_bias"}[kind] if row.layout == "experts" else kind
+                theirs = f"{row.theirs.format(layer)}{end}"
                 yield HFTensor(theirs, names, shapes[names[0]], row.layout, model.heads, rotated=rotated)

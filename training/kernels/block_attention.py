@@ -108,6 +108,19 @@ def merge_block(out: Tensor, lse: Tensor, term: tuple[Tensor, Tensor]) -> None:
     lse.copy_(both)
 
 
+def merge_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Merge the key of value 0 that each query of a head sees, with the head's score, `sinks` (H,); in place."""
+    both = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    out.mul_((lse - both).exp_()[..., None])
+    lse.copy_(both)
+
+
+def sink_gradients(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """The gradient of `sinks` (H,); `lse` and `delta` as of `block_gradients`."""
+    weights = (sinks.to(lse.dtype)[:, None] - lse).exp_()
+    return -(weights * delta).sum((0, 2)).to(sinks.dtype)
+
+
 def block_gradients(
     q: Tensor, k: Tensor, v: Tensor, seen: Seen, grad: Tensor, lse: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,10 +27,11 @@ class Attention(nn.Module):
     joint_norms = False
     """Norms of the queries and keys of all heads together."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.head_dim, self.window = config.head_dim, config.window or 0
-        self.dropout = Dropout(config.dropout, f"{name}.attention")
+        self.head_dim, self.window = config.head_dim, config.layer_window(layer)
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.sinks else None
+        self.dropout = Dropout(config.dropout, f"blocks.{layer}.attention")
         bias = bool(config.qkv_bias)
         self.q = Linear(config.width, config.q_width, bias=bias)
         self.k = Linear(config.width, config.kv_width, bias=bias)
@@ -47,7 +48,7 @@ class Attention(nn.Module):
         """
         table, documents = table if isinstance(table, DocumentTable) else (table, None)
         q, k, v = self.heads(x, table, documents)
-        mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents)
+        mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents, self.sinks)
         return self.o(self.mix(mask, q, k, v, sample_ids).transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def heads(self, x: Tensor, table: SequenceTable, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,8 +87,8 @@ class Attention(nn.Module):
 class QueryAttention(Attention):
     """Attention whose queries are learned, one per position: of the next token's (Zeng et al. 2021, PanGu-α, 3.2)."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
-        super().__init__(config, name)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
         self.query = nn.Embedding(config.context, config.width)
 
     def project(self, x: Tensor, documents: Documents | None) -> Sequence[Tensor]:

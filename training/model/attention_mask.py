@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.kernels.block_attention import Seen
 from training.kernels.dispatch import kernels_for
 from training.kernels.precision import accumulation_dtype
+from training.kernels.sink_attention import sink_attention
 from training.kernels.varlen_attention import has_varlen_kernel, varlen_attention
 from training.kernels.windowed_attention import windowed_attention
 from training.model.documents import Documents
@@ -27,6 +29,8 @@ class Mask(NamedTuple):
     """Added to the scores by distance (ALiBi): (1, H, T, T), -inf for later tokens."""
     documents: Documents | None = None
     """It sees those of its document."""
+    sinks: Tensor | None = None
+    """Of each head the score of a key of value 0, which it sees besides, (H,)."""
 
     def hidden(self, length: int, device: torch.device) -> Tensor:
         """The tokens that a token does not see, bool: (T, T), or of documents (B, 1, T, T), queries by keys."""
@@ -38,6 +42,8 @@ class Mask(NamedTuple):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention by torch's fused kernels: no weights, and on most devices no mask, of (T, T) in memory."""
         documents = self.documents
+        if self.sinks is not None:
+            return self._attend_with_sinks(q, k, v, self.sinks)
         if documents is None:
             return self._attend_within_sequence(q, k, v)
         if documents.bounds is None or torch.compiler.is_compiling():
@@ -58,9 +64,19 @@ class Mask(NamedTuple):
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         scores = scores if self.bias is None else scores + self.bias
         hidden = self.hidden(q.shape[2], q.device)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=accumulation_dtype(q.dtype))
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+        weights = scores.softmax(-1, dtype=accumulation_dtype(q.dtype))[..., : k.shape[2]]
         mixed = dropout(weights, sample_ids).to(v.dtype) @ v
         return mixed if self.documents is None else self.documents.join_sequences(mixed)
+
+    def _attend_with_sinks(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        if self.documents is None:
+            return sink_attention(q, k, v, sinks, Seen(0, 0, self.window))
+        q, k, v = (self.documents.split_sequences(t) for t in (q, k, v))
+        first = torch.arange(q.shape[2], device=q.device) - self.documents.positions
+        return self.documents.join_sequences(sink_attention(q, k, v, sinks, Seen(0, 0, self.window, first)))
 
     def _attend_within_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         length, grouped = q.shape[2], q.shape[1] != k.shape[1]

@@ -19,7 +19,7 @@ class Block(nn.Module):
         super().__init__()
         name = f"blocks.{layer}"
         self.attention_norm = build_norm(config)
-        self.attention = (attention or (LatentAttention if config.kv_lora_rank else Attention))(config, name)
+        self.attention = (attention or (LatentAttention if config.kv_lora_rank else Attention))(config, layer)
         self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
         self.mlp: SparseMLP | GatedMLP | MLP = SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)

@@ -26,10 +26,10 @@ class LatentAttention(Attention):
     kernels, fused ones and those across ranks, want keys and values of one width.
     """
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super(Attention, self).__init__()
-        self.config, self.window = config, config.window or 0
-        self.dropout = Dropout(config.dropout, f"{name}.attention")
+        self.config, self.window, self.sinks = config, config.layer_window(layer), None
+        self.dropout = Dropout(config.dropout, f"blocks.{layer}.attention")
         rank, heads = config.kv_lora_rank, config.heads
         if config.q_lora_rank:
             self.q_a = Linear(config.width, config.q_lora_rank, bias=False)

@@ -22,6 +22,7 @@ def rope_defaults(config: "ModelConfig") -> dict[str, Any]:
         "rope_factor": factor,
         "rope_low": config.rope_low or low,
         "rope_high": config.rope_high or high,
+        "rope_truncate": config.rope_truncate is not False,
         "rope_attention_factor": config.rope_attention_factor or attention,
     }
 
@@ -48,10 +49,10 @@ def check_rope(config: "ModelConfig") -> None:
         "try --model.rope_scaling linear --model.rope_factor 2",
     )
     unused = {} if kind in _TURNS else {"rope_original_context": 0, "rope_low": 0, "rope_high": 0}
-    unused |= {} if kind == "yarn" else {"rope_attention_factor": 1}
+    unused |= {} if kind == "yarn" else {"rope_attention_factor": 1, "rope_truncate": True}
     for name, none in unused.items():
         value = getattr(config, name)
-        require(value == none, f"model.{name} {value} has no effect with model.rope_scaling {kind}; leave it at 0")
+        require(value == none, f"model.{name} {value} has no effect with model.rope_scaling {kind}; leave it out")
     if kind in _TURNS:
         require(
             config.rope_original_context > 0,
@@ -127,6 +128,7 @@ def expert_defaults(config: "ModelConfig", ffn_width: int) -> dict[str, Any]:
         "sparse_every": config.sparse_every or 1,
         "router": config.router or "softmax",
         "router_normalize": config.router_normalize is not False,
+        "router_bias": bool(config.router_bias),
         "router_scale": config.router_scale or 1.0,
     }
     if not config.experts:
@@ -149,7 +151,7 @@ def check_experts(config: "ModelConfig") -> None:
     """Raise UsageError for options of sparse layers that do not fit together, or that have no effect."""
     if not config.experts:
         unused = {**dict.fromkeys((*_COUNTS, *_LOSSES), 0), "sparse_every": 1, "router": "softmax"}
-        unused |= {"router_normalize": True, "router_scale": 1.0, "balance": "none"}
+        unused |= {"router_normalize": True, "router_scale": 1.0, "router_bias": False, "balance": "none"}
         for name, none in unused.items():
             value = getattr(config, name)
             require(
@@ -163,9 +165,13 @@ def check_experts(config: "ModelConfig") -> None:
         f"model.experts_per_token {chosen} is above model.experts {experts}; try --model.experts_per_token {experts}",
     )
     require(
-        config.is_gated and not config.mlp_bias,
-        f"model.experts {experts} needs gated MLPs without biases, and model.mlp is {config.mlp}, model.mlp_bias "
-        f"{config.mlp_bias}; try --model.mlp swiglu --model.mlp_bias false",
+        config.is_gated,
+        f"model.experts {experts} needs gated MLPs, and model.mlp is {config.mlp}; try --model.mlp swiglu",
+    )
+    require(
+        not config.mlp_bias or not config.shared_experts,
+        f"model.shared_experts {config.shared_experts} have no biases, and model.mlp_bias is true; "
+        "try --model.mlp_bias false",
     )
     require(
         bool(config.sparse_layers),

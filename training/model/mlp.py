@@ -13,7 +13,7 @@ from training.model.model_config import ModelConfig
 
 def gate_function(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """The elementwise part of a gated MLP."""
-    return geglu if config.mlp == "geglu" else swiglu
+    return {"geglu": geglu, "swiglu-clamped": clamped_swiglu}.get(str(config.mlp), swiglu)
 
 
 class GatedMLP(nn.Module):
@@ -36,6 +36,12 @@ class GatedMLP(nn.Module):
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """GeGLU's elementwise part, with the exact GELU: tensors of one shape (Shazeer 2020, equation 5)."""
     return gelu(gate, "none") * up
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) gate σ(1.702 gate) of clamped tensors of one shape, as gpt-oss's published code has it."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 
 class MLP(nn.Module):

@@ -37,7 +37,9 @@ class ModelConfig:
         "position_offset": Range(0, 1000),
         **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
         **dict.fromkeys(("experts", "experts_per_token", "shared_experts", "dense_layers"), Range(0, 10_000)),
-        **dict.fromkeys(("sparse_every", "expert_groups", "groups_per_token"), Range(0, 10_000)),
+        **dict.fromkeys(
+            ("full_attention_every", "sparse_every", "expert_groups", "groups_per_token"), Range(0, 10_000)
+        ),
         **dict.fromkeys(("expert_width", "q_lora_rank", "kv_lora_rank"), Range(0, 10_000_000)),
         **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("router_scale", "router_z_loss", "balance_loss", "balance_rate"), Range(0)),
@@ -70,9 +72,9 @@ class ModelConfig:
     """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
     position_offset: int | None = None
     """Rows of the learned positions before the first position's, which nothing uses; None: the preset's, of OPT 2."""
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
+    mlp: Literal["swiglu", "swiglu-clamped", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
     """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
-    the logistic function."""
+    the logistic function; swiglu-clamped: gpt-oss's."""
     residual: Literal["pre-norm", "parallel", "deepnorm"] | None = None
     """pre-norm: each sublayer adds to the stream, which it sees normalised; parallel: attention and MLP see the same
     stream, as in GPT-NeoX; deepnorm: the normalised stream goes on, times (2 layers)^½, as in GLM-130B."""
@@ -108,6 +110,10 @@ class ModelConfig:
     window: int | None = None
     """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
     preset's."""
+    full_attention_every: int = 0
+    """With a window: every n-th layer has none, as in gpt-oss (2); 0: the preset's, or all have it."""
+    sinks: bool | None = None
+    """A learned score of each head takes a share of attention's weights, and adds no value, as in gpt-oss."""
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
@@ -129,6 +135,8 @@ class ModelConfig:
     """Frequencies that turn more often in rope_original_context stay; 0: 4 for llama3, 32 for yarn."""
     rope_attention_factor: float = 0.0
     """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
+    rope_truncate: bool | None = None
+    """Of yarn: rope_low and rope_high are rounded to pairs of features; None: the preset's, or true."""
     rope_mscale_all_dim: float = 0.0
     """With yarn and latent attention: all scores are multiplied by (0.1 x rope_mscale_all_dim ln(rope_factor) + 1)²."""
     norm_eps: float = 0.0
@@ -152,6 +160,8 @@ class ModelConfig:
     """Scores of the experts from the router's logits, in float32; None: the preset's, or softmax."""
     router_normalize: bool | None = None
     """Divide the chosen experts' scores by their sum; None: the preset's, or true."""
+    router_bias: bool | None = None
+    """A bias of the router's logits, as in gpt-oss."""
     router_scale: float = 0.0
     """Factor of the chosen experts' weights; 0: the preset's, or 1."""
     expert_groups: int = 0
@@ -218,6 +228,7 @@ class ModelConfig:
             window=self.window or 0,
             position_offset=self.position_offset or 0,
             qk_norm=bool(self.qk_norm),
+            sinks=bool(self.sinks),
             bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
             residual=self.residual or "pre-norm",
             embed_norm=bool(self.embed_norm),
@@ -234,6 +245,11 @@ class ModelConfig:
     def is_sparse(self, layer: int) -> bool:
         """True if the layer has experts in place of one MLP."""
         return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
+
+    def layer_window(self, layer: int) -> int:
+        """Tokens that a token of the layer attends to; 0: all before it."""
+        every = self.full_attention_every
+        return 0 if every and (layer + 1) % every == 0 else self.window or 0
 
     @property
     def sparse_layers(self) -> list[int]:
@@ -279,7 +295,7 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """True if the MLP has a gate: three matrices instead of two."""
-        return self.mlp in ("swiglu", "geglu")
+        return self.mlp in ("swiglu", "swiglu-clamped", "geglu")
 
     @property
     def rotary_dim(self) -> int:
@@ -340,6 +356,16 @@ class ModelConfig:
         require(
             not self.window or self.positions != "alibi",
             f"model.window {self.window} and model.positions alibi: a window has no bias; try --model.window 0",
+        )
+        require(
+            bool(self.window) or not self.full_attention_every,
+            f"model.full_attention_every {self.full_attention_every} has no effect without a window; "
+            "try --model.window 128",
+        )
+        require(
+            not self.sinks or (self.positions != "alibi" and not self.kv_lora_rank),
+            f"model.sinks with model.positions {self.positions} and model.kv_lora_rank {self.kv_lora_rank}: neither "
+            "ALiBi nor latent attention has them; try --model.sinks false",
         )
         require(
             not self.position_offset or self.positions == "learned",

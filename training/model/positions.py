@@ -136,7 +136,9 @@ def scaled_frequencies(config: ModelConfig, frequencies: Tensor) -> Tensor:
         kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
     else:
         first, last = (_pair_that_turns(config, times) for times in (config.rope_high, config.rope_low))
-        start, end = max(math.floor(first), 0), min(math.ceil(last), config.rotary_dim - 1)
+        if config.rope_truncate:
+            first, last = math.floor(first), math.ceil(last)
+        start, end = max(first, 0), min(last, config.rotary_dim - 1)
         pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
         kept = 1 - ((pairs - start) / (end - start or 0.001)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / config.rope_factor)

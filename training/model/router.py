@@ -34,6 +34,7 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.experts, config.width))
+        self.bias = nn.Parameter(torch.empty(config.experts)) if config.router_bias else None
         self.choice_bias: Tensor | None
         self.register_buffer("choice_bias", torch.zeros(config.experts) if config.balance == "bias" else None)
         self.tokens = Tokens()
@@ -48,7 +49,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of features (B, T, D) the chosen experts and their weights, (B, T, K); the tokens of each expert, (E,)."""
         config, wide = self.config, accumulation_dtype(x.dtype)
-        logits = F.linear(x.to(wide), self.weight.to(wide))
+        logits = F.linear(x.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide))
         scores = logits.softmax(-1) if config.router == "softmax" else logits.sigmoid()
         chosen = self._choose(scores.detach())
         weights = scores.gather(-1, chosen)

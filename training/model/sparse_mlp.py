@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from training.kernels.dispatch import grouped_linear
+from training.kernels.precision import accumulation_dtype
 from training.model.mlp import GatedMLP, gate_function
 from training.model.model_config import ModelConfig
 from training.model.router import Router
@@ -47,14 +48,15 @@ class SparseMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU or GeGLU MLPs, one for each expert: rows (N, D), of one expert after the other, to (N, D)."""
+    """Gated MLPs, one for each expert: rows (N, D), of one expert after the other, to (N, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         count, width, features = config.experts, config.width, config.expert_width
-        self.gate = ExpertLinear(count, width, features)
-        self.up = ExpertLinear(count, width, features)
-        self.down = ExpertLinear(count, features, width)
+        bias = bool(config.mlp_bias)
+        self.gate = ExpertLinear(count, width, features, bias)
+        self.up = ExpertLinear(count, width, features, bias)
+        self.down = ExpertLinear(count, features, width, bias)
         self.combine = gate_function(config)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -63,14 +65,36 @@ class Experts(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """A matrix for each expert, (E, outputs, inputs)."""
+    """A matrix for each expert, (E, outputs, inputs), and perhaps a bias, (E, outputs)."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+    bias_share = 1.0
+    """Of the bias that is added here: several ranks may add a part of it each, with terms of one sum."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        return grouped_linear(x, self.weight, counts)
+        x = grouped_linear(x, self.weight, counts)
+        return x if self.bias is None else _AddBiases.apply(x, self.bias, counts, self.bias_share)
+
+
+class _AddBiases(torch.autograd.Function):
+    """Rows plus `share` of their experts' biases; the backward pass sums rows one after the other, as autograd's own
+    does not on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, counts: Tensor, share: float) -> Tensor:
+        ctx.save_for_backward(counts)
+        ctx.share = share
+        return x.add(bias.repeat_interleave(counts, 0, output_size=len(x)), alpha=share)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (counts,) = ctx.saved_tensors
+        sums = torch.segment_reduce(grad.to(accumulation_dtype(grad.dtype)), "sum", lengths=counts, axis=0)
+        return grad, sums.mul_(ctx.share).to(grad.dtype), None, None
 
 
 class Rows(torch.autograd.Function):

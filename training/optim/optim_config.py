@@ -136,8 +136,10 @@ def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
     >>> part_of("blocks.0.attention.q.weight", (8, 8)), part_of("blocks.0.attention.q.bias", (8,))
     ('hidden', 'biases')
     """
+    if name.endswith(("bias", "sinks")):
+        return "biases"
     if len(global_shape) < 2:
-        return "biases" if name.endswith("bias") else "norms"
+        return "norms"
     if is_lookup(name):
         return "embeddings"
     return "head" if name.startswith("head.") else "hidden"

@@ -12,14 +12,14 @@ _CHUNK = 1 << 20  # elements drawn at a time: bounds the memory for float64 inte
 
 
 def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
-    """Initialise a shard in place: zeros for biases, ones for norms, else normal (see `deviation_of`).
+    """Initialise a shard in place: zeros for biases and sinks, ones for norms, else normal (see `deviation_of`).
 
     `values` has shape `spec.size`; `name` is the parameter's name. Draws the shard's elements only; on the meta device
     there are none.
     """
     if values.is_meta:
         return
-    if name.endswith("bias"):
+    if name.endswith(("bias", "sinks")):
         values.zero_()
         return
     if len(spec.global_shape) == 1:

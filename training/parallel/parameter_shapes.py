@@ -90,6 +90,8 @@ def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     """Queries, keys and values, and their norms."""
     q, copies, prefix = model.q_width // tp, kv_copies(model, tp), f"blocks.{layer}.attention"
     kv = model.kv_width * copies // tp
+    if model.sinks:
+        yield ParameterShape(f"{prefix}.sinks", (model.heads // tp,), tp > 1, layer)
     for name, features, held in (("q", q, 1), ("k", kv, copies), ("v", kv, copies)):
         matrix = ParameterShape(f"{prefix}.{name}.weight", (features, model.width), tp > 1, layer, held)
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
@@ -126,10 +128,15 @@ def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> It
 def _sparse(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
     """Router, experts and shared experts; each rank's router weights its own parts of the experts' outputs."""
     width, ffn, prefix = model.width, model.expert_width // tp, f"blocks.{layer}.mlp"
-    yield ParameterShape(f"{prefix}.router.weight", (model.experts, width), False, layer, of_heads=True)
-    unit = f"experts {layer}" if ep > 1 else layer
+    router = ParameterShape(f"{prefix}.router.weight", (model.experts, width), False, layer, of_heads=True)
+    yield from _with_bias(router, bool(model.router_bias), False)
+    unit, count = f"experts {layer}" if ep > 1 else layer, model.experts // ep
     for name, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
-        yield ParameterShape(f"{prefix}.experts.{name}.weight", (model.experts // ep, *shape), tp > 1, unit)
+        matrix = ParameterShape(f"{prefix}.experts.{name}.weight", (count, *shape), tp > 1, unit)
+        yield matrix
+        if model.mlp_bias:
+            bias = replace(matrix, name=f"{prefix}.experts.{name}.bias", shape=(count, shape[0]))
+            yield replace(bias, divided=False, of_heads=True) if name == "down" else bias
     if model.shared_experts:
         yield from _dense(model, layer, tp, "mlp.shared", model.shared_experts * ffn)
 

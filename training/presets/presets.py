@@ -9,7 +9,11 @@ from gristmill.errors import UsageError
 
 _TURNS = ("rope_factor", "rope_original_context", "rope_low", "rope_high")
 # Numbers that each kind of RoPE's scaling uses; yarn uses all
-_SCALED_BY = {"linear": _TURNS[:1], "llama3": _TURNS, "yarn": (*_TURNS, "rope_attention_factor", "rope_mscale_all_dim")}
+_SCALED_BY = {
+    "linear": _TURNS[:1],
+    "llama3": _TURNS,
+    "yarn": (*_TURNS, "rope_attention_factor", "rope_mscale_all_dim", "rope_truncate"),
+}
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,20 @@ PRESETS: dict[str, Preset] = {
         "config.json of deepseek-ai/DeepSeek-V3; counts of its README_WEIGHTS.md, without the MTP module",
         10**9,
         36_700_000_000,
+        "all but the embedding",
+    ),
+    "gpt-oss-20b": Preset(
+        {
+            **LLAMA, "layers": 24, "width": 2880, "heads": 64, "kv_heads": 8, "head_dim": 64, "ffn_width": 2880,
+            "vocab_size": 201_088, "context": 131_072, "qkv_bias": True, "out_bias": True, "mlp_bias": True,
+            "sinks": True, "window": 128, "full_attention_every": 2, "mlp": "swiglu-clamped", "experts": 32,
+            "experts_per_token": 4, "router_bias": True, "rope_base": 150_000.0, "rope_scaling": "yarn",
+            "rope_factor": 32.0, "rope_original_context": 4096, "rope_truncate": False,
+        },
+        20_910_000_000,
+        "config.json of openai/gpt-oss-20b; counts of OpenAI 2025, arXiv 2508.10925, table 1",
+        10**7,
+        3_610_000_000,
         "all but the embedding",
     ),
     "gpt-neox-20b": Preset(

@@ -43,11 +43,12 @@ def llama_sizes(draw: random.Random) -> dict[str, Any]:
 def rope(draw: random.Random) -> dict[str, Any]:
     scaled = {"rope_theta": draw.choice([100.0, 10_000.0]), "factor": draw.choice([2.0, 8.0])}
     turning = scaled | {"original_max_position_embeddings": draw.choice([8, 64])}
+    yarn = {"rope_type": "yarn", "beta_slow": 1.0, "beta_fast": draw.choice([4.0, 32.0])}
     return draw.choice([
         {"rope_theta": 500.0, "rope_type": "default"},
         scaled | {"rope_type": "linear"},
         turning | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        turning | {"rope_type": "yarn", "beta_slow": 1.0, "beta_fast": draw.choice([4.0, 32.0])},
+        turning | yarn | {"truncate": draw.random() < 0.5},
     ])  # fmt: skip
 
 
@@ -103,7 +104,18 @@ def deepseek_v3(draw: random.Random) -> dict[str, Any]:
 
 
 OTHERS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "bloom": bloom, "opt": opt}
-FAMILY_NAMES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmoe", "deepseek_v3", *OTHERS]
+FAMILY_NAMES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v3",
+    "gpt_oss",
+    *OTHERS,
+]
 
 
 def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
@@ -116,6 +128,10 @@ def at_random(name: str, seed: int) -> transformers.PretrainedConfig:
         return transformers.LlamaConfig(**sizes, **head_dim, attention_bias=bias, mlp_bias=draw.random() < 0.5)
     if name == "mistral":
         return transformers.MistralConfig(**sizes, **head_dim, sliding_window=draw.choice([None, 1, 3, 5, 11, 12]))
+    if name == "gpt_oss":
+        kinds = draw.choice([["full_attention"], ["sliding_attention"], ["sliding_attention", "full_attention"]]) * 2
+        layers = {"layer_types": kinds[:2], "sliding_window": draw.choice([1, 5]), "attention_bias": bias}
+        return transformers.GptOssConfig(**sizes, **head_dim, num_local_experts=4, num_experts_per_tok=2, **layers)
     if name == "mixtral":
         experts = {"num_local_experts": draw.choice([2, 5]), "num_experts_per_tok": draw.choice([1, 2])}
         return transformers.MixtralConfig(**sizes, **head_dim, **experts, sliding_window=draw.choice([None, 5]))

@@ -33,6 +33,7 @@ GENERATED = [
     "qwen3_moe",
     "olmoe",
     "deepseek_v3",
+    "gpt_oss",
     "gpt2",
     "gpt_neox",
     "bloom, 3 heads",

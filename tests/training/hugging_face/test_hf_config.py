@@ -21,7 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "opt": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "word_embed_proj_dim": 24},
 }
 SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3", "qwen3_moe")}
-SMALL |= dict.fromkeys(("mixtral", "olmoe"), SMALL["mistral"])
+SMALL |= dict.fromkeys(("mixtral", "olmoe", "gpt_oss"), SMALL["mistral"])
 SMALL |= {"deepseek_v3": {**SMALL["llama"], "num_key_value_heads": 4, "first_k_dense_replace": 1}}
 
 

@@ -98,7 +98,7 @@ def printed_config(said: str, config: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama, biases", "llama, scaled", "mistral", "qwen3_moe", "deepseek_v3", "gpt2, untied"]
+    "name", ["llama, biases", "llama, scaled", "mistral", "qwen3_moe", "deepseek_v3", "gpt_oss", "gpt2, untied"]
 )
 def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
     wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20, "seq_length": 20}
@@ -116,7 +116,7 @@ def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: Tr
     assert abs(loss - float(wanted)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama, tied, biases", "mixtral", "deepseek_v3", "gpt2, untied"])
+@pytest.mark.parametrize("name", ["llama, tied, biases", "mixtral", "deepseek_v3", "gpt_oss", "gpt2, untied"])
 def test_an_export_in_several_files_imports_bit_for_bit(tmp_path: Path, name: str) -> None:
     model = build(MODELS[name])
     export_hf(save(model, tmp_path / "run"), tmp_path / "hf", shard_size="6KB")

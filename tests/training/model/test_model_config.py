@@ -121,6 +121,37 @@ def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.Mon
     assert torch.equal(decoders[0](ids), decoders[1](ids))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"full_attention_every": 2},
+            r"model.full_attention_every 2 has no effect without a window; try --model.window",
+        ),
+        ({"sinks": True, "preset": "bloom"}, r"model.sinks with model.positions alibi .* try --model.sinks false"),
+        ({"sinks": True, "kv_lora_rank": 8}, r"model.sinks with .* and model.kv_lora_rank 8: neither ALiBi nor latent"),
+        ({"rope_truncate": False}, r"model.rope_truncate False has no effect with model.rope_scaling none"),
+        ({"router_bias": True}, r"model.router_bias True has no effect without experts"),
+        (
+            {"experts": 4, "shared_experts": 1, "mlp_bias": True},
+            r"model.shared_experts 1 have no biases, and model.mlp_",
+        ),
+        (
+            {"experts": 4, "mlp": "gelu"},
+            r"model.experts 4 needs gated MLPs, and model.mlp is gelu; try --model.mlp swig",
+        ),
+    ],
+)
+def test_parts_of_gpt_oss_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ModelConfig(**{"layers": 2, "width": 32, "heads": 4} | options).resolve(50, 12)
+
+
+def test_every_second_layer_sees_all_tokens() -> None:
+    model = ModelConfig(layers=5, window=3, full_attention_every=2).resolve(50, 12)
+    assert [model.layer_window(layer) for layer in range(5)] == [3, 0, 3, 0, 3]
+
+
 def test_an_offset_of_positions_that_are_not_learned_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model.position_offset 2 needs learned positions"):
         ModelConfig(preset="opt", positions="rope").resolve(9, 8)

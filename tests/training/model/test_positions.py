@@ -80,7 +80,7 @@ def test_scaled_frequencies_are_those_of_transformers(config: ModelConfig, their
         (replace(LLAMA3, rope_original_context=0), r"llama3 needs the length of pre-training's sequences; try"),
         (replace(LLAMA3, rope_low=5.0), r"rope_low is 5.0 and model.rope_high 4.0; expected low below high"),
         (replace(LLAMA3, rope_attention_factor=2.0), r"rope_attention_factor 2.0 has no effect with .* llama3"),
-        (replace(SIZES, rope_low=2.0), r"rope_low 2.0 has no effect with model.rope_scaling none; leave it at 0"),
+        (replace(SIZES, rope_low=2.0), r"rope_low 2.0 has no effect with model.rope_scaling none; leave it out"),
         (replace(YARN, preset="gpt2"), r"rope_scaling yarn needs rotary positions, and model.positions is learned"),
         (replace(YARN, rope_base=1.0), r"rope_base is 1.0; expected more than 1"),
     ],

@@ -71,7 +71,7 @@ def test_a_recomputed_pass_is_counted_once() -> None:
             r"experts_per_token 3 is above the 2 experts of model.groups_per_token 1; try --model.groups_per_token 2",
         ),
         ({"dense_layers": 2}, r"dense_layers 2 and model.sparse_every 1 leave none of the 2 layers"),
-        ({"mlp": "gelu"}, r"needs gated MLPs without biases, and model.mlp is gelu"),
+        ({"mlp": "gelu"}, r"needs gated MLPs, and model.mlp is gelu"),
         ({"balance": "none", "balance_loss": 0.1}, r"balance_loss 0.1 has no effect with model.balance none"),
         ({"balance": "switch", "balance_rate": 0.1}, r"balance_rate 0.1 has no effect with model.balance switch"),
         ({"experts": 0}, r"expert_width 8 has no effect without experts; try --model.experts 8"),

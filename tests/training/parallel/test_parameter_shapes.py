@@ -24,6 +24,7 @@ MODELS = {
     "a head of keys": replace(SIZES, kv_heads=1, qk_norm=True),
     "latent": replace(SIZES, kv_heads=4, bias=False, q_lora_rank=20, kv_lora_rank=12, v_head_dim=6, mlp_bias=True),
     "latent, without a vector of queries": replace(SIZES, kv_heads=4, bias=False, kv_lora_rank=12),
+    "sinks": replace(SIZES, sinks=True, experts=4, router_bias=True, expert_width=8),
     "norms of heads with biases": replace(SIZES, preset="gpt2", qk_norm=True),
 }
 

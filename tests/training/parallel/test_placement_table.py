@@ -92,6 +92,7 @@ def test_every_row_is_used() -> None:
     options = [("llama", {"bias": True}), ("gpt2", {"qk_norm": True, "tied": False}), ("bloom", {}), ("codegeex", {})]
     options.append(("llama", {"experts": 2, "shared_experts": 1}))
     options.append(("llama", {"q_lora_rank": 8, "kv_lora_rank": 8, "kv_heads": 8}))
+    options.append(("llama", {"sinks": True, "experts": 2, "router_bias": True, "mlp_bias": True}))
     names = {f".{n}" for preset, more in options for n, _ in decoder(preset, **more).named_parameters()}
     for table in (tensor_parallel_table(False), grid_table(), cube_table()):
         assert all(any(name.endswith(f".{end}") for name in names) for end in table)

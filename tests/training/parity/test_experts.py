@@ -20,6 +20,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.model import router
 from training.model.latent_attention import LatentAttention
 from training.model.router import Router
+from training.model.sparse_mlp import ExpertLinear
 from training.parallel.data.grad_reducer import GradBucket
 from training.parallel.expert.routing import _TokensOfRanks
 from training.parallel.gradients import squared_grad_norm
@@ -142,6 +143,15 @@ def shared_key_not_rotated(patch: Patch) -> None:
     patch.setattr(LatentAttention, "_rotate", staticmethod(lambda x, table: x if x.shape[2] == 1 else right(x, table)))
 
 
+def sinks_left_out(patch: Patch) -> None:
+    patch.setattr("training.kernels.sink_attention.merge_sinks", lambda *_: None)
+
+
+def biases_of_experts_added_by_every_rank(patch: Patch) -> None:
+    """Whole, and not a part of them each."""
+    patch.setattr(ExpertLinear, "bias_share", property(lambda _: 1.0, lambda _self, _value: None))
+
+
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (weights_not_normalised, case("switch", ONE, **PLAIN), "loss"),
     (bias_in_the_weights, case("bias", ONE, **PLAIN), "loss"),
@@ -154,6 +164,8 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (experts_counted_twice_over_data_parallelism, case("bias", ParallelConfig(dp=4, ep=2)), "gradient"),
     (norm_without_experts, case("bias", ParallelConfig(dp=2, ep=2), optimizer="adamw"), "weight"),
     (shared_key_not_rotated, case("latent", ONE, **PLAIN), "loss"),
+    (sinks_left_out, case("sinks", ONE, **PLAIN), "loss"),
+    (biases_of_experts_added_by_every_rank, case("sinks", TP), "weight"),
     (rows_in_the_order_of_ranks, case("bias", ParallelConfig(dp=2, ep=2)), "loss"),
 ]
 

@@ -68,6 +68,10 @@ class GridOptions(Layout):
             f"model.kv_lora_rank {model.kv_lora_rank} and parallel.tensor {self.tensor}: latent attention is not "
             "divided on a grid; try --parallel.tensor 1d",
         )
+        require(
+            not model.sinks,
+            f"model.sinks and parallel.tensor {self.tensor}: they are not divided on a grid; try --parallel.tensor 1d",
+        )
         _check_sizes(self, model)
         require(
             self.cp == 1,

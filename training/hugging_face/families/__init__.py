@@ -5,6 +5,7 @@ from training.hugging_face.families import (
     deepseek_v3,
     gpt2,
     gpt_neox,
+    gpt_oss,
     llama,
     mistral,
     mixtral,
@@ -17,5 +18,5 @@ from training.hugging_face.families import (
 from training.hugging_face.family import ModelFamily
 
 # by model_type; a model that several of them represent is exported as the first
-_MODULES = (llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, deepseek_v3, gpt2, gpt_neox, bloom, opt)
+_MODULES = (llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, deepseek_v3, gpt_oss, gpt2, gpt_neox, bloom, opt)
 FAMILIES: dict[str, ModelFamily] = {module.FAMILY.model_type: module.FAMILY for module in _MODULES}

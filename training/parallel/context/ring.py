@@ -16,7 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.distributed.collectives import wait
-from training.kernels.block_attention import Seen, WeightDropout, attend_block, block_gradients, merge_block
+from training.kernels.block_attention import (
+    Seen,
+    WeightDropout,
+    attend_block,
+    block_gradients,
+    merge_block,
+    merge_sinks,
+    sink_gradients,
+)
 from training.kernels.precision import accumulation_dtype
 from training.model.attention_mask import Mask
 from training.model.dropout import Dropout
@@ -39,11 +47,11 @@ class RingAttention:
         """
         documents, seen = mask.documents, Seen(0, 0, mask.window, slopes=mask.bias, dropout=dropout)
         if documents is None:
-            return _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], seen))
+            return _Ring.apply(q, k, v, mask.sinks, _Blocks(self.order, q.shape[2], seen))
         q, k, v = (documents.split_sequences(x) for x in (q, k, v))
         local = torch.arange(q.shape[2], device=q.device)
         first = self.order.positions(local, len(local)) - documents.positions
-        found = _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], seen._replace(first=first)))
+        found = _Ring.apply(q, k, v, mask.sinks, _Blocks(self.order, q.shape[2], seen._replace(first=first)))
         return documents.join_sequences(found)
 
     def attend_with_dropout(
@@ -77,7 +85,7 @@ class _Blocks:
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: _Blocks) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, blocks: _Blocks) -> Tensor:
         ctx.blocks, wide = blocks, accumulation_dtype(q.dtype)
         own = torch.stack((k, v))
         out, lse = torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=wide)
@@ -85,13 +93,15 @@ class _Ring(torch.autograd.Function):
             for rows, columns, seen in blocks.visible(source):
                 term = attend_block(q[:, :, rows], keys[:, :, columns], values[:, :, columns], seen)
                 merge_block(out[:, :, rows], lse[:, :, rows], term)
+        if sinks is not None:
+            merge_sinks(out, lse, sinks)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, own, out, lse)
+        ctx.save_for_backward(q, own, sinks, out, lse)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, own, out, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        q, own, sinks, out, lse = ctx.saved_tensors
         wide, blocks, sent = lse.dtype, ctx.blocks, None
         delta = (grad.to(wide) * out).sum(-1)
         grad_q, own_grad = torch.zeros_like(q, dtype=wide), torch.zeros_like(own, dtype=wide)
@@ -102,7 +112,8 @@ class _Ring(torch.autograd.Function):
                 sent = _SendReceive(term if sent is None else term.add_(sent.wait()), blocks.axis, _GRADIENTS)
         if sent is not None:
             own_grad += sent.wait()
-        return grad_q.to(q.dtype), own_grad[0].to(q.dtype), own_grad[1].to(q.dtype), None
+        of_sinks = None if sinks is None else sink_gradients(sinks, lse, delta)
+        return grad_q.to(q.dtype), own_grad[0].to(q.dtype), own_grad[1].to(q.dtype), of_sinks, None
 
 
 def _add_gradients(

@@ -29,16 +29,20 @@ class Ulysses:
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
 
-        `mask` is that of all tokens, and of this rank's heads where it depends on heads.
+        `mask` is that of all tokens, and its bias that of this rank's heads.
         """
-        return self._attend(mask, mask.attend, q, k, v)
+        return self._attend(mask, self._of_own_heads(mask).attend, q, k, v)
 
     def attend_with_dropout(
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
     ) -> Tensor:
         """The same; `dropout` is that of this rank's heads."""
-        attend = partial(mask.attend_with_dropout, dropout=dropout, sample_ids=sample_ids)
+        attend = partial(self._of_own_heads(mask).attend_with_dropout, dropout=dropout, sample_ids=sample_ids)
         return self._attend(mask, attend, q, k, v)
+
+    def _of_own_heads(self, mask: Mask) -> Mask:
+        own = None if mask.sinks is None else mask.sinks.chunk(self.axis.size)[self.axis.rank]
+        return mask._replace(sinks=own)
 
     def _attend(self, mask: Mask, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         documents = mask.documents

@@ -26,6 +26,7 @@ def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str,
     of_kv = shared if copies > 1 else colwise
     outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
     of_all_heads = Placement(replicated=("tp",), gradient_sum=("tp",))  # each rank's own give a term of its gradient
+    of_outputs = Placement(shard={"tp": 1})
     table = {
         "embed.tokens": {"weight": vocab},
         "embed.positions": {"weight": outside},
@@ -43,16 +44,20 @@ def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str,
         "attention.kv_a": {"weight": of_all_heads},
         "attention.kv_a_norm": {"weight": of_all_heads},
         "attention.kv_b": {"weight": colwise},
+        "attention": {"sinks": colwise},
         "attention.query": {"weight": of_all_heads},
         "attention.o": {"weight": rowwise, "bias": outside},
         "mlp_norm": {"weight": outside, "bias": outside},
         "mlp.gate": {"weight": colwise, "bias": colwise},
         "mlp.up": {"weight": colwise, "bias": colwise},
         "mlp.down": {"weight": rowwise, "bias": outside},
-        "mlp.router": {"weight": of_all_heads},  # each rank weights its own part of the experts' outputs
-        "experts.gate": {"weight": Placement(shard={"tp": 1})},  # (experts, outputs, inputs)
-        "experts.up": {"weight": Placement(shard={"tp": 1})},
-        "experts.down": {"weight": Placement(shard={"tp": 2})},
+        "mlp.router": {
+            "weight": of_all_heads,
+            "bias": of_all_heads,
+        },  # each rank weights its own part of the experts' outputs
+        "experts.gate": {"weight": of_outputs, "bias": of_outputs},  # (experts, outputs, inputs), (experts, outputs)
+        "experts.up": {"weight": of_outputs, "bias": of_outputs},
+        "experts.down": {"weight": Placement(shard={"tp": 2}), "bias": of_all_heads},  # each rank adds a part of it
         "shared.gate": {"weight": colwise},
         "shared.up": {"weight": colwise},
         "shared.down": {"weight": rowwise},

@@ -25,6 +25,7 @@ from training.model.dropout import Dropout
 from training.model.embedding import Embedding, Head, TokenEmbedding
 from training.model.layers import Linear, RMSNorm
 from training.model.positions import Alibi, PositionEmbedding, Rotary
+from training.model.sparse_mlp import SparseMLP
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -91,6 +92,8 @@ def _shard_block(block: Block, region: _Region) -> None:
     if block.attention.joint_norms:
         block.attention.q_norm = _JointRMSNorm(block.attention.q_norm, region.axis)
         block.attention.k_norm = _JointRMSNorm(block.attention.k_norm, region.axis)
+    if isinstance(block.mlp, SparseMLP):
+        block.mlp.experts.down.bias_share = 1 / region.axis.size
     block.attention.dropout = ShardedDropout(block.attention.dropout, region.axis)
     if region.sequence_parallel:
         block.attention_dropout = ShardedDropout(block.attention_dropout, region.axis)
