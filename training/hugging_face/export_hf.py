@@ -16,10 +16,11 @@ import torch.distributed as dist
 from tyro.conf import Positional
 
 from gristmill.engine.options import parse_size
-from gristmill.errors import OutputError, UsageError, wrap_write_errors
+from gristmill.errors import OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
+from gristmill.limits import free_memory
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
@@ -51,7 +52,7 @@ def export_hf(
     """Export a trained model as config.json, generation_config.json and model.safetensors.
 
     The model must have the parts of one of transformers' architectures (docs/guides/models.md), not a mixture
-    of several. Needs the memory of one file of weights.
+    of several. Needs the memory of one file of weights, which is asked for first.
 
     Args:
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
@@ -176,6 +177,12 @@ def _write_weights(
 ) -> None:
     """Write the weights from the checkpoint `source`, one file at a time; several files get an index."""
     shards = list(_split_files(tensors, dtype, limit))
+    needed, free = max(sum(_size(tensor, dtype) for tensor in shard) for shard in shards), free_memory()
+    require(
+        needed <= free,
+        f"the largest file of weights needs {needed / 2**30:,.1f} GiB, and this machine has {free / 2**30:,.1f} GiB "
+        "free: try a smaller --shard_size, such as 1GB, or --dtype bf16",
+    )
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"

@@ -118,3 +118,17 @@ def test_a_full_disk_during_export_is_an_error(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "what was written fills the disk on"
     export_hf(run, tmp_path / "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
+
+
+def test_memory_for_a_file_of_weights_is_asked_for_before_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = save(build(MODELS["llama"]), tmp_path / "run")
+    monkeypatch.setattr("training.hugging_face.export_hf.free_memory", lambda: 20 << 10)
+    with pytest.raises(
+        UsageError, match=r"largest file of weights needs .* GiB, .* GiB free: try a smaller --shard_size"
+    ):
+        export_hf(run, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+    export_hf(run, tmp_path / "hf", shard_size="20KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
