@@ -194,6 +194,10 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("latent", cp, {"documents": True}),
         ("latent", replace(dp, zero=3), {"recompute": "selective", "optimizer": "adamw"}),
         ("latent", replace(dp, ep=2), {}),
+        ("capacity", replace(_ONE, micro_batches=2), {"recompute": "full", "reference": "plain decoder"}),
+        ("capacity", replace(tp, sequence_parallel=True), {}),
+        ("capacity", cp, {}),
+        ("capacity", replace(dp, ep=2, zero=1, micro_batches=2), {"optimizer": "adamw"}),
         ("sinks", _ONE, {"reference": "plain decoder"}),
         ("sinks", tp, {"reference": "plain decoder"}),
         ("sinks", replace(pp, schedule="zbv"), {"recompute": "full"}),
@@ -233,6 +237,9 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("sinks", replace(_3D, ep=2, zero=1), {"recompute": "full"}),
             ("sinks", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
             ("sinks, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
+            ("capacity", replace(cp, context="ulysses"), {"recompute": "full"}), ("capacity", replace(_3D, ep=2), {}),
+            ("capacity", replace(pp, schedule="zbv"), {"recompute": "selective"}),
+            ("capacity", replace(dp, zero=3), {}),
             ("latent, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
         ]  # fmt: skip
     for sparse, layout, options in rows:

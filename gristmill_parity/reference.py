@@ -37,6 +37,7 @@ class PlainModel:
 
     def __init__(self, case: Case) -> None:
         model = case.model
+        self.layers = model.layers
         self.weights = {name: w.requires_grad_() for name, w in initial_weights(case).items()}
         self.parameters = list(self.weights.values())
         base = model.rope_base if model.positions == "rope" else 0.0
@@ -65,11 +66,15 @@ class PlainModel:
         return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
 
     def named(self, kind: str) -> Named:
-        """The "data" or "grad" of the parameters by our names, and with their data the biases of routers' choices."""
-        biases = self.experts.biases if self.experts is not None and kind == "data" else {}
-        return {name: getattr(w, kind) for name, w in self.weights.items()} | {
-            f"{name}.choice_bias": bias for name, bias in biases.items()
-        }
+        """The "data" or "grad" of the parameters by our names, and with their data what routers have."""
+        found = {name: getattr(w, kind) for name, w in self.weights.items()}
+        if self.experts is None or kind == "grad":
+            return found
+        if self.experts.routing.capacity:
+            names = [f"blocks.{layer}.mlp.router" for layer in range(self.layers)]
+            shares = [self.experts.dropped.get(name, 0) / self.experts.choices.get(name, 1) for name in names]
+            found["dropped shares"] = torch.tensor(shares, dtype=torch.float64)
+        return found | {f"{name}.choice_bias": bias for name, bias in self.experts.biases.items()}
 
 
 def _plain_experts(model: ModelConfig, weights: Named) -> PlainExperts:
@@ -78,7 +83,7 @@ def _plain_experts(model: ModelConfig, weights: Named) -> PlainExperts:
         PlainRouting(
             model.experts_per_token, model.router == "sigmoid", bool(model.router_normalize), model.router_scale,
             model.expert_groups, model.groups_per_token, str(model.balance), model.balance_loss, model.router_z_loss,
-            model.balance_rate, model.mlp == "swiglu-clamped",
+            model.balance_rate, model.mlp == "swiglu-clamped", model.capacity_factor,
         ),
     )  # fmt: skip
 

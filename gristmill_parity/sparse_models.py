@@ -41,6 +41,11 @@ SPARSE: Mapping[str, Mapping[str, Any]] = {
         "sinks": True, "window": 7, "full_attention_every": 2, "mlp_bias": True, "mlp": "swiglu-clamped",
         "router_bias": True, "experts": 3, "experts_per_token": 3, "expert_width": 48, "balance": "sequence",
     },
+    # an expert takes nine choices of each sequence, of which eight are its equal share
+    "capacity": {
+        "experts": 6, "experts_per_token": 2, "expert_width": 24, "capacity_factor": 1.1, "dense_layers": 1,
+        "balance": "sequence", "balance_loss": 0.3,
+    },
     # 16 bits round scores, so that a token may choose other experts than in float64: here it has all
     "all": {"experts": 3, "experts_per_token": 3, "expert_width": 48, "shared_experts": 1, "balance": "sequence"},
 }  # fmt: skip

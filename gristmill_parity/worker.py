@@ -131,6 +131,9 @@ class _CaseRun:
         losses.append(float(model.loss([p.ids for p in parts], [p.targets for p in parts], positions)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
         weights += [(name, ShardSpec.whole(tuple(x.shape)), _copy(x)) for name, x in model.buffers.items()]
+        if case.model.capacity_factor and model.routing is not None:
+            shares = model.routing.take().dropped_shares
+            weights.append(("dropped shares", ShardSpec.whole(tuple(shares.shape)), shares))
         inputs = None
         if case.counts_traffic:
             inputs = traffic_inputs(model, case.sequences // case.layout.dp, SEQ_LEN, case.precision, case.recompute)

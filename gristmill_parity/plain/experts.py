@@ -3,6 +3,7 @@
 Every expert computes every token, and those that were not chosen weigh nothing. It imports nothing of the trainer.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,16 +31,21 @@ class PlainRouting:
     """By which a bias of the choice changes in a step."""
     clamped: bool = False
     """Experts are gpt-oss's."""
+    capacity: float = 0.0
+    """Of an expert, over its equal share of a sequence's choices, where gradients are computed; 0: without limit."""
 
 
 class PlainExperts:
     """The sparse layers of a decoder; `loss` is that of the passes since `restart`, `counts` the tokens of each expert.
 
-    The biases of the choice are in `biases`, by the layer's name.
+    The biases of the choice are in `biases`, by the layer's name; all choices so far, and those that were dropped, in
+    `choices` and `dropped`.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], routing: PlainRouting) -> None:
         self.weights, self.routing = weights, routing
+        self.choices: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
         self.biases: dict[str, Tensor] = {}
         if routing.balance == "bias":
             routers = [name.removesuffix(".weight") for name in weights if name.endswith(".router.weight")]
@@ -85,7 +91,14 @@ class PlainExperts:
         self.counts[name] = self.counts.get(name, 0) + is_chosen.sum((0, 1))
         self._add_losses(logits, scores, is_chosen.double())
         weights = scores * is_chosen
-        return how.scale * (weights / weights.sum(-1, keepdim=True) if how.normalize else weights)
+        weights = how.scale * (weights / weights.sum(-1, keepdim=True) if how.normalize else weights)
+        if not how.capacity or not torch.is_grad_enabled():
+            return weights
+        places = math.ceil(how.capacity * x.shape[1] * how.chosen / len(logits[0, 0]))
+        has_place = is_chosen & (is_chosen.cumsum(1) <= places)  # Fedus et al. 2022, section 2.2: others are dropped
+        self.choices[name] = self.choices.get(name, 0) + int(is_chosen.sum())
+        self.dropped[name] = self.dropped.get(name, 0) + int((is_chosen & ~has_place).sum())
+        return weights * has_place
 
     def _add_losses(self, logits: Tensor, scores: Tensor, is_chosen: Tensor) -> None:
         """Fedus et al. 2022, Switch, equations 4 to 6; of a sequence DeepSeek-V3, equations 17 to 20.

@@ -86,10 +86,19 @@ def test_another_balance_starts_from_the_weights_of_a_run_and_biases_are_not_dro
         train(back)
 
 
+def test_dropped_choices_are_recorded_and_said(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = sparse(config, capacity_factor=1.0)
+    train(replace(config, optim=replace(config.optim, steps=4)))
+    (found,) = [record["dropped"] for record in records(config.out_dir, "experts") if record["step"] == 4]
+    assert found.keys() == {"1", "2"} and all(0 < share < 0.5 for share in found.values())
+    assert "% of the choices of experts, in layer " in capsys.readouterr().out
+
+
 def test_starving_experts_are_named() -> None:
     counts = torch.tensor([[0, 0, 0], [50, 50, 50], [100, 1, 90]], dtype=torch.float64)
-    assert describe_starving(Loads(counts, counts[:, 0]), [1, 2]).endswith("tenth of the mean load: 1 of layer 2")
-    assert describe_starving(Loads(counts, counts[:, 0]), [1]) == ""
+    loads = Loads(counts, counts[:, 0], counts[:, 0])
+    assert describe_starving(loads, [1, 2]).endswith("tenth of the mean load: 1 of layer 2")
+    assert describe_starving(loads, [1]) == ""
 
 
 @pytest.mark.parametrize(

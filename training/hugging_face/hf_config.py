@@ -45,7 +45,7 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "use_mrope": (False,),
 }  # fmt: skip
 # without effect on an exported model: a bias of the choice has no place among the tensors of a family
-_NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss"}
+_NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss", "capacity_factor"}
 
 
 def read_hf_config(

@@ -119,7 +119,7 @@ def check_latent(config: "ModelConfig") -> None:
 
 
 _COUNTS = ("experts_per_token", "expert_width", "shared_experts", "dense_layers", "expert_groups", "groups_per_token")
-_LOSSES = ("balance_loss", "balance_rate", "router_z_loss")
+_LOADS = ("capacity_factor", "balance_loss", "balance_rate", "router_z_loss")
 
 
 def expert_defaults(config: "ModelConfig", ffn_width: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def expert_defaults(config: "ModelConfig", ffn_width: int) -> dict[str, Any]:
 def check_experts(config: "ModelConfig") -> None:
     """Raise UsageError for options of sparse layers that do not fit together, or that have no effect."""
     if not config.experts:
-        unused = {**dict.fromkeys((*_COUNTS, *_LOSSES), 0), "sparse_every": 1, "router": "softmax"}
+        unused = {**dict.fromkeys((*_COUNTS, *_LOADS), 0), "sparse_every": 1, "router": "softmax"}
         unused |= {"router_normalize": True, "router_scale": 1.0, "router_bias": False, "balance": "none"}
         for name, none in unused.items():
             value = getattr(config, name)
@@ -193,6 +193,11 @@ def check_experts(config: "ModelConfig") -> None:
         chosen <= within,
         f"model.experts_per_token {chosen} is above the {within} experts of model.groups_per_token "
         f"{config.groups_per_token}; try --model.groups_per_token {-(-chosen * groups // experts)}",
+    )
+    require(
+        not config.capacity_factor or config.capacity_factor >= 1,
+        f"model.capacity_factor is {config.capacity_factor}; expected 1 or more, with which equal loads fit, or 0: no "
+        "token is dropped; try --model.capacity_factor 1.25",
     )
     require(
         config.balance != "none" or not config.balance_loss,

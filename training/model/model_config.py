@@ -43,6 +43,7 @@ class ModelConfig:
         **dict.fromkeys(("expert_width", "q_lora_rank", "kv_lora_rank"), Range(0, 10_000_000)),
         **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("router_scale", "router_z_loss", "balance_loss", "balance_rate"), Range(0)),
+        "capacity_factor": Range(0),
     }
 
     preset: str = "llama"
@@ -169,6 +170,9 @@ class ModelConfig:
     highest scores (DeepSeek-V3); 0: the preset's, or one group."""
     groups_per_token: int = 0
     """Groups that the experts of a token are from; 0: the preset's, or all."""
+    capacity_factor: float = 0.0
+    """In training an expert takes so many times its equal share of a sequence's choices, rounded up; the tokens that
+    choose it later do not pass it (Fedus et al. 2022). 0: the preset's, or all that choose it."""
     balance: Literal["none", "switch", "sequence", "bias"] | None = None
     """How experts get equally many tokens. sequence: an auxiliary loss of each sequence; switch: of each micro-batch of
     all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias of the choice, changed after each step (Wang

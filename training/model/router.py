@@ -1,5 +1,6 @@
 """Router: chooses the experts of each token, and keeps their loads equal, by a loss or by a bias of the choice."""
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,14 @@ class Tokens:
     def sum_counts(self, counts: Tensor, balance: str) -> Tensor:  # noqa: ARG002
         """Tokens of each expert, (sequences, E) or (1, E), over all ranks that have tokens of what is balanced."""
         return counts
+
+    def gather(self, x: Tensor) -> Tensor:
+        """What all tokens of the sequences have, of those of this rank's tokens: (B, …), token after token."""
+        return x
+
+    def own(self, x: Tensor) -> Tensor:
+        """The opposite: what this rank's tokens have."""
+        return x
 
 
 class Router(nn.Module):
@@ -45,9 +54,13 @@ class Router(nn.Module):
         """Count tokens and losses of backward passes anew."""
         self.counts: Tensor | int = 0
         self.losses: Tensor | float = 0.0
+        self.dropped: Tensor | int = 0
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of features (B, T, D) the chosen experts and their weights, (B, T, K); the tokens of each expert, (E,)."""
+        """Of features (B, T, D) the chosen experts and their weights, (B, T, K); the tokens of each expert, (E,).
+
+        Number E is no expert: the token does not pass the one that it chose.
+        """
         config, wide = self.config, accumulation_dtype(x.dtype)
         logits = F.linear(x.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide))
         scores = logits.softmax(-1) if config.router == "softmax" else logits.sigmoid()
@@ -60,8 +73,26 @@ class Router(nn.Module):
         counts = flat.new_zeros(len(x), config.experts).scatter_add_(1, flat, torch.ones_like(flat))
         if self.training and torch.is_grad_enabled():
             loss = self._loss(logits, scores, counts) if self._has_losses else weights.new_zeros(())
-            weights = _WithLoss.apply(weights, loss, counts.sum(0), self)
+            taken = self._within_capacity(chosen, counts) if config.capacity_factor else (chosen, counts)
+            weights = _WithLoss.apply(weights, loss, counts.sum(0), counts.sum() - taken[1].sum(), self)
+            chosen, counts = taken
         return chosen, weights, counts.sum(0)
+
+    def _within_capacity(self, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The choices (B, T, K), with number E for those of experts that earlier tokens of the sequence have filled.
+
+        Also how many are left of `counts` (B, E). A token depends on none after it, nor on other sequences, and the
+        result not on the layout.
+        """
+        config, flat = self.config, self.tokens.gather(chosen.flatten(1))
+        order = flat.argsort(dim=1, stable=True)
+        by_expert = flat.gather(1, order)
+        number = torch.arange(flat.shape[1], device=flat.device) - torch.searchsorted(by_expert, by_expert)
+        limit = math.ceil(config.capacity_factor * flat.shape[1] / config.experts)
+        is_full = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order, number >= limit)
+        own, full = chosen.flatten(1), self.tokens.own(is_full)
+        left = counts - torch.zeros_like(counts).scatter_add_(1, own, full.to(counts.dtype))
+        return own.masked_fill(full, config.experts).view_as(chosen), left
 
     def _choose(self, scores: Tensor) -> Tensor:
         """Numbers of the experts with the highest scores (B, T, E), of the best groups: (B, T, K).
@@ -103,13 +134,15 @@ class _WithLoss(torch.autograd.Function):
     """The weights; the backward pass adds the loss's gradient, and lets the router count loss and tokens."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, loss: Tensor, counts: Tensor, router: Router) -> Tensor:
-        ctx.loss, ctx.counts, ctx.router = loss.detach(), counts, router  # not saved: they would be recomputed
+    def forward(ctx: Any, weights: Tensor, loss: Tensor, counts: Tensor, dropped: Tensor, router: Router) -> Tensor:
+        ctx.router, ctx.loss = router, loss.detach()
+        ctx.counts, ctx.dropped = counts, dropped  # not saved: they would be recomputed
         return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         router = ctx.router
         router.counts, router.losses = router.counts + ctx.counts, router.losses + ctx.loss
+        router.dropped = router.dropped + ctx.dropped
         scale = router.tokens.scale if router.tokens.counts_losses else 0.0
-        return grad, torch.full_like(ctx.loss, scale), None, None
+        return grad, torch.full_like(ctx.loss, scale), None, None, None

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.dispatch import grouped_linear
@@ -15,8 +16,8 @@ from training.model.router import Router
 class SparseMLP(nn.Module):
     """(B, T, D) to (B, T, D): the weighted sum of the chosen experts' outputs, plus the shared experts' output.
 
-    Dropless: every token reaches all experts that are chosen for it. Tokens are sorted by expert, so that each expert
-    multiplies once; a token's result does not depend on the other tokens.
+    Without a capacity every token reaches all experts that are chosen for it, and its result does not depend on the
+    other tokens. Tokens are sorted by expert, so that each expert multiplies once.
     """
 
     last = "output"
@@ -41,8 +42,14 @@ class SparseMLP(nn.Module):
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         k = chosen.shape[-1]
-        tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
-        outputs = Rows.apply(self.dispatch(self.experts, tokens, counts), place, order, 1).unflatten(0, (-1, k))
+        if self.router.config.capacity_factor:  # one row more, of zeros, is the output of all that are dropped
+            taken = int(counts.sum())
+            order, place = F.pad(order[:taken], (0, 1)), place.clamp(max=taken)
+            tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
+            outputs = F.pad(self.dispatch(self.experts, tokens[:-1], counts), (0, 0, 0, 1))
+        else:
+            outputs = self.dispatch(self.experts, Rows.apply(x.flatten(0, 1), order // k, place, k), counts)
+        outputs = Rows.apply(outputs, place, order, 1).unflatten(0, (-1, k))
         mixed = torch.bmm(weights.flatten(0, 1)[:, None].to(x.dtype), outputs).view_as(x)
         return self.output(mixed if self.shared is None else mixed + self.shared(x))
 

@@ -68,7 +68,7 @@ def parallelize(
     table = placement_table(decoder, layout)
     before_allocation(*_counts(decoder, parts, table, world))
     files = allocate_parameters(parts, memory, world.device, world.rank)
-    routing = Routing.of(parts, world)
+    routing = Routing.of(parts, world, TokenOrder.of(layout, world))
     axes = _axes_of(decoder, table, layout, world)
     reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)

@@ -31,7 +31,8 @@ class ExpertLoad(Plugin):
 
     def log_records(self) -> list[LogRecord]:
         """One record, whose numbers are by layer: `max_load` and `min_load` are over the mean; `entropy` of the loads
-        over that of equal ones; `balance_loss` per token, the router's z-loss included."""
+        over that of equal ones; `balance_loss` per token, the router's z-loss included; with a capacity `dropped`, the
+        share of the choices whose expert was full."""
         loads, config = self.routing.take(), self.routing.config
         starving = describe_starving(loads, config.sparse_layers)
         if starving != self._said:
@@ -46,6 +47,12 @@ class ExpertLoad(Plugin):
             found = (counts.max() / counts.mean(), counts.min() / counts.mean(), entropy, loads.losses[layer] / tokens)
             for name, value in zip(values, found, strict=True):
                 values[name][str(layer)] = round(float(value), 6)
+        if config.capacity_factor:
+            shares = loads.dropped_shares
+            values["dropped"] = {str(layer): round(float(shares[layer]), 6) for layer in config.sparse_layers}
+            worst = max(config.sparse_layers, key=lambda layer: float(shares[layer]))
+            total = float(loads.dropped.sum() / loads.counts.sum())
+            self.say(f"dropped {total:.2%} of the choices of experts, in layer {worst} {float(shares[worst]):.2%}")
         return [("experts", self._step, dict(values))]
 
 

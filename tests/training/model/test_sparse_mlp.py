@@ -60,9 +60,48 @@ def test_a_recomputed_pass_is_counted_once() -> None:
     assert isinstance(counts, torch.Tensor) and int(counts.sum()) == 2 * 8 * 2
 
 
+def test_a_full_expert_takes_no_later_tokens_of_a_sequence_in_training() -> None:
+    """Of 8 tokens that all choose experts 1 and 4 each takes 1.5 times its share of 16 / 6, rounded up."""
+    router = Router(resolved(capacity_factor=1.5))
+    with torch.no_grad():
+        router.weight.zero_()
+        router.weight[[1, 4], 0] = 1.0
+    x = torch.ones(2, 8, 16)
+    chosen, weights, counts = router(x)
+    assert counts.tolist() == [0, 8, 0, 0, 8, 0]
+    assert (chosen == 6).sum((0, 2)).tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+    weights.sum().backward()
+    assert int(router.dropped) == 16 and router.counts.tolist() == [0, 16, 0, 0, 16, 0]  # type: ignore[union-attr]
+    assert router.eval()(x)[2].tolist() == [0, 16, 0, 0, 16, 0]
+
+
+def test_what_is_dropped_adds_nothing_and_depends_on_no_later_token() -> None:
+    layer, plain = (filled(resolved(capacity_factor=factor, shared_experts=1)) for factor in (1.0, 0.0))
+    x = torch.randn(3, 8, 16, dtype=torch.float64, requires_grad=True)
+    chosen, weights, _ = layer.router(x)
+    assert 0 < int((chosen == 6).sum()) < chosen.numel() / 2
+    gate, up, down = (part.weight for part in (layer.experts.gate, layer.experts.up, layer.experts.down))
+    found, wanted = layer(x), layer.shared(x)  # type: ignore[misc]
+    for expert in range(6):
+        outputs = torch.nn.functional.silu(x @ gate[expert].T) * (x @ up[expert].T) @ down[expert].T
+        wanted = wanted + (weights * (chosen == expert)).sum(-1, keepdim=True) * outputs
+    torch.testing.assert_close(found, wanted)
+    for own, formula in zip(*(torch.autograd.grad(y.square().sum(), (x, up)) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(own, formula)
+    later = x.detach().clone()
+    later[:, 5:] = torch.randn(3, 3, 16)
+    torch.testing.assert_close(layer(later)[:, :5], found[:, :5])
+    torch.testing.assert_close(layer.eval()(x), plain.eval()(x))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"capacity_factor": 0.5}, r"capacity_factor is 0.5; expected 1 or more, .* try --model.capacity_factor 1.25"),
+        (
+            {"experts": 0, "expert_width": 0, "capacity_factor": 1.5},
+            r"capacity_factor 1.5 has no effect without experts",
+        ),
         ({"experts_per_token": 7}, r"experts_per_token 7 is above model.experts 6; try --model.experts_per_token 6"),
         ({"expert_groups": 4}, r"experts 6 do not divide into model.expert_groups 4; try one of 1, 2, 3, 6"),
         ({"expert_groups": 3, "groups_per_token": 4}, r"groups_per_token 4 is above model.expert_groups 3"),

@@ -134,7 +134,7 @@ def rows_in_the_order_of_ranks(patch: Patch) -> None:
 
 
 def losses_left_out(patch: Patch) -> None:
-    patch.setattr(router._WithLoss, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None)))
+    patch.setattr(router._WithLoss, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None, None)))
 
 
 def shared_key_not_rotated(patch: Patch) -> None:
@@ -152,6 +152,32 @@ def biases_of_experts_added_by_every_rank(patch: Patch) -> None:
     patch.setattr(ExpertLinear, "bias_share", property(lambda _: 1.0, lambda _self, _value: None))
 
 
+def drops_without_counting(patch: Patch) -> None:
+    patch.setattr(Router, "dropped", property(lambda _: 0, lambda _self, _value: None), raising=False)
+
+
+def last_tokens_first(patch: Patch) -> None:
+    """Experts are filled from the end of a sequence."""
+    right = Router._within_capacity
+
+    def backwards(self: Router, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        taken, left = right(self, chosen.flip(1), counts)
+        return taken.flip(1), left
+
+    patch.setattr(Router, "_within_capacity", backwards)
+
+
+def capacity_of_a_rank_s_tokens(patch: Patch) -> None:
+    """And not of those of a sequence, which are on several ranks."""
+    right = _TokensOfRanks.__init__
+
+    def build(self: _TokensOfRanks, *arguments: Any) -> None:
+        right(self, *arguments)
+        self.gather = self.own = lambda x: x  # type: ignore[method-assign]
+
+    patch.setattr(_TokensOfRanks, "__init__", build)
+
+
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (weights_not_normalised, case("switch", ONE, **PLAIN), "loss"),
     (bias_in_the_weights, case("bias", ONE, **PLAIN), "loss"),
@@ -166,6 +192,9 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (shared_key_not_rotated, case("latent", ONE, **PLAIN), "loss"),
     (sinks_left_out, case("sinks", ONE, **PLAIN), "loss"),
     (biases_of_experts_added_by_every_rank, case("sinks", TP), "weight"),
+    (drops_without_counting, case("capacity", ONE, **PLAIN), "weight"),
+    (last_tokens_first, case("capacity", ONE, **PLAIN), "loss"),
+    (capacity_of_a_rank_s_tokens, case("capacity", CP), "loss"),
     (rows_in_the_order_of_ranks, case("bias", ParallelConfig(dp=2, ep=2)), "loss"),
 ]
 

@@ -11,6 +11,7 @@ from training.kernels.precision import accumulation_dtype
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.model.router import Router, Tokens
+from training.parallel.context.tokens import TokenOrder
 from training.parallel.mesh import World
 from training.sharding.axis import Axis, JointAxis
 
@@ -22,15 +23,22 @@ class Loads(NamedTuple):
     """Choices of each expert, (layers, experts) float64; zeros for a dense layer."""
     losses: Tensor
     """Auxiliary losses, summed over tokens, (layers,) float64."""
+    dropped: Tensor
+    """Of the choices those whose expert was full, (layers,) float64."""
+
+    @property
+    def dropped_shares(self) -> Tensor:
+        """The share of a layer's choices whose expert was full, (layers,) float64; of a dense layer 0."""
+        return self.dropped / self.counts.sum(1).clamp(min=1)
 
 
 class Routing:
     """The routers of this rank's layers, by the layers' numbers; built by `parallelize`, None for a dense model."""
 
-    def __init__(self, routers: dict[int, Router], world: World, config: ModelConfig) -> None:
+    def __init__(self, routers: dict[int, Router], world: World, config: ModelConfig, order: TokenOrder) -> None:
         self.routers, self.world, self.config = routers, world, config
         self.data = world.joint_axis("replicate", "shard")
-        self.tokens = _TokensOfRanks(self.data, world)
+        self.tokens = _TokensOfRanks(self.data, world, order)
         for router in routers.values():
             router.tokens = self.tokens
             if router.choice_bias is not None:  # steps are smaller than what 16 bits resolve
@@ -39,13 +47,13 @@ class Routing:
         self._taken = self._no_loads()
 
     @classmethod
-    def of(cls, parts: Sequence[Decoder], world: World) -> "Routing | None":
+    def of(cls, parts: Sequence[Decoder], world: World, order: TokenOrder) -> "Routing | None":
         """Of the parts of a model, allocated; collective if it has experts."""
         if not parts[0].config.experts:
             return None
         blocks = {int(layer): block for part in parts for layer, block in part.blocks.items()}
         routers = {layer: found for layer, block in blocks.items() if isinstance(found := router_of(block), Router)}
-        return cls(routers, world, parts[0].config)
+        return cls(routers, world, parts[0].config, order)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -63,6 +71,7 @@ class Routing:
             if isinstance(router.counts, Tensor):
                 self._taken.counts[layer] += router.counts
                 self._taken.losses[layer] += router.losses
+                self._taken.dropped[layer] += router.dropped
             router.forget()
 
     def update_bias(self) -> None:
@@ -83,14 +92,18 @@ class Routing:
     def take(self) -> Loads:
         """The loads since the last call; collective."""
         self.begin_step(self.tokens.scale)
-        table = torch.cat([self._taken.counts, self._taken.losses[:, None]], 1)
+        table = torch.cat([self._taken.counts, self._taken.losses[:, None], self._taken.dropped[:, None]], 1)
         self.world.all_reduce(table if self.tokens.counts_losses else table.zero_())
         self._taken = self._no_loads()
-        return Loads(table[:, :-1].cpu(), table[:, -1].cpu())
+        return _loads(table.cpu())
 
     def _no_loads(self) -> Loads:
-        zeros = torch.zeros(self.config.layers, self.config.experts + 1, dtype=torch.float64, device=self.world.device)
-        return Loads(zeros[:, :-1], zeros[:, -1])
+        shape = self.config.layers, self.config.experts + 2
+        return _loads(torch.zeros(shape, dtype=torch.float64, device=self.world.device))
+
+
+def _loads(table: Tensor) -> Loads:
+    return Loads(table[:, :-2], table[:, -2], table[:, -1])
 
 
 def router_of(block: torch.nn.Module) -> Router | None:
@@ -101,10 +114,11 @@ def router_of(block: torch.nn.Module) -> Router | None:
 
 
 class _TokensOfRanks(Tokens):
-    """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp"."""
+    """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp", in an order."""
 
-    def __init__(self, data: JointAxis, world: World) -> None:
+    def __init__(self, data: JointAxis, world: World, order: TokenOrder) -> None:
         self.data, self.cp = data, world.axes.get("cp")
+        self.gather, self.own = order.gather, order.own  # type: ignore[method-assign]
         self.counts_losses = world.axis("tp").rank == 0
 
     def sum_counts(self, counts: Tensor, balance: str) -> Tensor:

@@ -25,6 +25,9 @@ def expert_traffic(inputs: TrafficInputs) -> Traffic:
             rows = inputs.tokens // layout.micro_batches * config.experts_per_token * config.width * inputs.itemsize
             sent = passes * (row + 2 * rows) + backward * 2 * rows
             parts.append({("ep", "all-to-all"): Volume(3 * passes + 2 * backward, sent)})
+        if config.capacity_factor and layout.cp > 1:  # the choices of all tokens of a sequence
+            choices = inputs.tokens // layout.micro_batches * layout.cp * config.experts_per_token * _COUNT_BYTES
+            parts.append({("cp", "all-gather"): Volume(passes, passes * choices)})
         if config.balance == "switch" and layout.replicas > 1:
             parts.append({(data, "all-reduce"): Volume(passes, passes * row)})
         elif config.balance_loss and layout.cp > 1:
