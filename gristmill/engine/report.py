@@ -32,6 +32,7 @@ from gristmill.urls import is_remote
 _NOTE = ".step"
 _HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits
 _LINE_SECONDS = 60  # between two lines of progress in a log
+_PASSED_ON = ("written", "kept", "signed", "unique", "clustered", "sampled")  # reasons that a summary names first
 
 
 class StepNote(msgspec.Struct, frozen=True):
@@ -181,7 +182,8 @@ def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
     """Print one line: documents read and repeated, those per outgoing reason, files not read, speed, tasks skipped."""
-    found = {reason: counts.total(reason).documents for reason in counts.reasons}
+    names = sorted(counts.reasons, key=lambda reason: (reason not in _PASSED_ON, reason))
+    found = {reason: counts.total(reason).documents for reason in names}
     some = {READ: found.get(READ, 0)} | {reason: count for reason, count in found.items() if count}
     incoming, outgoing = (
         " + ".join(f"{count:,} {reason}" for reason, count in some.items() if (reason in INCOMING) == is_incoming)

@@ -1,10 +1,12 @@
-"""Options of a run: sizes, and values that are refused before anything is written."""
+"""Options of a run: sizes, values that are refused before anything is written; its summary line."""
 
 from pathlib import Path
 
 import pytest
 
+from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.report import print_summary
 from gristmill.engine.run import open_stage
 from gristmill.errors import UsageError
 from gristmill.limits import usable_cores
@@ -59,3 +61,14 @@ def test_a_time_that_is_none_is_refused_before_anything_is_written(
     ):
         raise AssertionError
     assert not (tmp_path / "out").exists()
+
+
+def test_a_summary_names_what_is_passed_on_and_then_each_reason_whatever_came_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for order in (["short", "kept", "duplicate", "read"], ["read", "duplicate", "kept", "short"]):
+        counts = Counts({}, [])
+        for reason in order:
+            counts.add("web", reason, 1, 3 if reason == "read" else 1)
+        print_summary("filter", counts, 1, 1, 1.0)
+        assert capsys.readouterr().err.startswith("filter: 3 read = 1 kept + 1 duplicate + 1 short |")
