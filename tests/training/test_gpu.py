@@ -32,8 +32,12 @@ def test_one_gpu_agrees_with_an_independent_reference(certifier: Certifier, pres
 
 
 @pytest.mark.parametrize(
-    ("sparse", "precision"), [("switch", "fp64"), ("bias", "fp64"), ("sequence", "fp32"), ("all", "bf16")]
-)
+    ("sparse", "precision"),
+    [
+        *((sparse, "fp64") for sparse in ("switch", "bias", "capacity", "latent", "sinks")), ("sequence", "fp32"),
+        *((sparse, "bf16") for sparse in ("all", "latent, all", "sinks, all")),
+    ],
+)  # fmt: skip
 def test_sparse_models_on_a_gpu_agree_with_an_independent_reference(
     certifier: Certifier, sparse: str, precision: str
 ) -> None:
