@@ -18,19 +18,29 @@ ROOT = Path(__file__).resolve().parents[1]
 COVERAGE = ROOT / "docs/reference/coverage.md"
 HEAD = """# What is tested where
 
-Each cell has the precisions in which `gristmill parity` trains a layout with a feature and compares every gradient, as
-[Parallelism](../concepts/parallelism.md) says; – is not at all. The tests run the same cases. This page is written by
-`python scripts/write_coverage.py` from the certificate's own list, and a test holds it.
+Which layouts are trained with which features, in which precisions.
 
-Beside the certificate, tests compare losses: compiled blocks with sequence parallelism and with ZeRO-3
-(`tests/training/parallel/test_compile.py`), moments on disk and in CPU memory bit for bit (`tests/training/optim/`),
-averages of the weights under ZeRO-3 and tensor parallelism (`tests/training/optim/test_weight_average.py`),
-runs that are killed and resumed under another layout (`tests/training/checkpoint/`, `tests/training/test_restart.py`).
+```text
+gristmill parity --only "dp2 tp1 pp1 zero1"      # the rows of one layout
+```
+
+In each cell [the certificate](../concepts/parallelism.md#the-parity-certificate) trains the layout with the feature
+and compares every gradient, in the precisions that are named; – means not at all. The tests run the same cases.
+`python scripts/write_coverage.py` writes this page from the certificate's list, and a test compares the two.
+
+Other tests compare losses:
+
+| what | tests |
+|---|---|
+| compiled blocks with sequence parallelism and with ZeRO-3 | `tests/training/parallel/test_compile.py` |
+| moments on disk and in CPU memory, bit for bit | `tests/training/optim/` |
+| averages of the weights under ZeRO-3 and tensor parallelism | `tests/training/optim/test_weight_average.py` |
+| runs killed and resumed under other layouts | `tests/training/checkpoint/`, `tests/training/test_restart.py` |
 """
 _GPU = """
-Pipelines, grids and rings need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of
-these rows, and train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or
-machines.
+Pipelines, grids and rings need a GPU for each process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some
+of these rows, and train, compile, offload and resume. [Results](results.md#gpu) says what ran on one GPU; no row ran
+on several GPUs or machines.
 """
 LAYOUTS: dict[str, Callable[[Case], bool]] = {
     "one process": lambda c: _axes(c) == "",
