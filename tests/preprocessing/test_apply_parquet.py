@@ -91,6 +91,17 @@ def test_records_and_counts_are_those_of_lines(corpus: Path, tmp_path: Path, mon
         assert {field.name: field.type for field in pq.read_schema(tmp_path / "one" / name)} == fields
 
 
+def test_a_file_that_is_gone_is_written_again(corpus: Path, tmp_path: Path) -> None:
+    """Though the lines of JSON that it was made of were temporary."""
+    found = []
+    for _ in range(2):
+        apply(corpus, tmp_path / "out", "choosing:most", RunOptions(workers=1, quiet=True), format="parquet")
+        found.append(contents(tmp_path / "out"))
+        (tmp_path / "out/web/a.parquet").unlink()
+        (tmp_path / "out/web/a.parquet.malformed").unlink()
+    assert found[0] == found[1] and len(found[0]) == 4
+
+
 def test_nothing_runs_again_and_another_format_takes_the_place(corpus: Path, tmp_path: Path, capfd: Any) -> None:
     options = RunOptions(workers=1)
     for format, suffixes in (
