@@ -29,7 +29,7 @@ from gristmill.counts import CHANGED, Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
@@ -52,6 +52,7 @@ def remove_lines(
     least: int = 6,
     min_characters: int = 20,
     scope: Scope = "global",
+    format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Write the documents of a corpus without the lines, or paragraphs, that it repeats.
@@ -68,6 +69,7 @@ def remove_lines(
         least: Units that are there fewer times stay.
         min_characters: Shorter units stay: in code and in verse they repeat with good reason.
         scope: per-source counts the units of each source alone.
+        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:
@@ -76,7 +78,7 @@ def remove_lines(
     check_limits(least, min_characters)
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
-    targets, table = plan_targets(files, target_dir), lost_path(target_dir)
+    targets, table = plan_targets(files, target_dir, format=format), lost_path(target_dir)
     with open_stage(
         STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
     ) as run:

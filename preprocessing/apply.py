@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -17,7 +17,7 @@ from gristmill.counts import PARTS, Counts, Tally
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
@@ -40,7 +40,7 @@ def apply(
     function: Positional[str],
     options: RunOptions = RunOptions(),
     *,
-    format: Literal["jsonl", "parquet"] = "jsonl",
+    format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Run a function of yours over every document of a corpus; it yields those to keep.
@@ -72,13 +72,11 @@ def apply(
     """
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
-    targets = plan_targets(files, target_dir, parquet=format == "parquet")
+    targets = plan_targets(files, target_dir, format=format)
     arguments = {"function": function, "version": version_of(function)}
     with open_stage(STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir]) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        done = rewrite_corpus(
-            run, "apply", files, targets, apply_to_slices, arguments, function, parquet=format == "parquet"
-        )
+        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)
         return run.finish(done.counts)
 
 

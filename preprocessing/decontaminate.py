@@ -21,7 +21,7 @@ from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
@@ -82,6 +82,7 @@ def decontaminate(
     margin: int = 200,
     min_ngrams: int = 1,
     common: int = 1000,
+    format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Write the documents of a corpus that have no item of a benchmark in them.
@@ -101,6 +102,7 @@ def decontaminate(
         margin: Characters that cut takes before and after a place.
         min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
         common: N-grams in this many documents or more are boilerplate, and not looked for; 0: all are.
+        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:
@@ -112,7 +114,7 @@ def decontaminate(
     benchmarks = list_benchmarks(against, template)
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
-    targets, (table, report) = plan_targets(files, target_dir), report_paths(target_dir)
+    targets, (table, report) = plan_targets(files, target_dir, format=format), report_paths(target_dir)
     with open_stage(
         STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table, report]
     ) as run:

@@ -14,7 +14,7 @@ from gristmill.counts import Counts
 from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Result, Stage
@@ -45,6 +45,7 @@ def filter_quality(
     recipe: Positional[str],
     options: RunOptions = RunOptions(),
     *,
+    format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Write the documents of a corpus that the rules of a recipe allow, each counted once by the first rule it fails.
@@ -59,6 +60,7 @@ def filter_quality(
         target_dir: Output folder; files keep their relative paths.
         recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
         options: Workers, memory, and when to stop; they change no output.
+        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:
@@ -68,7 +70,7 @@ def filter_quality(
     rules = parse_recipe(content, recipe)
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
-    targets, table = plan_targets(files, target_dir), removed_path(target_dir)
+    targets, table = plan_targets(files, target_dir, format=format), removed_path(target_dir)
     stage = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries))
     with open_stage(
         stage, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]

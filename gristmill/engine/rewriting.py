@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -29,12 +29,17 @@ from gristmill.storage.local import concatenate
 
 _MOST_FILES = 256  # that one task writes as Parquet
 _TABLE = ".removed"  # suffix of the table of one task
+OutputFormat = Literal["jsonl", "parquet"]
 Targets = dict[str, Path]  # name of an input file → its output file
 
 
-def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False, parquet: bool = False) -> Targets:
+def plan_targets(
+    files: Sequence[CorpusFile], target_dir: Path, zst: bool = False, format: OutputFormat = "jsonl"
+) -> Targets:
     """The output file of each input file. UsageError if two would be written to one."""
-    outputs = {file.name: table_name(file.name) if parquet else normal_name(file.name, zst) for file in files}
+    outputs = {
+        file.name: table_name(file.name) if format == "parquet" else normal_name(file.name, zst) for file in files
+    }
     by_output = defaultdict(list)
     for name, output in outputs.items():
         by_output[output].append(name)
@@ -56,16 +61,15 @@ def rewrite_corpus(
     foreign: str = "",
     table: Path | None = None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
-    parquet: bool = False,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     `foreign`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these are joined to
-    it, in the order of the corpus. `of_group`: arguments that differ from group to group. With `parquet`, what the
-    tasks write as JSON lines becomes Parquet files, which `targets` are.
+    it, in the order of the corpus. `of_group`: arguments that differ from group to group. Where `targets` are
+    Parquet files, they are made of the JSON lines that the tasks write.
     """
-    slices = cut_raw_corpus(run, files)
+    slices, parquet = cut_raw_corpus(run, files), any(path.suffix == ".parquet" for path in targets.values())
     tables = run.ledger.root / STATE_DIR / run.output if table else None
     pieces = {part: _piece_path(run, part, targets) for part in slices if parquet or is_piece(part)}
     done = read_slices(

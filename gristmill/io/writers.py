@@ -174,6 +174,6 @@ def _has_empty_struct(kind: pa.DataType) -> bool:
 
 def _unwritable(name: str, fault: str) -> UsageError:
     return UsageError(
-        f"{name} cannot be written as Parquet, whose fields have one type each: {fault}. Change the field in your "
-        "function, or try --format jsonl"
+        f"{name} cannot be written as Parquet, whose fields have one type each: {fault}. Change it by a "
+        "function of yours (gristmill apply), or try --format jsonl"
     )

@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dedup.remove_lines import remove_lines
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import rejects_path
 from gristmill.io.readers import read_corpus
 from preprocessing.apply import apply
+from preprocessing.decontaminate import decontaminate
+from preprocessing.filter_quality import filter_quality
 from tests.object_store import BUCKET, object_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +92,25 @@ def test_records_and_counts_are_those_of_lines(corpus: Path, tmp_path: Path, mon
     fields = {"text": pa.string(), "meta": meta, "score": pa.float64(), "id": pa.string(), "length": pa.int64()}
     for name in ("web/a.parquet", "web/deep/b.parquet"):
         assert {field.name: field.type for field in pq.read_schema(tmp_path / "one" / name)} == fields
+
+
+@pytest.mark.parametrize("stage", ["filter_quality", "remove_lines", "decontaminate"])
+def test_other_stages_write_the_same_records_and_tables(corpus: Path, tmp_path: Path, stage: str) -> None:
+    (tmp_path / "own.toml").write_text("words.max = 2\n")
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"text": " ".join(f"of{number}" for number in range(20))}))
+    function, more = {
+        "filter_quality": (filter_quality, {"recipe": str(tmp_path / "own.toml")}),
+        "remove_lines": (remove_lines, {"min_characters": 0, "least": 2}),
+        "decontaminate": (decontaminate, {"against": (tmp_path / "quiz.jsonl",)}),
+    }[stage]
+    options = RunOptions(workers=1, quiet=True)
+    counts = [
+        function(corpus, tmp_path / format, options=options, format=format, **more) for format in ("jsonl", "parquet")
+    ]
+    assert counts[0].tallies == counts[1].tallies and counts[0].total("written").documents > 0
+    assert values(tmp_path / "jsonl") == values(tmp_path / "parquet")
+    for path in tmp_path.glob("jsonl.*.parquet"):
+        assert path.read_bytes() == path.with_name(path.name.replace("jsonl", "parquet", 1)).read_bytes()
 
 
 def test_a_file_that_is_gone_is_written_again(corpus: Path, tmp_path: Path) -> None:
