@@ -18,6 +18,7 @@ from gristmill.console import wide_console
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
+from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
@@ -145,6 +146,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_and_print(arguments: list[str]) -> None:
+    if arguments[:1] == ["--config"] and arguments[1:] and Path(folder := arguments[1]).is_dir():
+        hint = f"try gristmill run --corpus {folder} --out OUT"
+        raise UsageError(f"expected a pipeline.toml, got the folder {folder}; {hint}")
     config, console = load_config(RunConfig, arguments, prog="gristmill run"), wide_console()
     if config.dry_run:
         check_run(config)

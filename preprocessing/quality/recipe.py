@@ -169,7 +169,10 @@ def read_recipe(name: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"recipe {name}: expected a TOML file that can be read, got {error}") from error
+        fault = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"recipe {name}: expected a TOML file that can be read, got: {fault}; check the path"
+        ) from error
 
 
 def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:

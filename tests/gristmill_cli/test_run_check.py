@@ -77,6 +77,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("alarms", "mix", "nan", "expected a number from 0"),
     ("alarms", "idle_rule", "-1", "expected a number from 0"),
     ("", "recipe", "gofer", "did you mean gopher?"),
+    ("", "recipe", "nowhere.toml", "got: No such file or directory; check the path"),
     ("lines", "unit", "word", "expected"),
     ("lines", "keep", "last --lines.unit line", "expected"),
     ("lines", "least", "1 --lines.unit line", "--lines.least: expected 2 or more, got 1; try 6"),
@@ -255,6 +256,14 @@ def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
     (tmp_path / "run.toml").write_text("[mix\n")
     code, message = refused(folder, "--config", str(tmp_path / "run.toml"), capsys=capsys)
     assert code == 1 and "expected TOML" in message
+
+
+def test_a_corpus_given_as_a_file_of_options_is_told_its_option(folder, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(folder / "corpus")])
+    assert (
+        end.value.code == 2 and f"try gristmill run --corpus {folder / 'corpus'} --out OUT" in capsys.readouterr().err
+    )
 
 
 def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
