@@ -186,8 +186,25 @@ def table_rows() -> list[Row]:
     return [
         *rows,
         *(Row(llama, ParallelConfig(zero=zero), "bf16", "none", 2, optimizer="muon", ema=True) for zero in (0, 1, 3)),
+        *sparse_rows(),
         Row(llama, ParallelConfig(), "fp16"),
         Row(llama, ParallelConfig(zero=2, micro_batches=4), "fp16", processes=2),
+    ]
+
+
+def sparse_rows() -> list[Row]:
+    """Experts, expert parallelism and latent attention."""
+    sizes = {"experts": 8, "experts_per_token": 2, "expert_width": 128}
+    sparse, mixed = small("llama", **sizes), small("llama", **sizes, dense_layers=1, shared_experts=1)
+    latent = ModelConfig(
+        layers=4, width=128, heads=4, q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16
+    ).resolve(2048, 128)  # fmt: skip
+    modes: tuple[Recompute, ...] = ("none", "selective", "full")
+    layouts = [(ParallelConfig(zero=zero, ep=2), size) for zero, size in ((0, 2), (1, 2), (3, 2), (1, 4), (3, 4))]
+    layouts += [(ParallelConfig(tp=2), 2), (ParallelConfig(pp=2, micro_batches=4), 2)]
+    return [
+        *(Row(model, _ONE, "bf16", mode) for model in (sparse, mixed, latent) for mode in modes),
+        *(Row(sparse, layout, "bf16", "none", size) for layout, size in layouts),
     ]
 
 

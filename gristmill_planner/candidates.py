@@ -66,11 +66,17 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
             for micro in divisors(request.batch // dp):
                 if micro <= _MOST_SEQUENCES and micro % divided.batch_shards == 0:
                     count = request.batch // dp // micro
-                    degrees = replace(divided, dp=dp, pp=pp, micro_batches=count)
+                    whole = replace(divided, dp=dp, pp=pp, micro_batches=count)
                     schedules = tuple(_schedules(request, pp, count))
-                    stages = _zero_stages(request.software, degrees)
-                    for recompute in recomputations if schedules else ():
-                        yield LayoutFamily(degrees, recompute, schedules, stages)
+                    stages = _zero_stages(request.software, whole)
+                    for ep in (
+                        divisors(gcd(model.experts, whole.replicas))
+                        if model.experts and request.states.name != "muon"
+                        else [1]
+                    ):
+                        degrees = replace(whole, ep=ep)
+                        for recompute in recomputations if schedules else ():
+                            yield LayoutFamily(degrees, recompute, schedules, stages)
 
 
 def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:

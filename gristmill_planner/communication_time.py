@@ -10,7 +10,7 @@ are hidden up to as long as that takes, where a device's collectives run beside 
 
 from typing import NamedTuple
 
-from gristmill_planner.compute_time import rank_sequences
+from gristmill_planner.compute_time import IMBALANCE, rank_sequences
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Cluster
 from gristmill_planner.planned_run import PlannedRun, RankAxis
@@ -92,7 +92,7 @@ def layer_collectives(run: PlannedRun, constants: Constants, products: Seconds, 
     """Of one layer; its `products` with matrices and its `attention` take so long."""
     if run.layout.on_grid:
         return _grid_layer(run, constants, products)
-    reduce = 2 * _all_reduce(run, constants)
+    reduce = 2 * _all_reduce(run, constants) + _to_experts(run, constants)
     sent = _context(run, constants, attention) if run.layout.cp > 1 else Seconds(0.0, 0.0)
     return Seconds(reduce + sent.forward, reduce + sent.backward)
 
@@ -111,6 +111,13 @@ def head_collectives(run: PlannedRun, constants: Constants) -> float:
 def _all_reduce(run: PlannedRun, constants: Constants) -> float:
     """Of the residual stream, over tensor-parallel ranks."""
     return collective_time(run.cluster, constants, run.axes["tp"], "all-reduce", 1, hidden_bytes(run))
+
+
+def _to_experts(run: PlannedRun, constants: Constants) -> float:
+    """Tokens to the ranks of their experts and back, of a layer on average: two all-to-alls a pass."""
+    model, sparse = run.model, len(run.model.sparse_layers) / run.model.layers
+    size = 2 * IMBALANCE * sparse * model.experts_per_token * hidden_bytes(run)
+    return collective_time(run.cluster, constants, run.axes["ep"], "all-to-all", 2 * sparse, size)
 
 
 def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Seconds:

@@ -5,7 +5,8 @@ A product's rate depends on its shape.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gristmill_planner.fitted_constants import Constants
@@ -54,6 +55,10 @@ class RankWork:
         return sum(product.flops for product in self.products)
 
 
+IMBALANCE = 1.2
+"""Tokens that the busiest expert-parallel rank gets, over the mean; assumed."""
+_ROW_PASSES = 6
+"""Times that a token's vectors are read or written for each of its experts, sorted by expert and summed again."""
 _RING_PASSES = 8
 """Times that a ring's scores are read or written in float32: training/kernels/block_attention.py, operator by
 operator."""
@@ -62,32 +67,70 @@ operator."""
 @lru_cache(4096)
 def layer_work(
     model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, shards: int = 1, flash: bool = True,
-    tensor: str = "1d", ring: int = 1,
+    tensor: str = "1d", ring: int = 1, ep: int = 1,
 ) -> RankWork:  # fmt: skip
-    """RankWork of one decoder layer, whose features are divided into t `parts`.
+    """RankWork of one decoder layer, whose features are divided into t `parts`, and its experts over `ep` ranks.
+
+    Of sparse and dense layers it is the mean.
 
     Its norms and residual sums see 1 / `shards` of the tokens. `flash`: attention's weights never leave the chip (Dao
     et al. 2022); else the softmax reads and writes b a s² / t. Over a `ring` of n ranks a sequence has 2 n chunks, of
     which each rank computes 2 n + 1 pairs, tile by tile: their scores pass through memory.
     """
     tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / parts, model.head_dim
-    attention, ffn = model.q_width / parts, model.ffn_width / parts
-    up = model.ffn_width * (2 if model.is_gated else 1)
+    attention, ffn, sparse = model.q_width / parts, model.active_width / parts, len(model.sparse_layers) / model.layers
+    gates = 2 if model.is_gated else 1
     of_heads = attention_products(seq_len, head_dim, sequences * heads)
-    keys = model.kv_width * (kv_copies(model, parts) if tensor == "1d" else 1)
     products = (
-        _matrix(tokens, model.q_width + 2 * keys, width, parts, tensor),
+        *(_latent(model, tokens, parts) if model.kv_lora_rank else _heads(model, tokens, parts, tensor)),
         *of_heads,
-        _matrix(tokens, width, model.q_width, parts, tensor, by_inputs=True),
-        _matrix(tokens, up, width, parts, tensor),
-        _matrix(tokens, width, model.ffn_width, parts, tensor, by_inputs=True),
+        _matrix(tokens, width, model.value_width, parts, tensor, by_inputs=True),
     )
+    for count, rows, features in _mlps(model, tokens, ep, sparse):
+        up = _matrix(rows, gates * features, width, parts, tensor)
+        down = _matrix(rows, width, features, parts, tensor, by_inputs=True)
+        products += tuple(replace(product, count=product.count * count) for product in (up, down))
+    if sparse:
+        products += (Product(tokens, model.experts, width, sparse),)
     whole = (2 * 2 + 2 * 3) * width / shards  # two norms, and two sums with the residual stream
-    divided = 2 * attention + up / parts + ffn  # attention's output rearranged, and the activation function
+    whole += sparse * model.experts_per_token * _ROW_PASSES * width
+    divided = 2 * attention + (gates + 1) * ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
     scores = (2 * ring + 1) / (4 * ring) * sequences * seq_len**2 * heads if ring > 1 else 0.0
     traffic = 2.0 * tokens * (whole + divided + weights) + 4.0 * _RING_PASSES * scores
     return RankWork(products, traffic, of_heads)
+
+
+def _heads(model: ModelConfig, tokens: float, parts: int, tensor: str) -> tuple[Product, ...]:
+    """Queries, keys and values in one."""
+    keys = model.kv_width * (kv_copies(model, parts) if tensor == "1d" else 1)
+    return (_matrix(tokens, model.q_width + 2 * keys, model.width, parts, tensor),)
+
+
+def _latent(model: ModelConfig, tokens: float, parts: int) -> tuple[Product, ...]:
+    """To the compressed vectors, whole on each rank, and from them to its heads (DeepSeek-AI 2024, section 2.1)."""
+    rank, width, compressed = model.q_lora_rank, model.width, model.kv_lora_rank + model.qk_rope_head_dim
+    first = Product(tokens, rank + compressed, width) if rank else Product(tokens, compressed, width)
+    heads = model.heads * model.qk_nope_head_dim + model.value_width
+    return (
+        first,
+        Product(tokens, model.q_width / parts, rank or width),
+        Product(tokens, heads / parts, model.kv_lora_rank),
+    )
+
+
+def _mlps(model: ModelConfig, tokens: float, ep: int, sparse: float) -> Iterator[tuple[float, float, int]]:
+    """The MLPs of a layer, `sparse` of which are of experts: how many, their rows and features.
+
+    Tokens of `ep` ranks fall on the experts of this one; it gets as many as all are assumed to (IMBALANCE).
+    """
+    if sparse < 1:
+        yield 1 - sparse, tokens, model.ffn_width
+    if sparse:
+        rows = tokens * model.experts_per_token / model.experts * ep * (IMBALANCE if ep > 1 else 1)
+        yield sparse * model.experts / ep, 8 * math.ceil(rows / 8), model.expert_width  # a grouped product aligns them
+    if model.shared_experts:
+        yield sparse, tokens, model.shared_experts * model.expert_width
 
 
 def _matrix(
@@ -135,7 +178,7 @@ def layer_of_rank(run: PlannedRun) -> RankWork:
     shards = parts if layout.on_grid else layout.sequence_shards
     ring = layout.cp if layout.context == "ring" else 1
     return layer_work(
-        run.model, rank_sequences(run), run.seq_len, parts, shards, run.software.flash, layout.tensor, ring
+        run.model, rank_sequences(run), run.seq_len, parts, shards, run.software.flash, layout.tensor, ring, layout.ep
     )
 
 

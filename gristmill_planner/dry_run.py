@@ -25,11 +25,13 @@ from gristmill.errors import require
 from gristmill_planner.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
+from training.kernels import portable
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
+from training.parallel.expert.dispatch import ExpertDispatch
 from training.parallel.mesh import World, build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -81,6 +83,8 @@ class StepOnMeta(TrafficCounter):
     def __enter__(self) -> "StepOnMeta":
         # FSDP refuses to run without memory, and from torch 2.15 on asks a CPU's stream for its number
         self._patches.enter_context(patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None))
+        self._patches.enter_context(patch.object(ExpertDispatch, "exchanged", staticmethod(_equal_shares)))
+        self._patches.enter_context(patch.object(portable, "grouped_linear", _one_product))
         if torch.__version__ >= "2.15":
             self._patches.enter_context(patch.object(_fsdp_collectives, "record_grad_output_stream", lambda *_: None))
         super().__enter__()
@@ -107,6 +111,17 @@ class StepOnMeta(TrafficCounter):
         sent = [a for a in arguments if isinstance(a, Tensor)]
         if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
             super()._count(name, arguments)
+
+
+def _equal_shares(x: Tensor, counts: Tensor) -> list[int]:
+    """Rows for each rank where choices are equal, as the formulas take them to be: a router's are not known."""
+    ranks = len(counts)
+    return [len(x) // ranks + (rank < len(x) % ranks) for rank in range(ranks)]
+
+
+def _one_product(x: Tensor, weight: Tensor, _: Tensor) -> Tensor:
+    """The shapes of a grouped product: how many rows each expert has is not known."""
+    return x @ weight[0].mT
 
 
 def _not_sent(func: Any, args: Any) -> Any:
@@ -208,6 +223,11 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
         f"--dry_run with memory.optimizer {states.moments}: a dry run builds the optimizer's states on the device "
         "alone; try memory.optimizer device, or no --dry_run",
     )
+    require(
+        not run.model.capacity_factor,
+        f"--dry_run with model.capacity_factor {run.model.capacity_factor}: how many tokens are dropped is known in a "
+        "run alone; try it without",
+    )
     optim = OptimConfig(name=states.name, ema_decay=_ANY_DECAY if states.ema else 0.0)
     with fake_world(layout, rank) as world:
         with FakeCollectives():
@@ -241,6 +261,8 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
     tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
     model.forward_backward(Batch(tokens, tokens, samples), 1.0)
+    if model.routing is not None:
+        model.routing.update_bias()
     model.all_gather_params()
 
 

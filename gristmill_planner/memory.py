@@ -37,10 +37,12 @@ class HeldParameters:
 
     total: int
     """P."""
+    experts: int
+    """Of P, those that have replicas of their own."""
     matrices: int
     """Of blocks' matrices, which Muon updates."""
     block: int
-    """Of one block."""
+    """Of the largest unit of a block that ZeRO-3 gathers at once."""
     end: int
     """Of the embedding, or of the last norm and the output matrix, whichever is larger."""
     largest: int
@@ -73,7 +75,7 @@ class RankMemory:
             summed += self._buckets
         one = max(map(self._stage, self._stages))  # of which a backward pass frees all
         kept = self.activations - self._computed_again
-        in_mlp = 2 * self._tokens * self._e * run.model.ffn_width // run.parts
+        in_mlp = 2 * self._tokens * self._e * self._widest // run.parts
         moments = kept + self.logits + summed, self.activations + in_mlp + summed, max(0, kept - one) + self.gradients
         return self.states + self.gathered + max(moments)
 
@@ -96,7 +98,7 @@ class RankMemory:
         (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1.)
         """
         is_weights = self.run.layout.zero < 3 and self._e == self._wide
-        return 0 if is_weights else self._wide * self._held.total // self.run.layout.shards
+        return 0 if is_weights else self._wide * self._own(self._held.total)
 
     @cached_property
     def moments(self) -> int:
@@ -109,7 +111,8 @@ class RankMemory:
         of_muon = held.matrices if states.name == "muon" else 0
         moments = 2 * (held.total - of_muon) if states.name != "sgd" and here else 0
         others = held.total * (states.ema + 2 * (self.run.layout.local_steps > 0))
-        return self._wide * (of_muon + moments + others) // self.run.layout.shards
+        of_expert = 2 * (here and states.name == "adamw") + states.ema
+        return self._wide * self._own(of_muon + moments + others, of_expert)
 
     # gradients, and parameters that ranks gather from each other
 
@@ -136,7 +139,7 @@ class RankMemory:
     def _summed(self) -> int:
         """Gradient sums between two micro-batches: of whole parameters, or of the rows that this rank updates."""
         whole = self.run.layout.zero == 1 and self.run.layout.micro_batches > 1
-        return self._wide * self._held.total // (1 if whole else self.run.layout.shards)
+        return self._wide * (self._held.total if whole else self._own(self._held.total))
 
     @cached_property
     def _buckets(self) -> int:
@@ -178,7 +181,7 @@ class RankMemory:
         norm's input and the loss's gradient of its output.
         """
         model, layout, e, parts = self.run.model, self.run.layout, self._e, self.run.parts
-        size = self.run.layers[stage] * self._block(self.run.recompute) + self._hidden * (stage == 0)
+        size = self._blocks(stage, self.run.recompute) + self._hidden * (stage == 0)
         if stage == layout.stages - 1:
             on_grid = self._tokens * (model.width // parts + self._vocabulary)
             size += e * (on_grid if layout.on_grid else self._tokens * model.width)
@@ -186,12 +189,23 @@ class RankMemory:
             size += e * self.run.seq_len**2 * model.heads // parts
         return size
 
-    def _block(self, recompute: Recompute) -> int:
+    def _blocks(self, stage: int, recompute: Recompute) -> int:
+        """Of all blocks of a stage."""
+        dense, sparse = self._kinds(stage)
+        return dense * self._block(recompute, False) + (sparse * self._block(recompute, True) if sparse else 0)
+
+    def _kinds(self, stage: int) -> tuple[int, int]:
+        """Dense and sparse layers of a stage."""
+        first, count = sum(self.run.layers[:stage]), self.run.layers[stage]
+        sparse = sum(map(self.run.model.is_sparse, range(first, first + count)))
+        return count - sparse, sparse
+
+    def _block(self, recompute: Recompute, sparse: bool) -> int:
         """Bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
         model, layout, seq_len = self.run.model, self.run.layout, self.run.seq_len
         by_windows = 0 < (model.window or 0) < seq_len and (layout.cp == 1 or layout.context != "ring")
         divided = layout.sequence_parallel, layout.on_grid
-        features, wide = _block_features(model, self.run.parts, divided, by_windows, recompute)
+        features, wide = _block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
         if layout.context == "ulysses" and recompute == "none":  # outputs, before and after the exchange
             features += model.q_width // self.run.parts
         return self._tokens * (features * self._e + wide * self._wide)
@@ -201,14 +215,14 @@ class RankMemory:
         """A block as if nothing were computed again, less what it kept, with the gradient of its output."""
         if self.run.recompute == "none":
             return 0
-        return max(0, self._block("none") - self._block(self.run.recompute)) + self._hidden
+        sparse = any(self._kinds(stage)[1] for stage in self._stages)
+        return max(0, self._block("none", sparse) - self._block(self.run.recompute, sparse)) + self._hidden
 
     @cached_property
     def _split_gradients(self) -> int:
         """Of a block whose backward pass is split: the gradients of the outputs of its products and norms."""
-        features, _ = _block_features(
-            self.run.model, self.run.parts, (False, self.run.layout.on_grid), False, "selective"
-        )
+        model, divided = self.run.model, (False, self.run.layout.on_grid)
+        features, _ = _block_features(model, self.run.parts, divided, False, "selective", model.experts > 0)
         return self._tokens * features * self._e
 
     @cached_property
@@ -264,6 +278,20 @@ class RankMemory:
         divided = self.run.layout.sequence_parallel or self.run.layout.on_grid
         return self._tokens * self.run.model.width // (self.run.parts if divided else 1) * self._e
 
+    def _own(self, numel: int, each: int = 1) -> int:
+        """Of so many elements those that this rank updates; `each`: of a parameter that experts share."""
+        shards, within = self.run.layout.shards, self.run.axes["expert_shard"].ranks
+        experts = each * self._held.experts
+        return (numel - experts) // shards + experts // within
+
+    @cached_property
+    def _widest(self) -> int:
+        """Features inside the MLPs that a token passes, of the widest layer."""
+        model = self.run.model
+        chosen = (model.experts_per_token + model.shared_experts) * model.expert_width
+        dense, sparse = map(sum, zip(*map(self._kinds, self._stages), strict=True))
+        return max(model.ffn_width if dense else 0, chosen if sparse else 0)
+
     @property
     def _vocabulary(self) -> int:
         """Ids of the rank that has most of them."""
@@ -280,13 +308,14 @@ class RankMemory:
     @cached_property
     def _held(self) -> HeldParameters:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
-        grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth
-        return _held_parameters(self.run.model, grid, self.run.rank_layers[self.rank], ends, layout.stages == 1)
+        grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, layout.ep
+        dense, sparse = map(sum, zip(*map(self._kinds, self._stages), strict=True))
+        return _held_parameters(self.run.model, grid, (dense, sparse), ends, layout.stages == 1)
 
 
 @lru_cache(4096)
 def _block_features(
-    model: ModelConfig, parts: int, divided: tuple[bool, bool], by_windows: bool, recompute: Recompute
+    model: ModelConfig, parts: int, divided: tuple[bool, bool], by_windows: bool, recompute: Recompute, sparse: bool
 ) -> tuple[int, int]:
     """Features a token that a block keeps, in the compute dtype and in float32.
 
@@ -294,19 +323,28 @@ def _block_features(
     weights. Here those are never kept (Dao et al. 2022), and `selective` keeps the outputs of products and attention.
     `divided`: the features between tensor-parallel regions, and those that go into them.
     """
-    q, ffn = model.q_width // parts, model.ffn_width // parts
+    q, ffn = model.q_width // parts, (0 if sparse else model.ffn_width) // parts
+    rows = 0
+    if sparse:
+        ffn = (model.experts_per_token + model.shared_experts) * model.expert_width // parts
+        rows = model.experts_per_token * model.width
     kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
     hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
     if recompute == "full":  # the input only (Chen et al. 2016)
         return hidden, 0
+    compressed = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim  # of latent attention
     statistics = model.heads // parts  # attention's log-sum-exp
     if recompute == "selective":
-        return hidden + 2 * q + 2 * kv + 2 * whole + ffn * (2 if model.is_gated else 1), statistics
+        return hidden + 2 * q + 2 * kv + compressed + 2 * whole + rows + ffn * (2 if model.is_gated else 1), statistics
     # by windows: queries, and once more, with keys and values of two windows
     attention = (8 * q if by_windows else q + 2 * kv) + (q + kv) * bool(model.qk_norm) + q
+    if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut
+        attention = 4 * q + model.value_width // parts + 2 * compressed - model.qk_rope_head_dim
     streams = hidden * (1 if model.residual == "parallel" else 2) + 2 * whole
     statistics += 2 * (1 if model.norm == "rms" else 2)
-    return streams + attention + ffn * _MLP_TENSORS.get(str(model.mlp), 2), statistics
+    if sparse:  # the router reads a float32 copy; of the rows' order four int64 a choice
+        streams, statistics = streams - hidden, statistics + hidden + model.experts + 8 * model.experts_per_token
+    return streams + attention + 2 * rows + ffn * _MLP_TENSORS.get(str(model.mlp), 2), statistics
 
 
 @lru_cache(4096)
@@ -335,21 +373,32 @@ _UNDIVIDED = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=
 
 @lru_cache(4096)
 def _held_parameters(
-    model: ModelConfig, grid: tuple[int, TensorGrid, int], layers: int, ends_here: tuple[bool, bool], one_stage: bool
-) -> HeldParameters:
-    """Of `layers` blocks and the ends of the model; `grid`: tensor-parallel ranks, their kind and depth.
+    model: ModelConfig, grid: tuple[int, TensorGrid, int, int], layers: tuple[int, int], ends_here: tuple[bool, bool],
+    one_stage: bool,
+) -> HeldParameters:  # fmt: skip
+    """Of dense and sparse `layers` and the ends of the model; `grid`: tensor-parallel ranks, their kind, depth, and ep.
 
     `one_stage`: it has both ends, where a tied matrix is one.
     """
-    tp, tensor, depth = grid
-    divided = replace(_UNDIVIDED, tp=tp, tensor=tensor, depth=depth)
-    parameters = rank_parameters(replace(model, tied=model.tied and one_stage), divided, range(1), 0)
-    units = {name: [p for p in parameters if p.unit == name] for name in ("embed", "0", "head")}
-    ends = [units[name] for name, here in zip(("embed", "head"), ends_here, strict=True) if here]
-    block, sizes = _numel(units["0"]), [_numel(end) for end in ends]
-    matrices = [p for p in units["0"] if len(p.shape) == 2 and not p.name.endswith("attention.query.weight")]
-    largest = max(p.numel for unit in [units["0"], *ends] for p in unit)
-    return HeldParameters(layers * block + sum(sizes), layers * _numel(matrices), block, max(sizes, default=0), largest)
+    tp, tensor, depth, ep = grid
+    divided = replace(_UNDIVIDED, tp=tp, tensor=tensor, depth=depth, ep=ep)
+    tied, first, blocks = model.tied and one_stage, list[ParameterShape](), list[ParameterShape]()
+    for is_sparse, count in enumerate(layers):
+        layer = next((n for n in range(model.layers) if model.is_sparse(n) == is_sparse), None)
+        if layer is not None:
+            first = rank_parameters(replace(model, tied=tied), divided, range(layer, layer + 1), 0)
+            blocks += count * [p for p in first if p.unit not in ("embed", "head")]
+    ends = [
+        [p for p in first if p.unit == name] for name, here in zip(("embed", "head"), ends_here, strict=True) if here
+    ]
+    sizes = [_numel(end) for end in ends]
+    units = [_numel([p for p in set(blocks) if p.unit == name]) for name in {p.unit for p in blocks}]
+    matrices = [p for p in blocks if len(p.shape) > 1 and not p.name.endswith("attention.query.weight")]
+    largest = max(p.numel for unit in [blocks, *ends] for p in unit)
+    experts = _numel([p for p in blocks if p.of_experts])
+    return HeldParameters(
+        _numel(blocks) + sum(sizes), experts, _numel(matrices), max(units), max(sizes, default=0), largest
+    )
 
 
 def _numel(parameters: Sequence[ParameterShape]) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from gristmill_planner.break_even import tensor_break_even
 from gristmill_planner.communication_time import hidden_bytes
-from gristmill_planner.compute_time import Product, head_of_rank, layer_of_rank, model_flops, wave_share
+from gristmill_planner.compute_time import IMBALANCE, Product, head_of_rank, layer_of_rank, model_flops, wave_share
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import SUFFIX, Device
 from gristmill_planner.pipeline_simulator import PassCosts
@@ -78,7 +78,7 @@ def days(choice: Choice, tokens: float) -> float:
 
 def about(choice: Choice, constants: Constants) -> list[str]:
     """What limits one layout, where its memory goes, and how its layers are divided."""
-    return [_limits(choice), _memory(choice), _division(choice, constants)]
+    return [_limits(choice), _memory(choice), _division(choice, constants), *_experts(choice)]
 
 
 def _limits(choice: Choice) -> str:
@@ -111,6 +111,16 @@ def _division(choice: Choice, constants: Constants) -> str:
     if other > 0.999 * choice.time.total:
         return layers + " No other division has a faster slowest stage."
     return layers + f" Divided as {_runs(best)} a step would take {other:.3g} s."
+
+
+def _experts(choice: Choice) -> list[str]:
+    """What is assumed of them."""
+    if choice.run.layout.ep == 1:
+        return []
+    return [
+        f"Of the ranks that divide the experts the busiest is taken to get {IMBALANCE} times the mean of tokens: how "
+        "even a router's choices are is not known before."
+    ]
 
 
 def _runs(layers: Sequence[int]) -> str:
@@ -193,9 +203,16 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
         ]
     found = [
         f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {run.parts}, twice a layer and pass"
-        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == 1 else "")
+        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == layout.ep == 1 else "")
         + " (Shoeybi et al. 2019, section 3)"
     ]
+    if layout.ep > 1:
+        rows = run.model.experts_per_token * size
+        found.append(
+            f"tokens to their experts and back: four all-to-alls of {rows / 1e6:.3g} MB a sparse layer over ep "
+            f"{layout.ep}, {IMBALANCE} times that on the busiest rank; with all other collectives {1e3 * seconds:.3g} "
+            "ms a layer on average (Lepikhin et al. 2020)"
+        )
     if layout.cp > 1:
         found.append(
             f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/parallel/traffic.py; "

@@ -105,10 +105,13 @@ class PlannedRun:
     def axes(self) -> dict[str, RankAxis]:
         """The axes of the mesh and of a grid by name, as training/parallel/mesh.py numbers the ranks."""
         (depth, side, _), (pp, replicate, shard, tp) = self.layout.grid, self.layout.mesh_shape
+        ep, (groups, within) = self.layout.ep, self.layout.expert_shape(self.layout.replicas, self.layout.shards)
         return {
             "column": RankAxis(side, 1), "row": RankAxis(side, side), "depth": RankAxis(depth, side * side),
             "tp": RankAxis(tp, 1), "cp": RankAxis(self.layout.cp, tp), "shard": RankAxis(shard, tp),
             "replicate": RankAxis(replicate, tp * shard), "pp": RankAxis(pp, tp * shard * replicate),
+            "ep": RankAxis(ep, tp), "expert_shard": RankAxis(within, tp * ep),
+            "expert_replicate": RankAxis(groups, tp * ep * within),
         }  # fmt: skip
 
     @property
@@ -167,14 +170,13 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         require(
-            not self.model.experts,
-            f"the model has {self.model.experts} experts, whose time and memory are not predicted yet; try a dense "
-            "model of as many parameters as a token uses",
+            self.software == GRISTMILL or not (self.model.experts or self.model.kv_lora_rank),
+            "experts and latent attention are predicted of this trainer alone; try --software gristmill",
         )
         require(
-            not (self.model.kv_lora_rank or self.model.sinks or self.model.full_attention_every),
-            "the model has latent attention, sinks or windows in some layers only, whose time and memory are not "
-            "predicted yet; try one without",
+            not (self.model.sinks or self.model.full_attention_every),
+            "the model has attention sinks, or windows in some layers only, whose time and memory are not predicted "
+            "yet; try one without",
         )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:

@@ -1,7 +1,7 @@
 """Published runs: what papers print of large training runs, beside what is predicted, and shrunk to 8 processes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -20,11 +20,11 @@ from gristmill_planner.planned_run import (
     PlannedRun,
     Software,
 )
-from gristmill_planner.run_memory import megatron_memory
+from gristmill_planner.run_memory import run_memory
 from gristmill_planner.step_time import step_time
 from training.config import Precision
 from training.experimental.parallel_config import ParallelConfig
-from training.memory.memory_config import MemoryConfig
+from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.model_config import ModelConfig
 from training.presets.presets import PRESETS
 
@@ -116,6 +116,34 @@ def _others() -> list[PublishedRun]:
     ]  # fmt: skip
 
 
+def sparse_runs() -> list[PublishedRun]:
+    """Megatron-Core's Qwen3-235B-A22B on 256 H100s, as this trainer would lay it out.
+
+    There experts' ranks are of data and tensor parallelism together, and tokens are sent once to each node; here ep is
+    of data parallelism alone, tensor parallelism divides each expert, and each of its ranks sends all tokens.
+    """
+    # tp, pp, stages a rank, their ep and ours, micro-batch, ZeRO, recomputation, seconds
+    rows: list[tuple[int, int, int, int, int, int, Literal[1, 3], Recompute, float]] = [
+        (2, 32, 3, 8, 4, 1, 1, "selective", 24.2), (2, 8, 4, 32, 16, 1, 1, "selective", 19.7),
+        (4, 8, 4, 8, 8, 1, 1, "none", 29.0), (2, 1, 1, 8, 8, 4, 3, "full", 17.6),
+    ]  # fmt: skip
+    seq_len, batch, gpus, found = 4096, 2048, 256, []
+    model = ModelConfig(
+        preset="qwen3-30b-a3b", layers=94, width=4096, heads=64, ffn_width=12_288, expert_width=1536
+    ).resolve(1, seq_len)
+    for tp, pp, virtual, theirs, ep, micro, zero, recompute, seconds in rows:
+        dp = gpus // (tp * pp)
+        layout = ParallelConfig(
+            dp=dp, tp=tp, pp=pp, ep=ep, sequence_parallel=True, zero=zero, zero_group=dp, virtual_stages=virtual,
+            schedule="interleaved-1f1b" if virtual > 1 else "1f1b", micro_batches=batch // (dp * micro),
+        )  # fmt: skip
+        run = PlannedRun(model, layout, batch, seq_len, Cluster(find_device("h100"), gpus), recompute)
+        found.append(
+            PublishedRun(f"Qwen3-235B, ep {theirs} there", "", run, None, seconds, "Megatron-Core's MoE tables")
+        )
+    return found
+
+
 def narayanan_table_2() -> list[PublishedRun]:
     """Narayanan et al. 2021, table 2: ZeRO-3 alone beside tensor, pipeline and data parallelism, on Selene.
 
@@ -185,10 +213,10 @@ def comparison_table(constants: Constants) -> Table:
     """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
     columns = "run", "layout", "GPUs", "published s", "predicted s", "TFLOP/s", "error", "GiB", "source"
     table = Table(*columns, box=None, pad_edge=False)
-    for each in [*published_runs(), *narayanan_table_2()]:
+    for each in [*published_runs(), *narayanan_table_2(), *sparse_runs()]:
         run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
         rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
-        memory = megatron_memory(run).total / (1 << 30)
+        memory = run_memory(run).total / (1 << 30)
         table.add_row(
             each.name,
             run.layout.describe(),

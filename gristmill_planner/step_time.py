@@ -21,6 +21,7 @@ from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from gristmill_planner.planned_run import PlannedRun
 from training.model.model_config import ModelConfig
+from training.parallel.expert.placements import is_expert
 from training.parallel.parameter_shapes import stage_parameters
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 from training.parallel.pipeline.stage_layers import divide_layers
@@ -183,15 +184,19 @@ def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float
     ZeRO's ranks, which are neighbours, take each as half an all-reduce; several groups of them then all-reduce the part
     of the gradients that a rank has.
     """
-    layout, software, parameters = run.layout, run.software, rank_parameters(run)
+    layout, software, experts = run.layout, run.software, rank_experts(run)
     share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
-    summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
-    gathered = parameters * run.cluster.device.element_bytes
-    scatter, gather = (
-        gradient_all_reduce(run.cluster, constants, run.axes["shard"], size, share) / 2 for size in (summed, gathered)
-    )
-    between = gradient_all_reduce(run.cluster, constants, run.axes["replicate"], summed / layout.shards, share)
-    return scatter + between, gather
+    sums = gathers = 0.0
+    for parameters, prefix in ((rank_parameters(run) - experts, ""), (experts, "expert_")):
+        within, groups = run.axes[f"{prefix}shard"], run.axes[f"{prefix}replicate"]
+        summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
+        gathered = parameters * run.cluster.device.element_bytes
+        scatter, gather = (
+            gradient_all_reduce(run.cluster, constants, within, size, share) / 2 for size in (summed, gathered)
+        )
+        sums += scatter + gradient_all_reduce(run.cluster, constants, groups, summed / within.ranks, share)
+        gathers += gather
+    return sums, gathers
 
 
 def _depth_time(run: PlannedRun, constants: Constants) -> float:
@@ -202,7 +207,9 @@ def _depth_time(run: PlannedRun, constants: Constants) -> float:
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:
-    return constants.update_bytes * rank_parameters(run) / run.layout.shards / run.cluster.device.bandwidth
+    experts = rank_experts(run)
+    updated = (rank_parameters(run) - experts) / run.layout.shards + experts / run.axes["expert_shard"].ranks
+    return constants.update_bytes * updated / run.cluster.device.bandwidth
 
 
 def rank_parameters(run: PlannedRun) -> float:
@@ -212,14 +219,28 @@ def rank_parameters(run: PlannedRun) -> float:
     """
     layout = run.layout
     ends = 2 if layout.pp == 1 and not run.model.tied else 1
-    whole = max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width
-    return whole / (run.axes["tp"].ranks // layout.depth)
+    others = max(run.rank_layers) * (layer_parameters(run.model) - layer_experts(run.model))
+    whole = others + ends * run.model.vocab_size * run.model.width
+    return whole / (run.axes["tp"].ranks // layout.depth) + rank_experts(run)
+
+
+def rank_experts(run: PlannedRun) -> float:
+    """Those of `rank_parameters` that are of experts, which expert-parallel ranks divide."""
+    return max(run.rank_layers) * layer_experts(run.model) / (run.axes["tp"].ranks * run.layout.ep)
 
 
 @lru_cache
-def layer_parameters(model: ModelConfig) -> int:
-    """Parameters of one decoder layer."""
-    return sum(p.numel for p in stage_parameters(model, range(1), False, False))
+def layer_parameters(model: ModelConfig) -> float:
+    """Parameters of one decoder layer; of sparse and dense ones on average."""
+    layers = range(model.layers if model.experts else 1)
+    return sum(p.numel for p in stage_parameters(model, layers, False, False)) / len(layers)
+
+
+@lru_cache
+def layer_experts(model: ModelConfig) -> float:
+    """Those of `layer_parameters` that are of experts."""
+    parameters = stage_parameters(model, range(model.layers), False, False) if model.experts else []
+    return sum(p.numel for p in parameters if is_expert(p.name)) / model.layers
 
 
 def _slower(device: float, host: float) -> float:

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
-from gristmill_planner.hardware import Cluster, find_device
-from gristmill_planner.planned_run import PlanRequest
 from tests.training.conftest import small_run
 from training.checkpoint.shard_storage import stored_shapes
 from training.config import TrainConfig
@@ -141,6 +139,3 @@ def test_what_a_run_cannot_do_with_experts_is_refused(config: TrainConfig, monke
     muon = replace(config.optim, name="muon")
     with pytest.raises(UsageError, match=r"optim.name muon with parallel.ep 2: .* try --parallel.ep 1, or --optim.na"):
         RunPlan.of(replace(sparse(config), optim=muon, parallel=ParallelConfig(ep=2, dp=2)))
-    cluster = Cluster(find_device("h100"), 8)
-    with pytest.raises(UsageError, match=r"4 experts, whose time and memory are not predicted yet; try a dense"):
-        PlanRequest(ModelConfig(**BIAS).resolve(300, 16), 8, 16, cluster)

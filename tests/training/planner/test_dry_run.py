@@ -15,6 +15,7 @@ from gristmill_planner.run_memory import run_memory
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
+from training.presets.presets import PRESETS
 
 SIZES = {"layers": 9, "width": 64, "heads": 4, "kv_heads": 4, "ffn_width": 96, "vocab_size": 251, "context": 32}
 # layout, its processes, a rank, a preset, recomputation
@@ -44,13 +45,24 @@ LAYOUTS: dict[str, tuple[ParallelConfig, int, int, str, Recompute]] = {
     "3d": (ParallelConfig(tp=8, tensor="3d"), 8, 5, "llama-2-7b", "none"),
     "3d, ZeRO-3": (ParallelConfig(tp=8, tensor="3d", zero=3), 16, 2, "gpt2-124m", "full"),
     "dualpipev": (ParallelConfig(pp=2, schedule="dualpipev", micro_batches=8), 2, 1, "gpt-neox-20b", "none"),
+    "experts": (ParallelConfig(dp=2, micro_batches=2), 2, 1, "olmoe-1b-7b", "selective"),
+    "experts, ep": (ParallelConfig(dp=4, ep=2, zero=1, tp=2), 8, 5, "olmoe-1b-7b", "full"),
+    "experts, ep, ZeRO-3": (ParallelConfig(dp=4, ep=2, zero=3), 4, 1, "qwen3-30b-a3b", "none"),
+    "experts, ep, pp": (ParallelConfig(dp=4, ep=4, zero=1, pp=2, micro_batches=4), 8, 6, "deepseek-v3", "full"),
 }  # fmt: skip
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+EXPERTS = {"experts": 8, "experts_per_token": 2, "expert_width": 32}
 
 
 def small_run(
     layout: ParallelConfig, processes: int, preset: str, recompute: Recompute, kv_heads: int = 4
 ) -> PlannedRun:
-    model = ModelConfig(preset=preset, **{**SIZES, "kv_heads": kv_heads}).resolve(1, 32)
+    sizes: dict[str, int] = {**SIZES, "kv_heads": kv_heads}
+    if preset == "deepseek-v3":
+        sizes |= {**LATENT, "groups_per_token": 2, "expert_groups": 4, "dense_layers": 1}
+    if PRESETS[preset].options.get("experts"):
+        sizes |= {**EXPERTS, "context": 32}
+    model = ModelConfig(preset=preset, **sizes).resolve(1, 32)
     layout = layout.resolve(processes, model, 32)
     cluster = Cluster(find_device("a100-40gb"), processes)
     sequences = 2 * layout.dp * layout.micro_batches * layout.batch_shards

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.memory_rows import KINDS, Row, compare, small
+from benchmarks.memory_rows import KINDS, Row, compare, small, sparse_rows
 from training.experimental.parallel_config import ParallelConfig
 
 RunRanks = Callable[..., list[Any]]
@@ -43,6 +43,7 @@ ROWS = {
     "2d": Row(LLAMA, ParallelConfig(tp=4, tensor="2d", pp=2, micro_batches=2), processes=8),
     "2.5d": Row(LLAMA, ParallelConfig(tp=8, tensor="2.5d", depth=2, micro_batches=2), "bf16", processes=8),
     "3d": Row(LLAMA, ParallelConfig(tp=8, tensor="3d", micro_batches=2), "bf16", "full", processes=8),
+    **{f"sparse or latent: {row}, {number}": row for number, row in enumerate(sparse_rows()[::2])},
     "two kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, pp=2), "bf16", processes=4, sequences=4),
 }
 

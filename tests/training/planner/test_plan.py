@@ -99,6 +99,14 @@ def test_published_layouts() -> None:
     assert "32 GiB" in printed(plan("codegeex-13b", configured=True))  # on its own cluster, of Ascend 910
 
 
+def test_experts_are_divided_where_they_do_not_fit_otherwise() -> None:
+    text = printed(plan("mixtral-8x7b", gpus=32, gpu="h100", explain=True))
+    assert re.search(r"\nep = [248]\n", text) and "the busiest is taken to get 1.2 times the mean of tokens" in text
+    assert "four all-to-alls of" in text
+    with pytest.raises(UsageError, match="predicted of this trainer alone; try --software gristmill"):
+        plan("mixtral-8x7b", gpus=32, gpu="h100", software="megatron")
+
+
 def test_validate() -> None:
     text = printed(plan(validate=True))
     assert "BLOOM-176B" in text

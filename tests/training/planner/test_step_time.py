@@ -8,9 +8,15 @@ from gristmill_planner.compute_time import Product, head_work, layer_work, model
 from gristmill_planner.fitted_constants import Constants, fitted_constants
 from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.planned_run import GRISTMILL, PlannedRun
-from gristmill_planner.published_runs import PublishedRun, divided_layers, narayanan_table_2, published_runs
+from gristmill_planner.published_runs import (
+    PublishedRun,
+    divided_layers,
+    narayanan_table_2,
+    published_runs,
+    sparse_runs,
+)
 from gristmill_planner.run_memory import megatron_memory
-from gristmill_planner.step_time import rank_parameters, step_time
+from gristmill_planner.step_time import rank_experts, rank_parameters, step_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters
@@ -46,6 +52,47 @@ def test_published_runs_have_the_published_parameters(each: PublishedRun) -> Non
     assert model == ModelConfig(preset=each.preset).resolve(1, 1)  # one place has each model's facts
     assert each.run.batch == each.run.layout.dp * each.run.layout.micro_batches * each.run.micro_batch
     assert each.run.layout.dp * each.run.layout.tp * each.run.layout.pp == each.run.cluster.devices
+
+
+SPARSE = replace(SMALL, experts=8, experts_per_token=2, expert_width=SMALL.ffn_width // 2)
+
+
+def test_a_sparse_layer_computes_as_much_as_a_dense_one_of_its_active_width() -> None:
+    dense, sparse = (layer_work(model, 2, 1024) for model in (SMALL, SPARSE))
+    router = 2 * 2048 * 8 * SMALL.width
+    assert sparse.flops == pytest.approx(dense.flops + router)
+    assert sparse.traffic > dense.traffic
+    half = layer_work(replace(SPARSE, dense_layers=SMALL.layers // 2, shared_experts=1), 2, 1024)
+    shared = 3 * 2 * 2048 * SMALL.width * SMALL.ffn_width // 2
+    assert half.flops == pytest.approx(dense.flops + (router + shared) / 2)
+
+
+def test_latent_attention_has_the_products_of_its_matrices() -> None:
+    model = ModelConfig(preset="deepseek-v3").resolve(1, 4096)
+    layers = range(model.layers)
+    numel = sum(p.numel for p in stage_parameters(model, layers, False, False) if ".attention." in p.name)
+    products = layer_work(replace(model, experts=0), 1, 4096).products
+    matrices = [p for p in products if p.count == 1.0][:4]  # the last two are of the MLP
+    norms = model.q_lora_rank + model.kv_lora_rank
+    assert sum(p.n * p.k for p in matrices) == numel / model.layers - norms
+
+
+def test_experts_of_several_ranks_are_sent_tokens_and_sum_fewer_gradients() -> None:
+    h100 = Cluster(find_device("h100"), 16)
+    layouts = [
+        ParallelConfig(dp=16, ep=ep, zero=1, zero_group=16, micro_batches=1, virtual_stages=1) for ep in (1, 8, 16)
+    ]
+    runs = [PlannedRun(SPARSE, layout, 64, 1024, h100) for layout in layouts]
+    times = [step_time(run, fitted_constants()) for run in runs]
+    assert times[0].tensor == 0 < times[1].tensor < times[2].tensor  # in a node, and between two
+    assert times[0].data > times[1].data > times[2].data
+    assert rank_parameters(runs[0]) - rank_parameters(runs[1]) == rank_experts(runs[0]) * 7 / 8
+
+
+def test_published_steps_of_a_sparse_model_are_listed_with_their_error() -> None:
+    errors = [step_time(each.run, fitted_constants()).total / (each.measured or 1) - 1 for each in sparse_runs()]
+    # docs/guides/planner.md says why: there a token is sent once to a node
+    assert errors == pytest.approx([0.21, 1.91, 2.44, 2.75], abs=0.02)
 
 
 def test_flops_are_those_of_the_paper() -> None:

@@ -37,15 +37,22 @@ class ExpertDispatch:
         received = torch.empty_like(counts)  # from each rank, for each expert of this one
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
-        arriving, leaving = by_source.sum(1).tolist(), counts.view(size, -1).sum(1).tolist()
+        arriving, leaving = self.exchanged(x, by_source), self.exchanged(x, counts.view(size, -1))
         rows: Tensor = _RowsToRanks.apply(x, arriving, leaving, self.axis)
         # rank after rank, and of each by expert: now by expert
-        expert = torch.arange(by_source.shape[1], device=x.device).repeat(size).repeat_interleave(received)
+        expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)
+        expert = expert.repeat_interleave(received, output_size=len(rows))
         order = expert.argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         outputs = experts(Rows.apply(rows, order, place, 1), by_source.sum(0))
         found: Tensor = _RowsToRanks.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
+        return found
+
+    @staticmethod
+    def exchanged(x: Tensor, counts: Tensor) -> list[int]:  # noqa: ARG004  a dry run knows the rows `x` alone
+        """Rows that are exchanged with each rank, of `counts` (ranks, experts)."""
+        found: list[int] = counts.sum(1).tolist()
         return found
 
 
