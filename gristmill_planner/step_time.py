@@ -21,7 +21,7 @@ from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from gristmill_planner.planned_run import PlannedRun
 from training.model.model_config import ModelConfig
-from training.parallel.expert.placements import is_expert
+from training.parallel.expert.options import is_expert
 from training.parallel.parameter_shapes import stage_parameters
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 from training.parallel.pipeline.stage_layers import divide_layers

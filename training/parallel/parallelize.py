@@ -23,7 +23,7 @@ from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
 from training.parallel.expert.dispatch import apply_expert_parallel
-from training.parallel.expert.placements import is_expert
+from training.parallel.expert.options import is_expert
 from training.parallel.expert.routing import Routing
 from training.parallel.gradients import RemainingSums
 from training.parallel.initialize import init_shard

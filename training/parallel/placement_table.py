@@ -8,7 +8,8 @@ without a row is an error: nothing is replicated for being forgotten.
 from training.model.decoder import Decoder
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
-from training.parallel.expert.placements import EXPERT_PARALLEL, is_expert
+from training.parallel.expert.options import is_expert
+from training.parallel.expert.placements import EXPERT_PARALLEL
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
 from training.parallel.tensor.options import kv_copies

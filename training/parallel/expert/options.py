@@ -52,3 +52,8 @@ class ExpertOptions:
             f"the {shards} ranks over which ZeRO shards are not divisible by parallel.ep {ep}, nor the other way; try "
             f"--parallel.ep {shards}",
         )
+
+
+def is_expert(name: str) -> bool:
+    """True for a parameter that has a matrix for each expert."""
+    return ".experts." in name

@@ -9,8 +9,3 @@ EXPERT_PARALLEL = Placement(
     replicated=("expert_replicate",),
     gradient_sum=("expert_replicate", "expert_shard"),
 )
-
-
-def is_expert(name: str) -> bool:
-    """True for a parameter that has a matrix for each expert."""
-    return ".experts." in name
