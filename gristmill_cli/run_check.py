@@ -17,7 +17,7 @@ from dedup.clustering.similarity import SimilarityCheck
 from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
 from gristmill.errors import GristmillError, UsageError, require, wrap_write_errors
-from gristmill.io.documents import ASKED_FOR, Corpus, scan_corpus
+from gristmill.io.documents import ASKED_FOR, Corpus, paths_of, scan_corpus
 from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
@@ -98,9 +98,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         if given and not config.decontaminate.against:
             raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
         if config.decontaminate.against:
-            check_first_items(list_benchmarks(config.decontaminate.against, config.decontaminate.template))
+            benchmarks = list_benchmarks(config.decontaminate.against, config.decontaminate.template)
+            check_first_items(benchmarks)
             check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)
-            reject_own_corpus(config.decontaminate.against, _inputs(config))
+            reject_own_corpus([*config.decontaminate.against, *paths_of(benchmarks)], _inputs(config))
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

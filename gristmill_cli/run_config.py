@@ -68,7 +68,7 @@ class Decontaminate:
     """Section [decontaminate]: benchmarks that are kept out; see `gristmill decontaminate --help`."""
 
     against: tuple[Path, ...] = ()
-    """Files or folders of benchmarks, each record an item; none: no such stage."""
+    """Files or folders of benchmarks, each record an item, or lm-eval's tasks (.yaml); none: no such stage."""
     template: str = ALL_FIELDS
     """The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one."""
     policy: Policy = "drop"

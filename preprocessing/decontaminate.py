@@ -36,6 +36,7 @@ from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
 from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexSummary, Match, write_index
 from preprocessing.contamination.ngrams import TextWords, find_words
+from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
 STAGE = Stage("decontaminate", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
@@ -95,7 +96,8 @@ def decontaminate(
     Args:
         data_dir: Folder of the corpus.
         target_dir: Output folder; files keep their relative paths.
-        against: Benchmarks: files or folders of .jsonl, .parquet or the like, each record an item.
+        against: Benchmarks: files or folders of .jsonl, .parquet or the like, each record an item, or lm-eval's tasks
+            (.yaml), of which each field that a template names is looked for.
         options: Workers, memory, and when to stop; they change no output.
         template: The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one.
         policy: drop the document; cut the places, with a margin; or report, which writes the corpus as it is.
@@ -110,8 +112,8 @@ def decontaminate(
     """
     require(bool(against), "expected files or folders of benchmarks, got none; try --against BENCHMARKS")
     check_limits(margin, min_ngrams, common)
-    reject_own_corpus(against, [data_dir])
     benchmarks = list_benchmarks(against, template)
+    reject_own_corpus([*against, *paths_of(benchmarks)], [data_dir])
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
     targets, (table, report) = plan_targets(files, target_dir, format=format), report_paths(target_dir)
@@ -191,10 +193,14 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
     files = list[CorpusFile]()
     for path in against:
         require(exists(path), f"--against {path}: expected a file or a folder, and there is none of that name")
-        if is_file(path):
+        if is_task_file(path):
+            files += list_task(path, template)
+        elif is_file(path):
             info = file_info(path)
             assert info is not None
             files.append(CorpusFile(path, path.name, info.size, template))
+        elif tasks := task_files_in(path):
+            files += [file for task in tasks for file in list_task(task, template)]
         else:
             files += list_corpus(path, f"{path.name}/", template)
     twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]

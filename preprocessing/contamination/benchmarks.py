@@ -27,6 +27,7 @@ from gristmill.urls import is_remote
 from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
 
 ALL_FIELDS = "{*}"  # template: each field is a text of its own
+EACH = "\0"  # between templates whose texts are looked for one by one
 LENGTH = 13  # words of an n-gram
 SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
 MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
@@ -108,9 +109,10 @@ def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, list[str]
     (part,) = slices_at(file, ONE_SLICE)
     for document in read_documents(part, counts, Rejects(output)):
         _reject_malformed(counts)
-        texts = [document.text]
+        templates = file.text_column.split(EACH)
         if file.text_column == ALL_FIELDS:
-            texts = [take_text(document.fields, f"{{{name}}}") for name in document.fields if name != ALL_FIELDS]
+            templates = [f"{{{name}}}" for name in document.fields if name != ALL_FIELDS]
+        texts = [take_text(document.fields, template) for template in templates]
         yield str(document.key), [unicodedata.normalize("NFC", text) for text in texts]
     _reject_malformed(counts)
 

@@ -1,0 +1,166 @@
+"""lm-eval's task files: which records a benchmark has, and which of their fields its prompts are made of.
+
+A task is YAML: `dataset_path` and what narrows it down (`dataset_name`, `test_split`, `dataset_kwargs.data_files`), and
+Jinja templates `doc_to_text`, `doc_to_choice`, `doc_to_target`. Each field that a template names is a text to look for.
+Templates are parsed, never run, and a task that is made by code (`!function`) is refused.
+Source: lm-evaluation-harness, docs/task_guide.md.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.storage.files import exists, file_info, is_file, is_folder, read_file
+from gristmill.storage.walking import walk
+from preprocessing.contamination.benchmarks import ALL_FIELDS, EACH
+
+_SUFFIXES = (".yaml", ".yml")
+_TEMPLATES = ("doc_to_text", "doc_to_choice", "doc_to_target")
+_FORMATS = ("json", "parquet", "arrow")  # names of load_dataset for local files
+_SPLITS = ("test_split", "validation_split", "training_split")  # the first that a task has is the one it evaluates
+_SHOWN = 6  # names of files in a message
+
+
+class _Code(str):
+    """What a tag names that is not plain YAML: code."""
+
+
+def is_task_file(path: Path) -> bool:
+    """Whether a path is named as a task."""
+    return path.suffix in _SUFFIXES
+
+
+def task_files_in(folder: Path) -> list[Path]:
+    """The tasks in a folder or below, by name; not those that others include (_NAME), nor groups of tasks."""
+    found = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
+    return sorted(path for path in found if "group" not in _read(path))
+
+
+def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
+    """The files of a task's records, named by the task; their text is each field that its templates name.
+
+    Another `template` than ALL_FIELDS takes the place of the task's. Raises UsageError for a task that is made by code,
+    whose data are not found, or which names no field; InputError if the file cannot be read.
+    """
+    task = _read(path)
+    name, texts = str(task.get("task") or path.stem), template
+    if template == ALL_FIELDS:
+        made = [key for key in (*_TEMPLATES, "process_docs", "custom_dataset") if isinstance(task.get(key), _Code)]
+        if made:
+            raise UsageError(
+                f"--against {path}: expected templates of plain fields, got the code {task[made[0]]} as {made[0]}, "
+                "which is not run; name the fields of its records, as in --template '{question} {choices}'"
+            )
+        fields = dict.fromkeys(field for key in _TEMPLATES for field in _fields(path, key, task.get(key)))
+        if not fields:
+            raise UsageError(
+                f"--against {path}: expected fields in {', '.join(_TEMPLATES)}, got none; name the fields of its "
+                "records, as in --template '{question} {choices}'"
+            )
+        texts = EACH.join(f"{{{field}}}" for field in fields)
+    files = _data_files(path, task)
+    names = [f"{name}/{file.name}" if len(files) > 1 else name + _suffixes(file.name) for file in files]
+    return [CorpusFile(file.path, known, file.size, texts) for known, file in zip(names, files, strict=True)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The fields of a task and of those that it includes, its own first."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(f"--against {path}: a task file needs PyYAML: pip install pyyaml jinja2") from error
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!", lambda _, tag, node: _Code(f"!{tag} {node.value}"))
+    try:
+        task = yaml.load(read_file(path), Loader)
+    except yaml.YAMLError as error:
+        raise InputError(f"--against {path}: expected a task file of lm-eval, got broken YAML: {error}") from error
+    if not isinstance(task, dict):
+        raise InputError(f"--against {path}: expected a task file of lm-eval, got {type(task).__name__} in YAML")
+    included = task.get("include") or []
+    for other in [included] if isinstance(included, str) else included:
+        task = _read(path.parent / other) | task
+    return task
+
+
+def _fields(path: Path, key: str, template: Any) -> list[str]:
+    """The fields that a template names, such as `choices.text`; a name alone is a field, a list of words none."""
+    try:
+        from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+    except ImportError as error:
+        raise UsageError(f"--against {path}: a task file needs Jinja: pip install pyyaml jinja2") from error
+    if not isinstance(template, str):
+        return []
+    if "{" not in template:
+        return [template] if template.isidentifier() else []
+    environment = Environment(autoescape=True)
+    try:
+        tree = environment.parse(template)
+    except TemplateSyntaxError as error:
+        raise InputError(f"--against {path}: {key} is no Jinja template: {error}") from error
+    named = meta.find_undeclared_variables(tree) - environment.globals.keys()
+    called = [call.node for call in tree.find_all(nodes.Call)]
+    parts = [it for it in tree.find_all(nodes.Getattr) if it not in called and isinstance(it.node, nodes.Name)]
+    whole = [it.name for it in tree.find_all(nodes.Name) if all(it is not part.node for part in parts)]
+    within = [f"{part.node.name}.{part.attr}" for part in parts if part.node.name in named]  # type: ignore[attr-defined]
+    return [*(name for name in whole if name in named), *within]
+
+
+def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
+    """The files that a task names: local ones, or of a data set on the Hub."""
+    where, options = str(task.get("dataset_path") or ""), task.get("dataset_kwargs") or {}
+    split = next((str(task[key]).partition("[")[0] for key in _SPLITS if task.get(key)), "")
+    if not where:
+        raise UsageError(f"--against {path}: expected a task with a dataset_path, got none; give its tasks' files")
+    if where in _FORMATS:
+        given = options.get("data_files") or []
+        if isinstance(given, dict):
+            given = given.get(split) or [name for names in given.values() for name in _listed(names)]
+        found = [_local(path, name) for name in _listed(given)]
+        require(bool(found), f"--against {path}: expected dataset_kwargs.data_files, got none")
+        return found
+    if is_folder(folder := path.parent / where) or is_folder(folder := Path(where)):
+        root = folder
+    else:
+        revision = options.get("revision") or task.get("revision")
+        root = Path(f"hf://datasets/{where}" + (f"@{revision}" if revision else ""))
+    files, config = list_corpus(root), str(task.get("dataset_name") or "")
+    chosen = [file for file in files if _has(file.name, config) and _has(file.name, split)]
+    if not chosen:
+        names = ", ".join(file.name for file in files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
+        raise UsageError(
+            f"--against {path}: expected files of {' '.join(filter(None, (config, split)))} in {root}, got {names}; "
+            f"try --against {root}/FOLDER --template '{{question}} {{choices}}'"
+        )
+    return chosen
+
+
+def _listed(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _local(path: Path, name: str) -> CorpusFile:
+    """A file that a task names: from the working directory, as lm-eval takes it, or else beside the task."""
+    for found in (Path(name), path.parent / name):
+        if exists(found) and is_file(found):
+            info = file_info(found)
+            assert info is not None
+            return CorpusFile(found, found.name, info.size)
+    raise UsageError(f"--against {path}: expected its data file {name}, and there is none of that name")
+
+
+def _has(name: str, part: str) -> bool:
+    """Whether a file's name has a part of it: `test` is in test-00000-of-00001.parquet, and not in latest.parquet."""
+    return re.search(rf"(^|[/_.-]){re.escape(part)}([/_.-]|$)", name) is not None or not part
+
+
+def _suffixes(name: str) -> str:
+    """The suffixes by which a file is read: .jsonl.zst."""
+    base = name.rpartition("/")[2]
+    return base[base.index(".") :] if "." in base else ""
