@@ -266,8 +266,7 @@ def _row(setting: Setting, name: str, options: Options, found: dict[str, Any]) -
     flops = rate * found["flops_per_token"]
     peak = peak_tflops(torch.device(setting.device), "bf16")
     mfu = f"{flops / (peak * 1e12):.1%}" if peak else "peak unknown"
-    sparse = "model.experts" in options  # whose memory has no formula yet
-    formula = "" if sparse else f"{estimated_peak(options, setting.device) / 1e9:.2f}"
+    formula = f"{estimated_peak(options, setting.device) / 1e9:.2f}"
     cells = [
         f"{rate:,.0f}",
         f"{1000 * seconds:.1f}",

@@ -324,10 +324,10 @@ def _block_features(
     `divided`: the features between tensor-parallel regions, and those that go into them.
     """
     q, ffn = model.q_width // parts, (0 if sparse else model.ffn_width) // parts
-    rows = 0
+    rows = inner = 0
     if sparse:
-        ffn = (model.experts_per_token + model.shared_experts) * model.expert_width // parts
-        rows = model.experts_per_token * model.width
+        rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
+        ffn = inner + model.shared_experts * model.expert_width // parts
     kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
     hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
     if recompute == "full":  # the input only (Chen et al. 2016)
@@ -344,7 +344,10 @@ def _block_features(
     statistics += 2 * (1 if model.norm == "rms" else 2)
     if sparse:  # the router reads a float32 copy; of the rows' order four int64 a choice
         streams, statistics = streams - hidden, statistics + hidden + model.experts + 8 * model.experts_per_token
-    return streams + attention + 2 * rows + ffn * _MLP_TENSORS.get(str(model.mlp), 2), statistics
+        ffn = 3 * inner + _MLP_TENSORS["swiglu"] * (ffn - inner)  # gates, ups and their weighted products
+    else:
+        ffn *= _MLP_TENSORS.get(str(model.mlp), 2)
+    return streams + attention + rows + ffn, statistics
 
 
 @lru_cache(4096)

@@ -1,5 +1,6 @@
 """Sparse MLP: a router sends each token to a few of many experts (mixture of experts, Shazeer et al. 2017)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +18,16 @@ class SparseMLP(nn.Module):
     """(B, T, D) to (B, T, D): the weighted sum of the chosen experts' outputs, plus the shared experts' output.
 
     Without a capacity every token reaches all experts that are chosen for it, and its result does not depend on the
-    other tokens. Tokens are sorted by expert, so that each expert multiplies once.
+    other tokens. Tokens are sorted by expert, so that each expert multiplies once. The weights multiply the features
+    inside the experts, which are fewer than outputs and need no copy of these for the backward pass.
     """
 
     last = "output"
 
     @staticmethod
-    def dispatch(experts: "Experts", x: Tensor, counts: Tensor) -> Tensor:
-        """Outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
-        found: Tensor = experts(x, counts)
+    def dispatch(experts: "Experts", x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        """Weighted outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
+        found: Tensor = experts(x, weights, counts)
         return found
 
     def __init__(self, config: ModelConfig) -> None:
@@ -42,20 +44,23 @@ class SparseMLP(nn.Module):
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         k = chosen.shape[-1]
-        if self.router.config.capacity_factor:  # one row more, of zeros, is the output of all that are dropped
+        has_capacity = self.router.config.capacity_factor > 0
+        if has_capacity:  # one row more, of zeros, is the output of all that are dropped
             taken = int(counts.sum())
             order, place = F.pad(order[:taken], (0, 1)), place.clamp(max=taken)
-            tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
-            outputs = F.pad(self.dispatch(self.experts, tokens[:-1], counts), (0, 0, 0, 1))
-        else:
-            outputs = self.dispatch(self.experts, Rows.apply(x.flatten(0, 1), order // k, place, k), counts)
-        outputs = Rows.apply(outputs, place, order, 1).unflatten(0, (-1, k))
-        mixed = torch.bmm(weights.flatten(0, 1)[:, None].to(x.dtype), outputs).view_as(x)
+        tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
+        weights = Rows.apply(weights.flatten()[:, None].to(x.dtype), order, place, 1)
+        if has_capacity:
+            tokens, weights = tokens[:-1], weights[:-1]
+        outputs = self.dispatch(self.experts, tokens, weights, counts)
+        mixed = RowSums.apply(F.pad(outputs, (0, 0, 0, 1)) if has_capacity else outputs, place, order // k, k).view_as(
+            x
+        )
         return self.output(mixed if self.shared is None else mixed + self.shared(x))
 
 
 class Experts(nn.Module):
-    """Gated MLPs, one for each expert: rows (N, D), of one expert after the other, to (N, D)."""
+    """Gated MLPs, one for each expert: rows (N, D), of one expert after the other, to (N, D), times their weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -66,9 +71,10 @@ class Experts(nn.Module):
         self.down = ExpertLinear(count, features, width, bias)
         self.combine = gate_function(config)
 
-    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """`counts` (E,) int64: rows of each expert."""
-        return self.down(self.combine(self.gate(x, counts), self.up(x, counts)), counts)
+    def forward(self, x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        """`weights` (N, 1); `counts` (E,) int64: rows of each expert."""
+        hidden = _Weighted.apply(self.gate(x, counts), self.up(x, counts), weights, self.combine)
+        return self.down(hidden, counts, weights)
 
 
 class ExpertLinear(nn.Module):
@@ -82,26 +88,51 @@ class ExpertLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
-    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+    def forward(self, x: Tensor, counts: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Rows (N, inputs) to (N, outputs); `weights` (N, 1) are in them already, and multiply their biases."""
         x = grouped_linear(x, self.weight, counts)
-        return x if self.bias is None else _AddBiases.apply(x, self.bias, counts, self.bias_share)
+        if self.bias is None:
+            return x
+        weights = x.new_ones(len(x), 1) if weights is None else weights
+        return _AddBiases.apply(x, self.bias, weights, counts, self.bias_share)
+
+
+class _Weighted(torch.autograd.Function):
+    """`combine(gate, up)` (N, F) times weights (N, 1); what it combines to is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weights: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+        ctx.save_for_backward(gate, up, weights)
+        ctx.combine = combine
+        return combine(gate, up).mul_(weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gate, up, weights = ctx.saved_tensors
+        with torch.enable_grad():
+            inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
+            hidden = ctx.combine(*inputs)
+        of_weights = (grad * hidden.detach()).sum(-1, keepdim=True)
+        return *torch.autograd.grad(hidden, inputs, grad * weights), of_weights, None
 
 
 class _AddBiases(torch.autograd.Function):
-    """Rows plus `share` of their experts' biases; the backward pass sums rows one after the other, as autograd's own
-    does not on a GPU."""
+    """Rows plus `share` of their experts' biases times weights; the backward pass sums rows one after the other, as
+    autograd's own does not on a GPU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, counts: Tensor, share: float) -> Tensor:
-        ctx.save_for_backward(counts)
+    def forward(ctx: Any, x: Tensor, bias: Tensor, weights: Tensor, counts: Tensor, share: float) -> Tensor:
+        ctx.save_for_backward(bias, weights, counts)
         ctx.share = share
-        return x.add(bias.repeat_interleave(counts, 0, output_size=len(x)), alpha=share)
+        return x.addcmul(bias.repeat_interleave(counts, 0, output_size=len(x)), weights, value=share)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (counts,) = ctx.saved_tensors
-        sums = torch.segment_reduce(grad.to(accumulation_dtype(grad.dtype)), "sum", lengths=counts, axis=0)
-        return grad, sums.mul_(ctx.share).to(grad.dtype), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        bias, weights, counts = ctx.saved_tensors
+        rows = (grad * weights).to(accumulation_dtype(grad.dtype))
+        sums = torch.segment_reduce(rows, "sum", lengths=counts, axis=0).mul_(ctx.share).to(grad.dtype)
+        of_rows = (grad * bias.repeat_interleave(counts, 0, output_size=len(grad))).sum(-1, keepdim=True)
+        return grad, sums, of_rows.mul_(ctx.share), None, None
 
 
 class Rows(torch.autograd.Function):
@@ -120,5 +151,27 @@ class Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (back,) = ctx.saved_tensors
-        found = grad.index_select(0, back)
-        return (found if ctx.uses == 1 else found.unflatten(0, (-1, ctx.uses)).sum(1)), None, None, None
+        return _row_sums(grad, back, ctx.uses), None, None, None
+
+
+class RowSums(torch.autograd.Function):
+    """The opposite of Rows: the sum of all uses of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: Tensor, rows: Tensor, uses: int) -> Tensor:
+        ctx.save_for_backward(rows)
+        return _row_sums(x, back, uses)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (rows,) = ctx.saved_tensors
+        return grad.index_select(0, rows), None, None, None
+
+
+def _row_sums(x: Tensor, back: Tensor, uses: int) -> Tensor:
+    """Sums (T, D) of the rows `x[back]`, `uses` neighbours each; on a GPU in one kernel, which copies none."""
+    if uses == 1:
+        return x.index_select(0, back)
+    if x.is_cuda:
+        return F.embedding_bag(back.unflatten(0, (-1, uses)), x, mode="sum")
+    return x.index_select(0, back).unflatten(0, (-1, uses)).sum(1)

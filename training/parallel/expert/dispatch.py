@@ -31,21 +31,23 @@ class ExpertDispatch:
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    def __call__(self, experts: Experts, x: Tensor, counts: Tensor) -> Tensor:
-        """Rows (N, D) sorted by expert, of which `counts` (E,) are each one's, to their outputs (N, D)."""
+    def __call__(self, experts: Experts, x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        """Rows (N, D) sorted by expert, of which `counts` (E,) are each one's, to outputs (N, D) times `weights`."""
         size = self.axis.size
         received = torch.empty_like(counts)  # from each rank, for each expert of this one
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
         arriving, leaving = self.exchanged(x, by_source), self.exchanged(x, counts.view(size, -1))
         rows: Tensor = _RowsToRanks.apply(x, arriving, leaving, self.axis)
+        shares: Tensor = _RowsToRanks.apply(weights, arriving, leaving, self.axis)
         # rank after rank, and of each by expert: now by expert
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)
         expert = expert.repeat_interleave(received, output_size=len(rows))
         order = expert.argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
-        outputs = experts(Rows.apply(rows, order, place, 1), by_source.sum(0))
+        of_experts = (Rows.apply(each, order, place, 1) for each in (rows, shares))
+        outputs = experts(*of_experts, by_source.sum(0))
         found: Tensor = _RowsToRanks.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
         return found
 

@@ -22,9 +22,11 @@ def expert_traffic(inputs: TrafficInputs) -> Traffic:
         held += layers
         if layout.ep > 1:
             backward = layers * layout.micro_batches
-            rows = inputs.tokens // layout.micro_batches * config.experts_per_token * config.width * inputs.itemsize
-            sent = passes * (row + 2 * rows) + backward * 2 * rows
-            parts.append({("ep", "all-to-all"): Volume(3 * passes + 2 * backward, sent)})
+            choices = inputs.tokens // layout.micro_batches * config.experts_per_token * inputs.itemsize
+            rows = choices * (2 * config.width + 1)  # there with their weights, and back
+            parts.append(
+                {("ep", "all-to-all"): Volume(4 * passes + 3 * backward, passes * (row + rows) + backward * rows)}
+            )
         if config.capacity_factor and layout.cp > 1:  # the choices of all tokens of a sequence
             choices = inputs.tokens // layout.micro_batches * layout.cp * config.experts_per_token * _COUNT_BYTES
             parts.append({("cp", "all-gather"): Volume(passes, passes * choices)})

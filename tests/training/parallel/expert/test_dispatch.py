@@ -45,26 +45,29 @@ def send_and_return(counts: list[list[int]] | None = None) -> list[Tensor]:
     if counts is not None:
         found = torch.tensor(counts[world.rank])
         x = torch.ones(int(found.sum()), 8, dtype=torch.float64)
-    y = ExpertDispatch(world.axis("ep"))(experts, x.requires_grad_(), found)
+    weights = torch.linspace(0.1, 0.9, len(x), dtype=torch.float64)[:, None].requires_grad_()
+    y = ExpertDispatch(world.axis("ep"))(experts, x.requires_grad_(), weights, found)
     y.square().sum().backward()
-    assert x.grad is not None and experts.gate.weight.grad is not None
-    return [y.detach(), x.grad, experts.gate.weight.grad]
+    assert x.grad is not None and weights.grad is not None and experts.gate.weight.grad is not None
+    return [y.detach(), x.grad, weights.grad, experts.gate.weight.grad]
 
 
 def test_rows_come_back_from_the_ranks_of_their_experts(run_ranks: Callable[..., list[Any]]) -> None:
     experts, together = all_experts(), run_ranks(3, send_and_return)
-    for rank, (y, grad, _) in enumerate(together):
+    for rank, (y, grad, of_weights, _) in enumerate(together):
         x, counts = rows_of(rank)
-        wanted = experts(x.requires_grad_(), counts)
+        weights = torch.linspace(0.1, 0.9, len(x), dtype=torch.float64)[:, None].requires_grad_()
+        wanted = experts(x.requires_grad_(), weights, counts)
         wanted.square().sum().backward()
         torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(grad, x.grad, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(of_weights, weights.grad, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([own for *_, own in together]), experts.gate.weight.grad)
 
 
 def test_a_rank_whose_experts_nobody_chooses_takes_part(run_ranks: Callable[..., list[Any]]) -> None:
     nobody = [[0, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]]
-    (first, *_), (second, _, unused), _ = run_ranks(3, send_and_return, nobody)
+    (first, *_), (second, *_, unused), _ = run_ranks(3, send_and_return, nobody)
     assert len(first) == 2 and len(second) == 0 and not unused.any()
 
 
