@@ -56,7 +56,7 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
     for timeline, axis in zip(timelines, axes, strict=True):
-        _draw_one(timeline, axis)
+        draw_timeline(timeline, axis)
     axes[-1].set_xlabel("time, in seconds" + " of the costs given" * all(not timeline.name for timeline in timelines))
     kinds = {each.kind for timeline in timelines for passes in timeline.ranks for each in passes}
     later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
@@ -65,7 +65,7 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-def _draw_one(timeline: Timeline, axis: Any) -> None:
+def draw_timeline(timeline: Timeline, axis: Any) -> None:
     """Draw one timeline: a row for each rank, a box for each pass with its micro-batch's number."""
     shortest = 0.012 * timeline.seconds
     for rank, passes in enumerate(timeline.ranks):

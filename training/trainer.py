@@ -289,4 +289,6 @@ class Trainer:
         for line in filter(None, [batches.schedule.describe(), *read, *plan.notes(world.device.type, self.steps_done)]):
             self.reporter.say(line)
         sizes = {"parameters": self.parameters, "processes": world.size, "tokens_per_step": self.tokens_per_step}
-        self.reporter.record("run", self.steps_done, **sizes, unigram_loss=self.unigram_loss)
+        divided = {"device": world.device.type, "layout": plan.layout.record(), "recompute": plan.memory.recompute}
+        kept = {"moments": plan.memory.optimizer, "parameters_on": plan.memory.parameters}
+        self.reporter.record("run", self.steps_done, **sizes, unigram_loss=self.unigram_loss, **divided, **kept)

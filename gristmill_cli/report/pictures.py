@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import UsageError
+from gristmill_planner.pipeline_simulator import Timeline
+from gristmill_planner.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,6 +153,16 @@ def draw_curves(
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         _legend(axes, len(curves))
+        return _svg(axes.figure)
+
+
+def draw_passes(timeline: Timeline) -> str:
+    """The passes of a pipeline: a row for each rank, a box for each pass with its micro-batch."""
+    with _style():
+        axes = _axes(height=0.9 + 0.3 * len(timeline.ranks), width=7.0)
+        draw_timeline(timeline, axes)
+        axes.set_title("", loc="left")
+        axes.set_xlabel("seconds")
         return _svg(axes.figure)
 
 

@@ -11,15 +11,16 @@ from gristmill.urls import spell_urls
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
 from gristmill_cli.report.records import is_data_run, read_data_run
-from gristmill_cli.report.training import is_training_run, read_training_runs, training_sections
+from gristmill_cli.report.training import training_sections
+from gristmill_cli.report.training_records import is_training_run, read_training_runs
 
 
 def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     """Write one HTML page of a run of data, or of training runs: alarms first, then what its records say.
 
     Of data: where documents went, what is alike, tokens, times, options. Of training: losses, rate, norms, speed,
-    memory, texts; of several runs in the same pictures. The page is one file that needs no network and has no script.
-    The same records give the same bytes.
+    memory, a pipeline's passes, texts; of several runs in the same pictures. The page is one file that needs no network
+    and has no script. The same records give the same bytes.
 
     Args:
         runs: The --out of a `gristmill run`, finished or not, also s3://bucket/folder; or the --out_dir of training

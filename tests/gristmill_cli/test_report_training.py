@@ -1,5 +1,6 @@
 """`gristmill report` of training runs: its numbers are those of metrics.jsonl, and several runs are in one picture."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -11,7 +12,12 @@ import pytest
 
 from gristmill.errors import UsageError
 from gristmill_cli.report.write import report
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.memory import RankMemory
+from gristmill_planner.planned_run import PlannedRun
 from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
+from training.experimental.parallel_config import ParallelConfig
+from training.model.model_config import ModelConfig
 
 HOSTILE = "<script>document.title = 'ran'</script> & so on"
 
@@ -105,3 +111,48 @@ def test_chromium_shows_the_same_numbers_and_runs_nothing(model: Path) -> None:
     check_recorded(model, page)
     assert Numbers(page).found == Numbers((model / "report.html").read_text()).found
     assert "<title>gristmill: model</title>" in page
+
+
+def test_peak_memory_is_beside_the_formula_of_the_layout(model: Path) -> None:
+    of = ModelConfig(layers=4, width=64, heads=4).resolve(300, 32)
+    layout = ParallelConfig(pp=2, micro_batches=4).resolve(2, of, 32)
+    options = {f"model.{name}": value for name, value in of.record().items() if name != "preset"}
+    options |= {"data.seq_len": 32, "optim.name": "adamw", "optim.ema_decay": 0.0, "precision": "bf16"}
+    (model / "run.json").write_text(json.dumps({"steps": 1000, **options}))
+    began = {"kind": "run", "step": 1000, "tokens_per_step": 256, "device": "cuda", "layout": layout.record(),
+             "recompute": "full", "moments": "device", "parameters_on": "device"}  # fmt: skip
+    with (model / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(began) + "\n")
+    report((model,))
+    page = (model / "report.html").read_text()
+    assert "metrics.jsonl#/step/1000/memory_bytes" in check_recorded(model, page)
+    shown = page.partition('id="memory"')[2].partition("</table>")[0]
+    formula = RankMemory(PlannedRun(of, layout, 8, 32, Cluster(find_device("h100"), 2), "full"), 0)
+    values = [int(value) for value in re.findall(r'data-value="(\d+)"', shown)]
+    assert values[:2] == [1 << 30, formula.peak] and formula.peak > 0
+    assert values[2:] == [getattr(formula, kind) for kind in RankMemory.KINDS]
+    with (model / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(began | {"parameters_on": "cpu"}) + "\n")  # is not in the formula
+    report((model,))
+    assert 'id="memory"' not in (model / "report.html").read_text()
+
+
+def test_the_passes_of_a_traced_pipeline_are_drawn(model: Path) -> None:
+    (model / "profile").mkdir()
+    for rank in (0, 1):
+        counts, events = {"F": 0, "B": 0}, list[dict[str, Any]]()
+        for place, kind in enumerate({0: "FFBB", 1: "FBFB"}[rank]):
+            name = f"1f1b pass {kind} of stage {rank}, micro-batch {counts[kind]}, rank {rank} of 2"
+            counts[kind] += 1
+            at = {"ts": 1e6 * (place + rank), "dur": 5e5}
+            events.append({"ph": "X", "cat": "user_annotation", "name": name, **at})
+        trace = gzip.compress(json.dumps({"traceEvents": events}).encode())
+        (model / f"profile/steps-3-3.rank-{rank}.json.gz").write_bytes(trace)
+    report((model,))
+    page = (model / "report.html").read_text()
+    assert "step 3, measured 1f1b: 2 micro-batches in 4.5 s, bubble ratio 1.250" in Numbers(page).text
+    passes = page.partition("Passes of the pipeline")[2].partition("</figure>")[0]
+    assert passes.count("#d55e00") >= 4 and passes.count("<svg") == 1 and "rank 1" in passes
+    (model / "profile/steps-3-3.rank-1.json.gz").unlink()  # of one rank alone there is no timeline
+    report((model,))
+    assert "Passes of the pipeline" not in (model / "report.html").read_text()
