@@ -87,8 +87,11 @@ def content_of(name: str) -> str:
     return found
 
 
-def write_ranks(path: Path, count: int) -> dict[bytes, int]:
-    """Write a rank file of `count` tokens: those of the tokenizer "Llama 3", then ones that no text has."""
+def write_ranks(path: Path, count: int, gap: int = -1) -> dict[bytes, int]:
+    """Write a rank file of `count` tokens: those of the tokenizer "Llama 3", then ones that no text has.
+
+    No token has the rank `gap`.
+    """
     letters = json.loads(content_of("Llama 3"))["model"]["vocab"]
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
     others = iter(range(256, 512))
@@ -96,5 +99,6 @@ def write_ranks(path: Path, count: int) -> dict[bytes, int]:
     names = sorted((name for name in letters if not name.startswith("<|")), key=letters.__getitem__)
     tokens = [bytes(byte_of[letter] for letter in name) for name in names]
     tokens += [b"\xff\xfe" + number.to_bytes(4, "big") for number in range(count - len(tokens))]
-    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)))
-    return {token: rank for rank, token in enumerate(tokens)}
+    ranks = {token: rank + (0 <= gap <= rank) for rank, token in enumerate(tokens)}
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()))
+    return ranks

@@ -39,6 +39,7 @@ def _llama3() -> dict[str, int]:
 
 _ENCODINGS = {  # by the number of ranks
     50_256: _Encoding("gpt2", "", {"<|endoftext|>": 50_256}),
+    50_280: _Encoding("p50k_base", "", {"<|endoftext|>": 50_256}),
     100_256: _Encoding(
         "cl100k_base", GPT4,
         {token: 100_257 + i for i, token in enumerate(("<|endoftext|>", *_MIDDLE))} | {"<|endofprompt|>": 100_276},
@@ -71,6 +72,8 @@ def ranks_to_json(path: Path, data: bytes) -> dict[str, Any]:
             f"{path} has {len(ranks):,} ranks, and a rank file does not say how to cut words: expected {known}; "
             "convert it to a tokenizer.json with the pattern of its model"
         )
+    if {*range(max(ranks.values()))} - {*ranks.values(), *encoding.special.values()}:
+        raise UsageError(f"{path} is damaged: expected ranks from 0 on without a gap")
     spelt = {token: "".join(map(_LETTERS.__getitem__, token)) for token in ranks}
     split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
     words = {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
@@ -89,7 +92,8 @@ def ranks_to_json(path: Path, data: bytes) -> dict[str, Any]:
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-            "vocab": {spelt[token]: rank for token, rank in ranks.items()},
+            # tokenizers numbers an added token by this vocabulary, or else takes the next id that is free
+            "vocab": {spelt[token]: rank for token, rank in ranks.items()} | encoding.special,
             "merges": [(spelt[left], spelt[right]) for left, right in _merges(ranks)],
         },
     }  # fmt: skip
@@ -101,8 +105,8 @@ def _read_ranks(path: Path, data: bytes) -> dict[bytes, int]:
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except (ValueError, binascii.Error) as error:
         raise UsageError(f"{path} is damaged ({error}): expected lines of a token in base64 and its rank") from error
-    if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([byte]) in ranks for byte in range(256)):
-        raise UsageError(f"{path} is damaged: expected ranks from 0 on without a gap, and each of the 256 bytes")
+    if len({*ranks.values()}) < len(lines) or not all(bytes([byte]) in ranks for byte in range(256)):
+        raise UsageError(f"{path} is damaged: expected each rank and token once, and each of the 256 bytes")
     return ranks
 
 

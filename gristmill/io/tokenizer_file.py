@@ -76,12 +76,12 @@ class SentencePieceTokenizer:
 
 
 class JsonTokenizer:
-    """A tokenizer.json, or what is read as one, by the library tokenizers."""
+    """A tokenizer.json, or what is read as one, by the library tokenizers; `content` is its text."""
 
     def __init__(self, data: str, kind: Kind) -> None:
         from tokenizers import Tokenizer as HuggingFace
 
-        self.kind = kind
+        self.kind, self.content = kind, data
         self.model = HuggingFace.from_str(data)
         self.model.no_truncation()
         self.model.no_padding()
@@ -110,7 +110,7 @@ class JsonTokenizer:
         return next((found for token in usual if (found := self.id_of(token)) >= 0), -1)
 
 
-def open_tokenizer(path: Path) -> AnyTokenizer:
+def open_tokenizer(path: Path) -> SentencePieceTokenizer | JsonTokenizer:
     """The tokenizer in a file of any of the kinds. Raises UsageError where it is none of them."""
     data = read_file(path)
     try:

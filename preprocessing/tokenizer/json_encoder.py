@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.budget import reserve_memory
-from gristmill.io.tokenizer_file import AnyTokenizer
+from gristmill.io.tokenizer_file import JsonTokenizer
 from gristmill.text import utf8_size
 
 _MOST_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
@@ -41,10 +41,9 @@ class JsonEncoder:
 
     Args:
         tokenizer: The tokenizer, opened by tokenizers.
-        content: Its tokenizer.json.
     """
 
-    def __init__(self, tokenizer: AnyTokenizer, content: str) -> None:
+    def __init__(self, tokenizer: JsonTokenizer) -> None:
         self._tokenizer = tokenizer
         self.fallback = ""
         try:
@@ -53,7 +52,7 @@ class JsonEncoder:
             self.fallback = "gigatoken is not installed: pip install 'gristmill[tokenizers]'"
             return
         try:
-            self._fast: Any = gigatoken_rs.load_hf_json(content.encode())
+            self._fast: Any = gigatoken_rs.load_hf_json(tokenizer.content.encode())
             self._compare(self._probes(), *self._encode_fast(self._probes()))
         except Exception as error:
             self.fallback = f"gigatoken does not encode as this tokenizer ({str(error).splitlines()[0][:160]})"

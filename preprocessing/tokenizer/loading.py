@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gristmill.io.tokenizer_file import AnyTokenizer, SentencePieceTokenizer, open_tokenizer, read_json
+from gristmill.io.tokenizer_file import AnyTokenizer, SentencePieceTokenizer, open_tokenizer
 from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
     """Load a tokenizer and its encoder."""
     model = open_tokenizer(path)
     if not isinstance(model, SentencePieceTokenizer):
-        return model, JsonEncoder(model, read_json(path, path.read_bytes()) or "")
+        return model, JsonEncoder(model)
     from preprocessing.tokenizer.encoder import Encoder  # here, as it imports numba
 
     return model, Encoder(model.model)

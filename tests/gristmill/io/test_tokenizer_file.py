@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 import tiktoken
+import tiktoken_ext.openai_public as openai_public
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import UsageError
 from gristmill.io.tiktoken_ranks import GPT4, QWEN2
 from gristmill.io.tokenizer_file import (
+    JsonTokenizer,
     companions_of,
     find_tokenizer_file,
     open_tokenizer,
     read_config,
-    read_json,
     special_id,
 )
 from preprocessing.tokenizer.json_encoder import JsonEncoder
@@ -29,11 +30,10 @@ from tests.hub_server import Hub, running_hub
 from tests.tokenizers_of_models import BEGIN, END, PROSE, content_of, write_ranks
 
 opened = cache(open_tokenizer)
-PATTERNS = {
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "llama3": GPT4,
-    "qwen": QWEN2,
-}
+LLAMA3 = {"<|begin_of_text|>": 128_000, "<|end_of_text|>": 128_001, "<|eot_id|>": 128_009}
+QWEN = {END: 151_643, "<|im_start|>": 151_644, "<|im_end|>": 151_645}
+COUNTS = {"r50k_base": 50_256, "p50k_base": 50_280, "cl100k_base": 100_256, "o200k_base": 199_998}
+COUNTS |= {"llama3": 128_000, "qwen": 151_643}
 
 
 @pytest.fixture
@@ -43,12 +43,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[("gpt2", 50_256), ("llama3", 128_000), ("qwen", 151_643)])
+@pytest.fixture(scope="module", params=COUNTS)
 def ranks(request, tmp_path_factory) -> tuple[Path, tiktoken.Encoding]:
-    name, count = request.param
+    """A rank file with made-up ranks, and tiktoken's encoding with them: its own constructor where it has one."""
+    name: str = request.param
     path = tmp_path_factory.mktemp("ranks") / "any.tiktoken"
-    found = write_ranks(path, count)
-    return path, tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=found, special_tokens={END: count})
+    found = write_ranks(path, COUNTS[name], gap=50_256 if name == "p50k_base" else -1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *args, **options: found)
+        own = {
+            "llama3": {"pat_str": GPT4, "mergeable_ranks": found, "special_tokens": LLAMA3},
+            "qwen": {"pat_str": QWEN2, "mergeable_ranks": found, "special_tokens": QWEN},
+        }.get(name)
+        return path, tiktoken.Encoding(**({"name": name} | own if own else getattr(openai_public, name)()))
 
 
 @given(text=st.one_of(st.text(), st.lists(st.sampled_from([*PROSE, " ", "\n", "12345", "'s", "e\u0301"])).map("".join)))
@@ -63,11 +70,17 @@ def test_ids_of_a_rank_file_are_those_of_tiktoken(ranks, text: str) -> None:
 def test_a_rank_file_is_encoded_by_gigatoken_and_has_its_publishers_special_tokens(ranks) -> None:
     path, reference = ranks
     found = opened(path)
-    encoder = JsonEncoder(found, read_json(path, path.read_bytes()) or "")
+    assert isinstance(found, JsonTokenizer)
+    encoder = JsonEncoder(found)
     assert not encoder.fallback
     assert encoder.encode(PROSE)[0].tolist() == [i for text in PROSE for i in reference.encode_ordinary(text)]
-    ends = {"gpt2": (50_256, -1), "llama3": (128_001, 128_000), "qwen": (151_643, -1)}
-    assert (found.special({}, "eos"), found.special({}, "bos")) == ends[reference.name]
+    special = [f"the{token} mill" for token in reference.special_tokens_set]
+    wanted = [reference.encode(text, allowed_special="all") for text in special]
+    assert [found.encode(text) for text in special] == wanted
+    assert encoder.encode(special)[0].tolist() == [i for ids in wanted for i in ids]
+    end = "<|end_of_text|>" if reference.name == "llama3" else END
+    begin = 128_000 if reference.name == "llama3" else -1
+    assert (found.special({}, "eos"), found.special({}, "bos")) == (reference.encode_single_token(end), begin)
     assert found.kind == "tiktoken"
 
 

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.io.tokenizer_file import open_tokenizer
+from gristmill.io.tokenizer_file import JsonTokenizer, open_tokenizer
 from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
 from tests.tokenizers_of_models import BEGIN, END, FAST, PROSE, SLOW, content_of
 
@@ -27,9 +27,15 @@ TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS)).map("".join))
 def both(request, tmp_path_factory) -> tuple[JsonEncoder, tokenizers.Tokenizer]:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     path.write_text(content_of(request.param), encoding="utf-8")
-    encoder = JsonEncoder(open_tokenizer(path), path.read_text(encoding="utf-8"))
+    encoder = encoder_of(path)
     assert bool(encoder.fallback) == (request.param in SLOW)
     return encoder, tokenizers.Tokenizer.from_file(str(path))
+
+
+def encoder_of(path: Path) -> JsonEncoder:
+    found = open_tokenizer(path)
+    assert isinstance(found, JsonTokenizer)
+    return JsonEncoder(found)
 
 
 def parts(found: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
@@ -72,18 +78,18 @@ def test_truncation_padding_and_dropout_of_the_file_change_no_id(tmp_path: Path)
     found = open_tokenizer(tmp_path / "tokenizer.json")
     wanted = tokenizers.Tokenizer.from_str(content_of("GPT-2")).encode(PROSE[0]).ids
     assert [found.encode(PROSE[0]) for _ in range(5)] == [wanted] * 5
-    encoder = JsonEncoder(found, (tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    encoder = encoder_of(tmp_path / "tokenizer.json")
     assert parts(encoder.encode([PROSE[0]])) == [wanted]
 
 
 def test_other_ids_of_gigatoken_are_found(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "tokenizer.json").write_text(content_of("GPT-2"), encoding="utf-8")
-    encoder = JsonEncoder(open_tokenizer(tmp_path / "tokenizer.json"), content_of("GPT-2"))
+    encoder = encoder_of(tmp_path / "tokenizer.json")
     right = encoder._encode_fast
     monkeypatch.setattr(encoder, "_encode_fast", lambda texts: (right(texts)[0] ^ 1, right(texts)[1]))
     with pytest.raises(EnginesDifferError, match=r"other ids from token 0 on of a text that begins 'the mill"):
         encoder.encode(PROSE[:1])
     monkeypatch.setattr(JsonEncoder, "_encode_fast", lambda self, texts: (right(texts)[0] ^ 1, right(texts)[1]))
-    made = JsonEncoder(open_tokenizer(tmp_path / "tokenizer.json"), content_of("GPT-2"))
+    made = encoder_of(tmp_path / "tokenizer.json")
     assert made.fallback.startswith("gigatoken does not encode as this tokenizer (other ids from token 0")
     assert parts(made.encode(PROSE)) == parts(right(PROSE))
