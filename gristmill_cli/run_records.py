@@ -21,14 +21,21 @@ from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
 _Value = TypeVar("_Value")
+_ENGINE_NAMES = {"tokenize_holdout": "tokenize_corpus"}  # stages of a run that the engine has under another name
 
 
 class StageRecord(msgspec.Struct):
-    """A finished stage: the settings it ran with, its counts, and how long its last call took."""
+    """A finished stage: the settings it ran with, its counts, and how long its last call took.
+
+    `tasks` are those whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
+    """
 
     settings: dict[str, Any]
     counts: Counts
     seconds: float = 0.0
+    tasks: int = 0
+    core_seconds: float = 0.0
+    retries: int = 0
 
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
@@ -45,7 +52,16 @@ def load_json(path: Path, kind: type[_Value]) -> _Value | None:
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts, seconds: float) -> None:
-    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts, seconds)))
+    name = _ENGINE_NAMES.get(stage.name, stage.name)
+    ledgers = [ledger for ledger in Ledger.all_in(_folder(stage) / STATE_DIR) if ledger.stage == name]
+    costs = [cost for ledger in ledgers for cost in ledger.costs()]
+    spent, retries = sum(cost.core_seconds for cost in costs), sum(cost.retries for cost in costs)
+    record = StageRecord(stage.settings, counts, seconds, len(costs), round(spent, 3), retries)
+    write_file(_path(out, stage), msgspec.json.encode(record))
+
+
+def _folder(stage: PipelineStage) -> Path:
+    return stage.output.parent if stage.output.suffix else stage.output
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
@@ -66,7 +82,7 @@ def recorded_sources(out: Path) -> set[str] | None:
 def _lost_output(stage: PipelineStage) -> str:
     """A file that is missing, or not as long as the stage's own ledger says, in words; '' if there is none."""
     is_file, own = bool(stage.output.suffix), {name_of(path) for path in (stage.output, *stage.beside)}
-    folder, tags = stage.output.parent if is_file else stage.output, FileTags()
+    folder, tags = _folder(stage), FileTags()
     if not exists(stage.output):
         return f"{stage.output}, and it is missing"
     for ledger in Ledger.all_in(folder / STATE_DIR):

@@ -59,9 +59,18 @@ class _BriefRecord(msgspec.Struct):
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class TaskCost(msgspec.Struct):
+    """What a task took: see DoneRecord."""
+
+    step: str = ""
+    core_seconds: float = 0.0
+    retries: int = 0
+
+
 class DoneRecord(msgspec.Struct):
     """A finished task: all that its outputs depend on (see identify), its outputs, its counts, and its value.
 
+    `core_seconds` is the processor time that the worker spent on it, `retries` how often storage made it begin anew.
     The first outputs are those that the task declares, in order; files of malformed records follow.
     """
 
@@ -71,6 +80,8 @@ class DoneRecord(msgspec.Struct):
     outputs: list[OutputRecord]
     counts: Counts
     value: Any = None
+    core_seconds: float = 0.0
+    retries: int = 0
 
     @property
     def id(self) -> TaskId:
@@ -96,7 +107,7 @@ class StepResult:
         return [msgspec.convert(record.value, kind) for record in self.records]
 
 
-_Record = TypeVar("_Record", DoneRecord, _BriefRecord)
+_Record = TypeVar("_Record", DoneRecord, _BriefRecord, TaskCost)
 
 
 def run_name(stage: str, label: str = "", part: str = "") -> str:
@@ -228,6 +239,10 @@ class Ledger:
     def read(self) -> dict[TaskId, DoneRecord]:
         """The last record of each task."""
         return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
+
+    def costs(self) -> list[TaskCost]:
+        """What each task took."""
+        return [cost for cost in self._read(TaskCost) if cost.step]
 
     @property
     def is_damaged(self) -> bool:

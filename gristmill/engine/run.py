@@ -212,7 +212,9 @@ class StageRun:
             return Call(run_task, common | {"task": task, **self.done.found(step, task)}, task.foreign)
 
         with step_progress(f"{self.stage.name}: {step}", tasks, self.options, self.name, self.ledger) as advance:
+            retried = self.place.executor.retried
             for position, record in self.place.executor.run(Calls(tasks, call)):
+                record.retries, retried = self.place.executor.retried - retried, self.place.executor.retried
                 self.done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)

@@ -1,5 +1,6 @@
 """What a worker process does: run one task, check its counts, publish its outputs, and write its done record."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,11 @@ def run_task(
     task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
     `hashes` gives.
     """
-    local = {path: info for path, info in inputs.items() if not is_remote(path)}
+    local, began = {path: info for path, info in inputs.items() if not is_remote(path)}, time.process_time()
     with staged(task, inputs, scratch, hashes) as copy:
         counts, value, outputs = _run_and_publish(task, copy, local, ledger, budget)
-    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
+    spent = round(time.process_time() - began, 3)
+    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value), spent)
     ledger.write(record)
     return record
 

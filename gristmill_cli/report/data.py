@@ -382,15 +382,19 @@ def _stages(run: DataRun) -> str:
         )
         rows.append([
             name, Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(where, "seconds")),
+            Number(record.core_seconds, f"{record.core_seconds / 3600:,.4f}", record=pointer(where, "core_seconds")),
+            *(Number(getattr(record, it), record=pointer(where, it)) for it in ("tasks", "retries")),
             Number(read.documents), Number(read.bytes / 1e6), speed, out,
         ])  # fmt: skip
     seconds = {"seconds": [record.seconds for record in run.stages.values()]}
     names = list(run.stages)
     return section(
         "Stages",
-        said("Wall seconds of the last gristmill run that called them; it passes over what is done.", "soft"),
+        said("Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "
+             "processors for all tasks, whenever they ran; retries, how often storage made them begin anew.", "soft"),
         figure("seconds", draw_bars(names, seconds, "seconds")) if any(seconds["seconds"]) else "",
-        table(["", "seconds", "documents read", "MB read", "MB/s", "of them"], rows, "stages"),
+        table(["", "seconds", "core hours", "tasks", "retries", "documents read", "MB read", "MB/s", "of them"], rows,
+              "stages"),
     )  # fmt: skip
 
 

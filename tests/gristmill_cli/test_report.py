@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.counts import READ, Counts
+from gristmill.engine.ledger import Ledger
 from gristmill.errors import UsageError
+from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
@@ -77,6 +79,17 @@ def test_chromium_shows_the_same_numbers_and_runs_nothing(out: Path, written: st
     check_numbers(out, page)
     assert Numbers(page).found == Numbers(written).found
     assert "<title>gristmill: out</title>" in page
+
+
+def test_core_hours_and_retries_of_a_stage_are_those_of_its_tasks(out: Path, written: str) -> None:
+    named = check_recorded(out, written)
+    for stage, folder in (("to_hash", "minhash"), ("tokenize_holdout", "tokens/holdout")):
+        costs = [cost for ledger in Ledger.all_in(out / folder / STATE_DIR) for cost in ledger.costs()]
+        record = json.loads((out / f".gristmill/run/{stage}.json").read_text())
+        assert record["tasks"] == len(costs) > 0 and record["retries"] == sum(cost.retries for cost in costs)
+        assert record["core_seconds"] == pytest.approx(sum(cost.core_seconds for cost in costs), abs=0.001)
+        assert {f".gristmill/run/{stage}.json#/{name}" for name in ("core_seconds", "tasks", "retries")} <= named
+    assert json.loads((out / ".gristmill/run/to_hash.json").read_text())["core_seconds"] > 0
 
 
 def test_lengths_are_those_of_the_documents(out: Path) -> None:

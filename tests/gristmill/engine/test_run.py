@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from gristmill.engine.executors.local import Call
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Result, Stage, Task, identify
-from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
+from gristmill.errors import ConservationError, InputError, OutputError, StorageError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write_bytes
@@ -318,3 +319,24 @@ def test_folders_that_overlap_are_refused(tmp_path: Path, output: str) -> None:
     with pytest.raises(UsageError, match="another output folder"):
         reject_overlapping_folders(root / "below", root)
     reject_overlapping_folders(root, tmp_path / "root2")
+
+
+def work_and_fail_once(output: Path, began: Path, seconds: float) -> None:
+    """Task: work for a while, and fail the first time as object storage does."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    if not began.exists():
+        began.touch()
+        raise StorageError("the store is away")
+    output.write_text("done")
+
+
+def test_the_ledger_says_what_tasks_took(tmp_path: Path) -> None:
+    arguments = {"output": tmp_path / "out/a", "began": tmp_path / "began", "seconds": 0.2}
+    (tmp_path / "out").mkdir()
+    with open_stage(STAGE, tmp_path / "out", replace(QUIET, shard="0/1")) as run:
+        run.step("work", [Task("a", work_and_fail_once, arguments, (arguments["output"],))])
+        run.finish(Counts({}, []))
+    (cost,) = run.ledger.costs()
+    assert cost.step == "work" and cost.retries == 1 and 0.2 <= cost.core_seconds < 2
