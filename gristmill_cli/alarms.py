@@ -7,16 +7,24 @@ from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import AlarmError, GristmillError
+from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.files import STATE_DIR
+from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
+from gristmill.io.tokenizer_file import find_tokenizer_file
+from gristmill.storage.files import exists, is_folder
+from gristmill.text import utf8_size
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
 from preprocessing.mixing.drops import SHORT
 from preprocessing.quality.recipe import Bounds, load_recipe
+from preprocessing.tokenizer.loading import count_tokens
+from preprocessing.train_tokenizer import model_name
 
 _FEW, _FILES = 20, 3  # documents of a file, or of a source; files of a source: fewer are not compared
-_AS_SHORT = f" as {SHORT}"
+_SAMPLED_FILES, _SAMPLED_BYTES = 32, 1 << 15  # of a source, and of a file, whose tokens are counted
+_AS_SHORT, _LANGUAGE = f" as {SHORT}", "language"
 _LOOK = {  # at what a stage lost; OUT is the run's folder
     "normalize_text": "the files *.malformed in OUT/normalized",
     "apply": "what your function leaves out",
@@ -39,7 +47,9 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
         yield from _lengths(_by_file(Ledger(config.out / "normalized" / STATE_DIR, stage), "normalize"), limits.length)
     elif stage == "filter_quality":
         yield from _idle_rules(config, counts)
-        for source, files in sorted(_by_file(Ledger(config.judged / STATE_DIR, stage), "judge").items()):
+        by_file = _by_file(Ledger(config.judged / STATE_DIR, stage), "judge")
+        yield from _languages(by_file, limits.language)
+        for source, files in sorted(by_file.items()):
             for line in list(warn_of_losses(files, "", 0, limits.times_median, "file").values())[:1]:
                 yield f"in {source} {line}: look whether it is of another kind"
     elif stage == "generate_connected_components":
@@ -47,6 +57,8 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
             yield f"{line}: look at gristmill duplicates OUT --largest 5"
     elif stage == "pass1":
         yield from _mix(config, counts)
+    elif stage == "tokenize_corpus":
+        yield from _token_sizes(config)
     elif stage == "tokenize_holdout" and config.mix.tokens:
         yield from _mixed_tokens(config)
 
@@ -79,17 +91,72 @@ def _lengths(sources: dict[str, Counts], times: float) -> Iterator[str]:
     for source, files in sorted(sources.items()):
         read = {file: files.total(READ, file) for file in sorted(files.tallies)}
         means = {file: its.bytes / its.documents for file, its in read.items() if its.documents >= _FEW and its.bytes}
-        if not times or len(means) < _FILES:
-            continue
-        middle = median(means.values())
-        odd = {file: max(mean / middle, middle / mean) for file, mean in means.items()}
-        first = max(odd, key=lambda file: odd[file])
-        if odd[first] > times:
-            many = sum(ratio > times for ratio in odd.values())
-            also = f"; {many:,} files differ as much" if many > 1 else ""
+        for first, middle, also in _odd_file(means, times):
             yield (
                 f"documents of {first} have {means[first]:,.0f} bytes on average, in the median file of {source} "
                 f"{middle:,.0f}{also}: look whether it is of another kind"
+            )
+
+
+def _odd_file(values: dict[str, float], times: float) -> Iterator[tuple[str, float, str]]:
+    """The file whose value is furthest from the median of all, if it is more than `times` of it, or less.
+
+    With the median, and how many others differ as much, in words. Of few files it is none, nor with `times` 0.
+    """
+    if not times or len(values) < _FILES:
+        return
+    middle = median(values.values())
+    odd = {file: max(value / middle, middle / value) for file, value in values.items()}
+    first = max(odd, key=lambda file: odd[file])
+    if odd[first] > times:
+        many = sum(ratio > times for ratio in odd.values())
+        yield first, middle, f"; {many:,} files differ as much" if many > 1 else ""
+
+
+def _languages(sources: dict[str, Counts], limit: float) -> Iterator[str]:
+    """Files of which the rule `language`, where a recipe has it, removes another share than of the median file."""
+    for source, files in sorted(sources.items()):
+        read = {file: files.total(READ, file).documents for file in sorted(files.tallies)}
+        shares = {file: files.total(_LANGUAGE, file).documents / many for file, many in read.items() if many >= _FEW}
+        if not limit or len(shares) < _FILES:
+            continue
+        middle = median(shares.values())
+        first = max(shares, key=lambda file: abs(shares[file] - middle))
+        if abs(shares[first] - middle) > limit:
+            many = sum(abs(share - middle) > limit for share in shares.values())
+            also = f"; {many:,} files differ as much" if many > 1 else ""
+            yield (
+                f"the rule {_LANGUAGE} removes {shares[first]:.0%} of the documents of {first}, of the median file of "
+                f"{source} {middle:.0%}{also}: look whether it is in another language"
+            )
+
+
+def _token_sizes(config: RunConfig) -> Iterator[str]:
+    """Files whose texts have far more bytes a token than the median file of their source, or fewer: of a sample.
+
+    That is the first 32 KiB of some 32 files of each source, as they are before duplicates are removed.
+    """
+    given, trained = config.tokenizer.file, config.out / "tokenizer" / model_name(config.tokenizer.model_type)
+    if not config.alarms.bytes_a_token or not is_folder(config.clean) or not (given or exists(trained)):
+        return
+    tokenizer = find_tokenizer_file(given or trained)
+    by_source = dict[str, list[CorpusFile]]()
+    for file in list_corpus(config.clean, text_column=config.text_column):
+        by_source.setdefault(file.source, []).append(file)
+    for source, files in sorted(by_source.items()):
+        ratios = dict[str, float]()
+        for file in files[:: -(-len(files) // _SAMPLED_FILES)] if len(files) >= _FILES else ():
+            texts, size = list[str](), 0
+            for document in read_corpus(file.path, config.text_column, on_malformed="skip"):
+                texts.append(document.text[: _SAMPLED_BYTES - size])
+                if (size := size + len(texts[-1])) >= _SAMPLED_BYTES:
+                    break
+            if len(texts) >= _FEW or size >= _SAMPLED_BYTES:
+                ratios[file.name] = utf8_size("".join(texts)) / max(1, count_tokens(tokenizer, texts))
+        for first, middle, also in _odd_file(ratios, config.alarms.bytes_a_token):
+            yield (
+                f"a token of {first} has {ratios[first]:.2f} bytes, in the median file of {source} {middle:.2f}{also}: "
+                "look whether it is in another language or script"
             )
 
 

@@ -120,7 +120,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         read_keep_list(config.keep_list)
     with _section("alarms"):
         for it in fields(Alarms):
-            value, most = getattr(config.alarms, it.name), 1 if it.name in ("source_loss", "alike") else math.inf
+            value, most = (
+                getattr(config.alarms, it.name),
+                1 if it.name in ("source_loss", "alike", "language") else math.inf,
+            )
             require(0 <= value <= most, f"--{it.name} {value}: expected a number from 0 to {most:g}; 0 is no limit")
     with _section("tokenizer"):
         spec = config.tokenizer

@@ -191,6 +191,10 @@ class Alarms:
     """Least share of sampled pairs of a large cluster that are as similar as the threshold, where none is verified."""
     length: float = 4.0
     """Times that documents of a file may be longer, or shorter, than in the median file of their source."""
+    bytes_a_token: float = 1.5
+    """Times that tokens of a file may be longer, or shorter, likewise, in a sample."""
+    language: float = 0.2
+    """By how much the share of a file's documents that the rule language removes may differ from the median file's."""
     mix: float = 0.1
     """By how much, as a share of it, a source may miss what the mix asks for."""
     idle_rule: int = 1_000_000

