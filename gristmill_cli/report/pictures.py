@@ -193,6 +193,23 @@ def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: s
         return _svg(axes.figure)
 
 
+def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], most: float, rows: str, columns: str) -> str:
+    """A row of cells for each name, from white, 0, to dark, `most`. Beyond 64 the largest of neighbours is drawn."""
+    with _style():
+        axes = _axes(height=1.4 + min(6.0, 0.2 * len(names)), width=7.0)
+        each = -(-len(values[0]) // 64)
+        cells = [[max(row[at : at + each]) for at in range(0, len(row), each)] for row in values]
+        edges = [*range(0, len(values[0]), each), len(values[0])]
+        axes.pcolormesh(edges, range(len(names) + 1), cells, cmap="Blues", vmin=0, vmax=most)
+        step = max(1, -(-len(names) // 16))
+        axes.set_yticks([row + 0.5 for row in range(0, len(names), step)], list(names)[::step])
+        axes.invert_yaxis()
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(columns)
+        axes.set_ylabel(rows)
+        return _svg(axes.figure)
+
+
 def _style() -> Any:
     """Context: matplotlib draws for a page."""
     try:

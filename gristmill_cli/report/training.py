@@ -8,6 +8,7 @@ from typing import Any
 from gristmill_cli.report.layout import show_memory, show_passes
 from gristmill_cli.report.page import Number, figure, fold, grid, said, section, table, tiles
 from gristmill_cli.report.pictures import draw_curves
+from gristmill_cli.report.routing import show_experts
 from gristmill_cli.report.training_records import TrainingRun
 from training.reporting.metrics_file import finite
 from training.reporting.plot import Curve, read_panels
@@ -31,6 +32,7 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
     yield _curves(runs)
     yield show_memory(runs)
     yield show_passes(runs)
+    yield show_experts(runs)
     yield _by_source(runs)
     yield _seen(runs)
     yield _texts(runs)

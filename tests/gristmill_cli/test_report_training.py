@@ -67,6 +67,21 @@ def test_numbers_are_those_of_the_records(model: Path) -> None:
     assert (model / "again.html").read_text() == page
 
 
+def test_a_sparse_model_s_experts_are_drawn(model: Path) -> None:
+    with (model / "metrics.jsonl").open("a") as file:
+        for step in (500, 1000):
+            of_layers = {"1": 1.5 - step / 4000, "2": 1.25}
+            record = {"kind": "experts", "step": step, "max_load": of_layers, "entropy": {"1": 0.9, "2": 0.95}}
+            record |= {"loads": {"1": [0.5, 1.25, 1.25], "2": [1.0, 1.25, 0.75]}} if step == 500 else {}
+            file.write(json.dumps(record) + "\n")
+    report((model,))
+    page = (model / "report.html").read_text()
+    named = {name.removeprefix("metrics.jsonl#/") for name in check_recorded(model, page)}
+    assert {"experts/500/max_load/1", "experts/1000/entropy/2"} <= named
+    assert "loads by layer and expert at step 500" in Numbers(page).text
+    assert len(re.findall("<svg", page)) == 9
+
+
 def test_several_runs_are_in_one_picture(model: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", 30, 0.5, asked=60)
     page = tmp_path / "two.html"

@@ -45,6 +45,8 @@ def test_a_sparse_run_learns_and_records_the_loads_of_its_experts(
     assert {*loads[-1]["max_load"]} == {"1", "2"}  # the first layer is dense
     for layer in "12":
         assert 1.0 <= loads[-1]["max_load"][layer] < 1.6 and 0.9 < loads[-1]["entropy"][layer] <= 1.0
+    assert all(sum(loads[-1]["loads"][layer]) == pytest.approx(4, abs=0.01) for layer in "12")
+    assert max(loads[-1]["loads"]["1"]) == pytest.approx(loads[-1]["max_load"]["1"], abs=1e-3)
     said = capsys.readouterr().out
     assert (
         f"{summary.parameters:,} parameters, {summary.parameters - 2 * 2 * 3 * 32 * 32:,} of them for a token" in said

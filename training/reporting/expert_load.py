@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from training.checkpoint.record import CheckpointRecord
+from training.distributed.stop_signals import StopSignals
 from training.parallel.expert.routing import Loads, Routing
 from training.plugin import LogRecord, Plugin
 
@@ -17,8 +20,12 @@ class ExpertLoad(Plugin):
 
     def __init__(self, routing: Routing, say: Callable[[str], None]) -> None:
         self.routing, self.say = routing, say
-        self._step = 0
+        self._step = self._reported = 0
         self._said = ""
+
+    def after_load(self, step: int, stored: CheckpointRecord | None, stop: StopSignals) -> int:  # noqa: ARG002
+        self._reported = step
+        return step
 
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
@@ -32,13 +39,13 @@ class ExpertLoad(Plugin):
     def log_records(self) -> list[LogRecord]:
         """One record, whose numbers are by layer: `max_load` and `min_load` are over the mean; `entropy` of the loads
         over that of equal ones; `balance_loss` per token, the router's z-loss included; with a capacity `dropped`, the
-        share of the choices whose expert was full."""
+        share of the choices whose expert was full. At times also `loads`, of every expert over the mean."""
         loads, config = self.routing.take(), self.routing.config
         starving = describe_starving(loads, config.sparse_layers)
         if starving != self._said:
             self.say(starving or "no expert starves any more")
         self._said = starving
-        values: dict[str, dict[str, float]] = {"max_load": {}, "min_load": {}, "entropy": {}, "balance_loss": {}}
+        values: dict[str, Any] = {"max_load": {}, "min_load": {}, "entropy": {}, "balance_loss": {}}
         for layer in config.sparse_layers:
             counts = loads.counts[layer]
             share = counts / counts.sum()
@@ -53,7 +60,16 @@ class ExpertLoad(Plugin):
             worst = max(config.sparse_layers, key=lambda layer: float(shares[layer]))
             total = float(loads.dropped.sum() / loads.counts.sum())
             self.say(f"dropped {total:.2%} of the choices of experts, in layer {worst} {float(shares[worst]):.2%}")
-        return [("experts", self._step, dict(values))]
+        if _period(self._step) > _period(self._reported):
+            means = loads.counts / loads.counts.mean(1, keepdim=True)
+            values["loads"] = {str(layer): means[layer].round(decimals=3).tolist() for layer in config.sparse_layers}
+        self._reported = self._step
+        return [("experts", self._step, values)]
+
+
+def _period(step: int) -> int:
+    """Twenty to each power of ten: with each, a large model records thousands of numbers."""
+    return int(20 * math.log10(step)) if step else -1
 
 
 def describe_starving(loads: Loads, layers: list[int]) -> str:
