@@ -376,14 +376,18 @@ def _stages(run: DataRun) -> str:
     rows = list[list[str | Number]]()
     for name, record in run.stages.items():
         where, read = f"{_STATE}/{name}.json", record.counts.total(READ)
-        speed = f"{read.bytes / 1e6 / record.seconds:,.1f}" if record.seconds and read.bytes else "–"
+        rate = read.bytes / 1e6 / record.seconds if record.seconds else 0.0
+        speed = Number(rate, f"{rate:,.1f}") if rate else "–"
+        spent = [
+            Number(record.core_seconds, f"{record.core_seconds / 3600:,.4f}", record=pointer(where, "core_seconds")),
+            *(Number(getattr(record, it), record=pointer(where, it)) for it in ("tasks", "retries")),
+        ]
         out = ", ".join(
             f"{record.counts.total(reason).documents:,} {reason}" for reason in record.counts.reasons if reason != READ
         )
         rows.append([
             name, Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(where, "seconds")),
-            Number(record.core_seconds, f"{record.core_seconds / 3600:,.4f}", record=pointer(where, "core_seconds")),
-            *(Number(getattr(record, it), record=pointer(where, it)) for it in ("tasks", "retries")),
+            *(spent if record.tasks else ["–"] * len(spent)),  # a run of an earlier version has not recorded them
             Number(read.documents), Number(read.bytes / 1e6), speed, out,
         ])  # fmt: skip
     seconds = {"seconds": [record.seconds for record in run.stages.values()]}

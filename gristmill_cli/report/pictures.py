@@ -34,6 +34,7 @@ _STYLE = {
 }
 _WIDTH = 5.0  # inches; a page of 400 pixels shows letters of nine pixels then
 _LONGEST = 22  # characters of a label
+_LINE = 0.16  # inches from a line of letters to the next
 
 Bars = Mapping[str, Sequence[float]]  # of each series, a value for each label
 Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each name, (x, y)
@@ -52,7 +53,8 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
 
         total = sum(flows.values()) or 1
         gap, rows = 0.035, max(len(left), len(right))
-        axes = _axes(height=max(3.0, 0.27 * rows + 1), width=5.2)
+        inches = max(3.0, 0.27 * rows + 1)
+        axes = _axes(height=inches, width=5.2)
         axes.set_axis_off()
         axes.set_xlim(-0.5, 1.65)
         height = 1 + gap * (rows - 1)
@@ -60,11 +62,14 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
         sizes = {name: sum(size for (_, it), size in flows.items() if it == name) for name in right}
         ends = _stack(sizes, total, gap, height)
         starts = _stack({name: sum(flows.get((name, it), 0) for it in right) for name in left}, total, gap, height)
+        line = _LINE / inches * height
+        places = _spread([sum(starts[name]) / 2 for name in left], 2 * line, height)
         for number, name in enumerate(left):
             colour, (top, bottom) = _SERIES[number % len(_SERIES)], starts[name]
             axes.add_patch(Rectangle((-0.03, top), 0.03, bottom - top, facecolor=colour, edgecolor="none"))
             share = sum(flows.get((name, it), 0) for it in right)
-            axes.text(-0.05, (top + bottom) / 2, f"{short(name)}\n{share:,.0f}", ha="right", va="center")
+            axes.text(-0.07, places[number], f"{short(name)}\n{share:,.0f}", ha="right", va="center")
+            axes.plot([-0.055, -0.035], [places[number], (top + bottom) / 2], color=_SOFT, linewidth=0.6)
             for end in right:
                 thick = flows.get((name, end), 0) / total
                 if not thick:
@@ -75,8 +80,8 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
                 codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
                 axes.add_patch(PathPatch(Curve(corners, codes), facecolor=colour, edgecolor="none", alpha=0.45))
                 top, ends[end] = top + thick, (high, ends[end][1])
-        below = 0.0  # the labels of thin ends stand one below another
-        for name in right:
+        middles = [ends[name][1] - sizes[name] / total / 2 for name in right]
+        for name, place in zip(right, _spread(middles, line, height), strict=True):
             bottom = ends[name][1]
             middle = bottom - sizes[name] / total / 2
             axes.add_patch(
@@ -84,11 +89,26 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
                     (1, bottom - sizes[name] / total), 0.03, sizes[name] / total, facecolor=_SOFT, edgecolor="none"
                 )
             )
-            place = max(middle, below)
             axes.text(1.06, place, f"{short(name)}  {sizes[name]:,.0f}", va="center")
             axes.plot([1.035, 1.055], [middle, place], color=_SOFT, linewidth=0.6)
-            below = place + 0.045 * height
         return _svg(axes.figure)
+
+
+def _spread(middles: Sequence[float], step: float, height: float) -> list[float]:
+    """Places of labels in a column, as near to their middles as they get at `step` from one another.
+
+    >>> _spread([0.5, 0.6, 1.0], 0.25, 1.0)
+    [0.375, 0.625, 0.875]
+    """
+    places, below = list[float](), step / 2
+    for middle in middles:
+        places.append(max(middle, below))
+        below = places[-1] + step
+    above = height - step / 2
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], above)
+        above = places[number] - step
+    return places
 
 
 def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) -> dict[str, tuple[float, float]]:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -101,6 +102,23 @@ class Browser:
                 return False
             time.sleep(0.05)
         return bool(found)
+
+    def resize(self, width: int, media: str = "screen") -> None:
+        """Lay the page out anew, this many pixels wide, for a screen or for print."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._tell("Emulation.setDeviceMetricsOverride", size)
+        self._tell("Emulation.setEmulatedMedia", {"media": media})
+
+    def find(self, script: str) -> Any:
+        """What a function's body in JavaScript returns; of the test, not of the page."""
+        return self._ask(f"{self.session}/execute/sync", {"script": script, "args": []})
+
+    def printed(self) -> bytes:
+        """The page as a PDF."""
+        return b64decode(self._ask(f"{self.session}/print", {}))
+
+    def _tell(self, command: str, parameters: dict[str, Any]) -> None:
+        self._ask(f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def close(self) -> None:
         self._ask(self.session, method="DELETE")
