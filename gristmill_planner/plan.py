@@ -186,7 +186,7 @@ def plan(
         missing = (first.memory.total - cluster.device.memory) / (1 << 30)
         lines += [f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."]
     lines += ["", *formulas(first, constants)] if explain else []
-    lines += ["", trust(cluster.device, gpu)]
+    lines += ["", trust(cluster.device, gpu, request.software)]
     lines += ["", Text(as_toml(first, request))] if given is None and request.software == GRISTMILL else []
     lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
     return Group(*lines)

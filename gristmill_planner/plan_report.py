@@ -12,7 +12,7 @@ from gristmill_planner.compute_time import IMBALANCE, Product, head_of_rank, lay
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import SUFFIX, Device
 from gristmill_planner.pipeline_simulator import PassCosts
-from gristmill_planner.planned_run import PlannedRun
+from gristmill_planner.planned_run import GRISTMILL, PlannedRun, Software
 from gristmill_planner.search import Choice
 from gristmill_planner.step_time import divided_by_time, rank_parameters, rank_times, step_time
 
@@ -48,10 +48,16 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
     return table
 
 
-def trust(device: Device, gpu: str | None) -> str:
+def trust(device: Device, gpu: str | None, software: Software) -> str:
     """What the plan's constants were measured on, and what no plan has been compared with."""
     if gpu is not None and gpu.endswith(SUFFIX):
         return f"The constants are those that --calibrate measured ({gpu}): of two processes there, and of no network."
+    if software != GRISTMILL:
+        return (
+            "How far to trust this: it is for the program of published runs of 2021 and 2022, on V100s and A100s, "
+            "whose attention was not fused. It says nothing of that program today, nor how fast this trainer is beside "
+            "it (docs/guides/planner.md)."
+        )
     seen = {
         "h100": "one H100 took 13 to 21 % less time than planned for a Llama of 1.1B, 53 % less for GPT-2 of 124M",
         "h200": "one H200 took 4 to 14 % less time than planned for a Llama of 1.1B, 44 % less for GPT-2 of 124M",

@@ -346,6 +346,9 @@ def test_a_preset_is_planned_and_its_toml_is_a_configuration(
     options: dict[str, Any] = {"gpus": 16, "gpu": "h100"}
     text = printed(plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=2, **options))
     assert "How far to trust this: " in text and "one H100 took 13 to 21 % less" in text
+    other = printed(plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=1, software="megatron", **options))
+    assert "It says nothing of that program today, nor how fast this trainer is beside it" in other
+    assert "one H100" not in other
     pasted = tmp_path / "pasted.toml"
     pasted.write_text(text[text.index("# The first choice") :])
     plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=1, json=True, **options)
