@@ -34,7 +34,15 @@ from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import exists, file_info, is_file, read_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
-from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexSummary, Match, write_index
+from preprocessing.contamination.benchmarks import (
+    ALL_FIELDS,
+    SHORTEST,
+    Benchmarks,
+    IndexFiles,
+    IndexSummary,
+    Match,
+    write_index,
+)
 from preprocessing.contamination.ngrams import TextWords, find_words
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
@@ -121,8 +129,8 @@ def decontaminate(
         STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table, report]
     ) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        index = (run.work / "entries.npy", run.work / "items.arrow")
-        task = Task("index", index_benchmarks, {"files": benchmarks, "entries": index[0], "items": index[1]}, index)
+        index = IndexFiles(run.work / "keys.bin", run.work / "entries.bin", run.work / "items.arrow")
+        task = Task("index", index_benchmarks, {"files": benchmarks, "index": index}, index)
         (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])
         boilerplate = _find_common(run, files, index, common)
         arguments: dict[str, Any] = {"index": index, "common": boilerplate, "least": min_ngrams}
@@ -209,12 +217,12 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
     return files
 
 
-def index_benchmarks(files: list[CorpusFile], entries: Path, items: Path) -> Result:
+def index_benchmarks(files: list[CorpusFile], index: IndexFiles) -> Result:
     """Task: write the index of all benchmarks; the value is what it has of each."""
-    return Result(Counts({}, []), write_index(files, entries, items))
+    return Result(Counts({}, []), write_index(files, index))
 
 
-def _find_common(run: StageRun, files: list[CorpusFile], index: tuple[Path, Path], common: int) -> Path | None:
+def _find_common(run: StageRun, files: list[CorpusFile], index: IndexFiles, common: int) -> Path | None:
     """Run the steps that find the n-grams of `common` documents or more; None if all are looked for."""
     if not common:
         return None
@@ -233,9 +241,9 @@ def _find_common(run: StageRun, files: list[CorpusFile], index: tuple[Path, Path
 
 
 @leaves_out_damaged
-def count_ngrams(group: SliceGroup, index: tuple[Path, Path], output: Path) -> Counts:
+def count_ngrams(group: SliceGroup, index: IndexFiles, output: Path) -> Counts:
     """Task: count the documents that have each n-gram of a benchmark."""
-    counts, benchmarks, found = Counts({}, []), Benchmarks(*index), Counter[int]()
+    counts, benchmarks, found = Counts({}, []), Benchmarks(index), Counter[int]()
     for part in group:
         for document in read_documents(part, counts, Rejects(output)):
             counts.add(part.source, "counted", utf8_size(document.text))
@@ -261,7 +269,7 @@ def find_common(counted: FileSet, least: int, output: Path) -> None:
 def search_slices(
     group: SliceGroup,
     outputs: tuple[Path, ...],
-    index: tuple[Path, Path],
+    index: IndexFiles,
     common: Path | None,
     least: int,
     policy: Policy,
@@ -270,7 +278,7 @@ def search_slices(
 ) -> Counts:
     """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
     counts, places = Counts({}, []), list[tuple[Any, ...]]()
-    benchmarks = Benchmarks(*index, None if common is None else np.load(common))
+    benchmarks = Benchmarks(index, None if common is None else np.load(common))
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):

@@ -41,8 +41,8 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each name, (x, y)
 
 
 def short(name: str) -> str:
-    """A name as a label."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    """A name as a label: of a long one the beginning and the end, where names differ."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}…{name[-8:]}"
 
 
 def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> str:

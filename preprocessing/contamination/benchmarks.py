@@ -6,8 +6,10 @@ item is there: no filter that errs, and no hash that is trusted.
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from gristmill.counts import MALFORMED, NO_FIELD, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
+from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.readers import read_documents
 from gristmill.io.text_records import take_text
 from gristmill.io.writers import Rejects
@@ -34,7 +37,11 @@ MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says
 _SHORT = np.uint64(0x5BD1E9955BD1E995)  # marks hashes of SHORTEST words
 _BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
 
-ENTRY = np.dtype([("key", "<u8"), ("item", "<u4"), ("word", "<u4")])
+_SORT_MEMORY = 32 << 20  # bytes; more n-grams are sorted on disk
+_BATCH = 1000  # items whose texts are written together
+
+ENTRY = np.dtype([("item", "<u4"), ("word", "<u4")])
+_NGRAM = np.dtype([("key", "<u8"), ("item", "<u4"), ("word", "<u4")])
 _ITEMS = pa.schema({"benchmark": pa.string(), "item": pa.string(), "text": pa.string()})
 
 
@@ -55,45 +62,84 @@ class IndexSummary(NamedTuple):
     shared: int
 
 
-def write_index(files: Sequence[CorpusFile], entries: Path, texts_of_items: Path) -> dict[str, IndexSummary]:
-    """Write the n-grams of all items (ENTRY, sorted by key) and their texts; return what is in them.
+class IndexFiles(NamedTuple):
+    """Files of an index: keys of n-grams, ascending (uint64); of each, its item and word (ENTRY); the items' texts."""
+
+    keys: Path
+    entries: Path
+    items: Path
+
+
+def write_index(files: Sequence[CorpusFile], index: IndexFiles) -> dict[str, IndexSummary]:
+    """Write the n-grams of all items and their texts; return what is in them. The n-grams are sorted on disk.
 
     Raises InputError for a record without the text, or if there is nothing to look for.
     """
-    rows, parts, summary = list[tuple[str, str, str]](), list[NDArray](), dict[str, IndexSummary]()
-    for file in files:
-        name, items, short = stem(file.name), 0, 0
-        for key, texts in _read_items(file, entries):
-            items, before = items + 1, len(rows)
-            for text in texts:
-                words = find_words(text).hashes
-                keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
-                if len(keys):
-                    found = np.empty(len(keys), ENTRY)
-                    found["key"], found["item"], found["word"] = keys, len(rows), np.arange(len(keys))
-                    parts.append(found)
-                    rows.append((name, key, text))
-            short += len(rows) == before
-        summary[name] = IndexSummary(items, short, 0)
-    if not rows:
-        read, names = sum(it.items for it in summary.values()), ", ".join(summary)
-        raise InputError(
-            f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
-            "try another --template"
+    summary, firsts, count = dict[str, IndexSummary](), list[int](), 0
+    with ExternalSorter(index.keys.with_suffix(".runs"), _NGRAM, _NGRAM.names or (), _SORT_MEMORY) as sorter:
+        with atomic_write(index.items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
+            for file in files:
+                name, items, short, rows = stem(file.name), 0, 0, list[tuple[str, str, str]]()
+                firsts.append(count)
+                for key, texts in _read_items(file, index.keys):
+                    items, before = items + 1, count
+                    for text in texts:
+                        words = find_words(text).hashes
+                        keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
+                        if len(keys):
+                            found = np.empty(len(keys), _NGRAM)
+                            found["key"], found["item"], found["word"] = keys, count, np.arange(len(keys))
+                            sorter.add(found)
+                            rows.append((name, key, text))
+                            count += 1
+                    short += count == before
+                    if len(rows) >= _BATCH:
+                        _write_rows(writer, rows)
+                _write_rows(writer, rows)
+                summary[name] = IndexSummary(items, short, 0)
+        if not count:
+            read, names = sum(it.items for it in summary.values()), ", ".join(summary)
+            raise InputError(
+                f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
+                "try another --template"
+            )
+        shared = _write_ngrams(sorter, np.array(firsts), index)
+    found_names = zip(summary.items(), shared.tolist(), strict=True)
+    return {name: its._replace(shared=ngrams) for (name, its), ngrams in found_names}
+
+
+def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str, str]]) -> None:
+    """Write rows of items, and forget them."""
+    if rows:
+        columns = zip(zip(*rows, strict=True), _ITEMS, strict=True)
+        writer.write_batch(pa.record_batch([pa.array(it, field.type) for it, field in columns], schema=_ITEMS))
+        rows.clear()
+
+
+def _write_ngrams(blocks: Iterable[NDArray], firsts: NDArray[np.int64], index: IndexFiles) -> NDArray[np.int64]:
+    """Write sorted n-grams but for those of too many items; how many these are, of each file, which has its first item.
+
+    The n-grams of a key are looked at together: the last key of a block waits for the next one.
+    """
+    shared, held = np.zeros(len(firsts), np.int64), np.empty(0, _NGRAM)
+    with ExitStack() as stack:
+        keys, entries = (
+            stack.enter_context(stack.enter_context(atomic_write(path)).open("wb"))
+            for path in (index.keys, index.entries)
         )
-    table = np.concatenate([np.empty(0, ENTRY), *parts])
-    table = table[np.argsort(table["key"], kind="stable")]
-    table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
-    is_shared = _is_shared(table)
-    for number, count in zip(*np.unique(table["item"][is_shared], return_counts=True), strict=True):
-        name = rows[number][0]
-        summary[name] = summary[name]._replace(shared=summary[name].shared + int(count))
-    with atomic_write(entries) as temporary, temporary.open("wb") as sink:
-        np.save(sink, table[~is_shared])
-    values = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _ITEMS, strict=True)]
-    with atomic_write(texts_of_items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
-        writer.write_table(pa.table(values, schema=_ITEMS))
-    return summary
+        for block in chain(blocks, [None]):
+            table = held if block is None else np.concatenate([held, block])
+            end = len(table) if block is None else int(np.searchsorted(table["key"], table["key"][-1]))
+            table, held = table[:end], table[end:].copy()
+            table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
+            is_shared = _is_shared(table)
+            numbers = np.searchsorted(firsts, table["item"][is_shared], "right") - 1
+            shared += np.bincount(numbers, minlength=len(firsts))
+            keys.write(np.ascontiguousarray(table["key"][~is_shared]).data)
+            found = np.empty(int((~is_shared).sum()), ENTRY)
+            found["item"], found["word"] = table["item"][~is_shared], table["word"][~is_shared]
+            entries.write(found.view(np.uint8).data)
+    return shared
 
 
 def check_first_items(files: Sequence[CorpusFile]) -> None:
@@ -147,13 +193,11 @@ def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
 class Benchmarks:
     """An index, mapped: all workers share its pages. `common` are keys that are not looked for."""
 
-    def __init__(self, entries: Path, items: Path, common: NDArray[np.uint64] | None = None) -> None:
-        with wrap_read_errors(entries):
-            table = np.load(entries, mmap_mode="r")
-        self.keys, self.entries = np.ascontiguousarray(table["key"]), table
+    def __init__(self, index: IndexFiles, common: NDArray[np.uint64] | None = None) -> None:
+        self.keys, self.entries = _mapped(index.keys, np.dtype("<u8")), _mapped(index.entries, ENTRY)
         edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
-        self.items = pa.ipc.open_file(pa.memory_map(str(items))).read_all()
+        self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
         self.common = np.empty(0, np.uint64) if common is None else common
         self.words_of = cache(self._words_of)
 
@@ -169,7 +213,7 @@ class Benchmarks:
             for position, first in zip(positions.tolist(), firsts.tolist(), strict=True):
                 key, entry = self.keys[first], first
                 while entry < len(self.keys) and self.keys[entry] == key:
-                    _, item, word = self.entries[entry].item()
+                    item, word = self.entries[entry].item()
                     found[item, position - word, length].append(position)
                     entry += 1
         spans = defaultdict[int, list[tuple[int, int]]](list)
@@ -200,6 +244,12 @@ class Benchmarks:
         text = self.items.column("text")[item].as_py()
         words = find_words(text)
         return _spell(text, words, 0, len(words))
+
+
+def _mapped(path: Path, dtype: np.dtype) -> NDArray:
+    """The records of a file, whose pages all processes share."""
+    with wrap_read_errors(path):
+        return np.asarray(np.memmap(path, dtype, "c")) if path.stat().st_size else np.empty(0, dtype)
 
 
 def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,7 @@ from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.pages import Numbers, driven_browser, dumped, in_a_browser, with_a_mouse
 from tests.gristmill_cli.test_report import HOSTILE, write_clusters
+from tests.object_store import BUCKET, object_store
 
 WORDS = [f"word{number}" for number in range(90)]
 
@@ -105,6 +106,22 @@ def test_documents_are_named_and_found_by_their_own_ids(config: RunConfig) -> No
         )
     assert all("@31 (id <i>31)" in Numbers(page).text for page in (pairs, cluster))
     assert "@1 (id <i>1)" in Numbers(pairs).text and "@56 (id <i>56)" in Numbers(rules).text
+
+
+def test_a_run_in_a_bucket_is_browsed(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("", "duplicates", "rules?rule=words", "spans?benchmark=quiz", "clusters", "cluster?place=0")
+    names += (f"duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}",)
+    with served(config.out) as server:
+        here = [Numbers(read(f"{server}{name}")).text for name in names]
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(config.out, "out")
+        with served(Path(f"s3://{BUCKET}/out")) as server:
+            there = [Numbers(read(f"{server}{name}")).text for name in names]
+    assert "1 to 20 of 25" in there[1] and there == [
+        text.replace(str(config.out), f"s3://{BUCKET}/out") for text in here
+    ]
 
 
 def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Path) -> None:

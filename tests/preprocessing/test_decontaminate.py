@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.readers import read_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
+from preprocessing.contamination import benchmarks
 from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
 from preprocessing.contamination.ngrams import find_words, hash_ngrams
 from preprocessing.decontaminate import decontaminate, read_report, report_paths
@@ -207,6 +210,48 @@ def test_each_field_is_looked_for_in_the_corpus_own_form(tmp_path: Path) -> None
     rows = [{"id": 7, "question": short, "answer": "B"}, {"question": unicodedata.normalize("NFD", accents)}]
     decontaminate(tmp_path / "corpus", tmp_path / "out", (write(tmp_path / "q.jsonl", rows),), OPTIONS, policy="report")
     assert table_of(tmp_path / "out") == {(0, 0), (1, 1)}
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from gristmill.io.documents import CorpusFile
+from preprocessing.contamination.benchmarks import ALL_FIELDS, IndexFiles, write_index
+from tests.gristmill_cli.limited_run import data_bytes
+
+folder = Path(sys.argv[1])
+for name in ("few", "many"):
+    path = folder / f"{name}.jsonl"
+    index = IndexFiles(*(folder / f"{name}.{kind}" for kind in ("keys", "entries", "items")))
+    write_index([CorpusFile(path, path.name, path.stat().st_size, ALL_FIELDS)], index)
+    if name == "few":  # has loaded all that is needed
+        limit = data_bytes() + (96 << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+"""
+
+
+def test_the_index_of_many_items_is_made_in_bounded_memory(tmp_path: Path) -> None:
+    chosen = random.Random(3)
+    words = [f"w{number}" for number in range(5000)]
+    for name, items in (("few", 10), ("many", 30_000)):
+        write(tmp_path / f"{name}.jsonl", [{"q": " ".join(chosen.choices(words, k=100))} for _ in range(items)])
+    subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], check=True, cwd=Path(__file__).parents[2])
+    keys = np.fromfile(tmp_path / "many.keys", np.uint64)
+    assert len(keys) > 2_600_000 and bool(np.all(keys[1:] >= keys[:-1]))  # 300 MB if all are sorted at once
+
+
+def test_an_index_that_is_sorted_on_disk_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = random.Random(4)
+    items = [" ".join(chosen.choices("abcdefgh", k=40)) for _ in range(200)] + ["a " * 40] * (MOST_ITEMS + 1)
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": f"{item} {item[:60]}"} for item in items[::7]])
+    quizzes = tuple(write(tmp_path / f"q{n}.jsonl", [{"q": it} for it in items[n::2]]) for n in range(2))
+    found = []
+    for name, memory in (("whole", 32 << 20), ("runs", 1)):
+        monkeypatch.setattr(benchmarks, "_SORT_MEMORY", memory)
+        decontaminate(tmp_path / "corpus", tmp_path / name, quizzes, OPTIONS, policy="report", common=0)
+        found.append([path.read_bytes() for path in report_paths(tmp_path / name)])
+    assert found[0] == found[1]
+    assert sum(it.shared_ngrams for it in read_report(report_paths(tmp_path / "runs")[1]).benchmarks.values()) > 50
 
 
 def test_hostile_texts_cost_what_their_length_says(tmp_path: Path) -> None:
