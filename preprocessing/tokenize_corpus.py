@@ -59,7 +59,7 @@ from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_
 if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
-STAGE = Stage("tokenize_corpus", version=2, libraries=("sentencepiece",))
+STAGE = Stage("tokenize_corpus", version=3, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
