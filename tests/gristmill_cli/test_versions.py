@@ -47,7 +47,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "dedup.generate_exact_pairs:STAGE": (2, "64d1dabef7e9bc0d"),
     "dedup.generate_duplicate_pairs:STAGE": (1, "43008f09ba2fa3a0"),
     "dedup.generate_connected_components:STAGE": (2, "38aa948cd993cfbf"),
-    "dedup.generate_duplicates_dict:STAGE": (5, "d5b5796e5adc90ee"),
+    "dedup.generate_duplicates_dict:STAGE": (6, "84cb0b92f0301281"),
     "preprocessing.shuffle_holdout:PASS_1": (4, "67e0106de387d5a8"),
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
