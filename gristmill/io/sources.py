@@ -110,10 +110,11 @@ def scan_sources(
 def _is_encoding(name: str, any_text: bool) -> bool:
     """Whether texts can be read in an encoding; with `any_text` also in one whose ASCII is not ASCII's, as UTF-16."""
     try:
-        found = bytes(range(128)).decode(name) if not any_text else b"".decode(name)
+        if any_text:
+            return "a".encode(name).decode(name) == "a"  # of no bytes Python would not look the name up
+        return bytes(range(128)).decode(name) == bytes(range(128)).decode()
     except (LookupError, UnicodeError, ValueError):
         return False
-    return any_text or found == bytes(range(128)).decode()
 
 
 def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:

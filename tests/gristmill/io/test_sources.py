@@ -122,6 +122,8 @@ def test_sources_have_folders_files_and_formats_of_their_own(tmp_path: Path) -> 
         ("web", Source(format="pdf"), "format 'pdf': expected one of jsonl, parquet, arrow, warc, wet, txt, md"),
         ("web", Source(encoding="latin-9000"), "encoding 'latin-9000': expected one of text that Python knows"),
         ("web", Source(encoding="rot13"), "expected one of text that Python knows"),
+        ("web", Source(encoding="latin-9000", format="txt"), "expected one of text that Python knows"),
+        ("web", Source(encoding="rot13", format="html"), "expected one of text that Python knows"),
         ("web", Source(encoding="utf-16"), "that has ASCII as it is; try cp1252, or format"),
         ("web", Source(encoding="cp1252", format="warc"), "encoding has no effect on web archives"),
         ("web", Source(column="chat", message="role"), "expected names of a message's fields in braces"),
