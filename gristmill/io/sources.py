@@ -17,6 +17,7 @@ from gristmill.io.corpus_names import (
     parse_name,
 )
 from gristmill.io.documents import Corpus, CorpusFile, Reading, UnreadFile, scan_corpus
+from gristmill.io.text_records import fields_named
 from gristmill.storage.files import file_info, is_file
 from gristmill.urls import is_remote
 
@@ -54,7 +55,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         require(not (self.column and self.template), f"{where} has a column and a template: give one of them")
         require(
-            not self.template or "{" in self.template,
+            not self.template or fields_named(self.template) != [self.template],
             f"{where} template {self.template!r}: expected names of fields in braces, such as {{title}}",
         )
         require(

@@ -119,6 +119,7 @@ def test_sources_have_folders_files_and_formats_of_their_own(tmp_path: Path) -> 
         ("a/b", Source(), "expected the name of a folder"),
         ("web", Source(column="a", template="{a}"), "a column and a template"),
         ("web", Source(template="title"), "in braces"),
+        ("web", Source(template="{title"), "in braces"),
         ("web", Source(format="pdf"), "format 'pdf': expected one of jsonl, parquet, arrow, warc, wet, txt, md"),
         ("web", Source(encoding="latin-9000"), "encoding 'latin-9000': expected one of text that Python knows"),
         ("web", Source(encoding="rot13"), "expected one of text that Python knows"),
