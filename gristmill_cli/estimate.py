@@ -37,6 +37,7 @@ SMALL_SHARE = 4  # the small sample is this part of the large one
 _FILES = 4  # of a source and format that are sampled
 TRAINING = "train_tokenizer"
 SERIAL = ("generate_connected_components", "generate_duplicates_dict", TRAINING)  # one process does the work
+ONCE = (TRAINING, "decontaminate")  # what does not grow with the text is done once: an index of all items
 AFTER_MIX = ("pass2", "dedup_train", TRAINING, "tokenize_corpus", "tokenize_holdout")  # read no duplicates
 REQUESTS = {  # a slice, by benchmarks/bench_scaling.py, at 100,000 slices; of filter_quality and decontaminate by count
     "normalize_text": 3.0, "apply": 3.0, "filter_quality": 5.0, "remove_lines": 9.0, "decontaminate": 7.0,
@@ -322,18 +323,27 @@ def _scale(
         slope = max(0.0, more.cpu - less.cpu) / max(1, texts[1] - texts[0]) or more.cpu / texts[1]
         fixed = max(0.0, more.cpu - slope * texts[1])
         tasks = 1 if more.name in SERIAL else extent.slices
-        cores = slope * text + fixed * (1 if more.name == TRAINING else extent.slices / len(large[0].counts.tallies))
+        cores = slope * text + fixed * (1 if more.name in ONCE else extent.slices / len(large[0].counts.tallies))
         on_disk += more.kept * text / texts[1]
         requests = REQUESTS.get(more.name, REQUESTS["tokenize_corpus"]) * extent.slices
         if more.name == "tokenize_holdout":
             requests *= config.mix.holdout
         costs.append(
             StageCost(
-                more.name, cores, cores / min(config.cores, tasks), more.read * text / texts[1],
-                more.written * text / texts[1], on_disk, ceil(requests),
+                more.name, cores, cores / min(config.cores, tasks),
+                _grown(less.read, more.read, texts, text, more.name),
+                _grown(less.written, more.written, texts, text, more.name), on_disk, ceil(requests),
             )
         )  # fmt: skip
     return costs
+
+
+def _grown(less: int, more: int, texts: Sequence[int], text: float, stage: str) -> float:
+    """Bytes on the whole corpus: in proportion to the text, but for what a stage of ONCE does once."""
+    if stage not in ONCE:
+        return more * text / texts[1]
+    slope = max(0, more - less) / max(1, texts[1] - texts[0])
+    return slope * text + max(0.0, more - slope * texts[1])
 
 
 def cost_table(found: Estimate) -> Table:

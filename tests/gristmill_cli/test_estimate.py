@@ -9,7 +9,7 @@ import pytest
 from gristmill.counts import Counts
 from gristmill.io.documents import list_corpus
 from gristmill_cli.estimate import REQUESTS, EstimateConfig, documents_of, estimate, main
-from gristmill_cli.run_config import Tokenizer
+from gristmill_cli.run_config import Decontaminate, Tokenizer
 from tests.gristmill_cli.corpus import make_corpus
 from tests.object_store import object_store
 
@@ -63,6 +63,20 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Pat
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
     assert "--workers say where a run works and do not change an estimate" in printed.err
+
+
+def test_benchmarks_are_indexed_once_whatever_the_corpus(corpus: Path, tmp_path: Path) -> None:
+    costs = []
+    for items in (10, 4000):
+        quiz = tmp_path / f"q{items}.jsonl"
+        quiz.write_text("".join(f'{{"q": "{" ".join(f"w{n}x{at}" for at in range(60))}"}}\n' for n in range(items)))
+        config = EstimateConfig(
+            corpus, bytes="1GB", sample="300kB", tokenizer=Tokenizer(vocab_size=420),
+            decontaminate=Decontaminate((quiz,)), from_="decontaminate", until="decontaminate",
+        )  # fmt: skip
+        (cost,) = estimate(config).stages
+        costs.append(cost.written_bytes)
+    assert costs[0] < costs[1] < 1.2 * costs[0]  # 4,000 items have 4 MB of n-grams
 
 
 def test_files_of_one_name_in_a_bucket_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
