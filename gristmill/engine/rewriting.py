@@ -71,12 +71,16 @@ def rewrite_corpus(
     """
     slices, parquet = cut_raw_corpus(run, files), any(path.suffix == ".parquet" for path in targets.values())
     tables = run.ledger.root / STATE_DIR / run.output if table else None
-    pieces = {part: _piece_path(run, part, targets) for part in slices if parquet or is_piece(part)}
+
+    def written_to(part: Slice) -> Path:
+        return _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name]
+
+    pieces = {part: written_to(part) for part in slices if parquet or is_piece(part)}
     done = read_slices(
         run,
         step,
         slices,
-        lambda groups: _slice_tasks(groups, pieces, targets, function, arguments, foreign, tables, of_group),
+        lambda groups: _slice_tasks(groups, written_to, function, arguments, foreign, tables, of_group),
     )
     if parquet:
         _write_tables(run, files, _pieces_of(run, pieces, done), targets)
@@ -91,8 +95,7 @@ def rewrite_corpus(
 
 def _slice_tasks(
     groups: list[SliceGroup],
-    pieces: dict[Slice, Path],
-    targets: Targets,
+    written_to: Callable[[Slice], Path],
     function: Callable[..., Counts | Result],
     arguments: dict[str, Any],
     foreign: str,
@@ -101,7 +104,7 @@ def _slice_tasks(
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
     for group in groups:
-        outputs = tuple(pieces.get(part, targets[part.name]) for part in group)
+        outputs = tuple(map(written_to, group))
         size = sum(part.size for part in group)
         given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {})}
         more = (tables / f"{group[0].label}{_TABLE}",) if tables else ()
