@@ -69,11 +69,7 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
                     whole = replace(divided, dp=dp, pp=pp, micro_batches=count)
                     schedules = tuple(_schedules(request, pp, count))
                     stages = _zero_stages(request.software, whole)
-                    for ep in (
-                        divisors(gcd(model.experts, whole.replicas))
-                        if model.experts and request.states.name != "muon"
-                        else [1]
-                    ):
+                    for ep in _expert_degrees(request, whole):
                         degrees = replace(whole, ep=ep)
                         for recompute in recomputations if schedules else ():
                             yield LayoutFamily(degrees, recompute, schedules, stages)
@@ -104,6 +100,12 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
     except UsageError:
         return False
     return True
+
+
+def _expert_degrees(request: PlanRequest, degrees: ParallelConfig) -> list[int]:
+    """Degrees of expert parallelism that divide experts and replicas; the trainer's Muon has all experts on a rank."""
+    is_divided = request.model.experts and request.states.name != "muon"
+    return divisors(gcd(request.model.experts, degrees.replicas)) if is_divided else [1]
 
 
 def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:

@@ -110,10 +110,9 @@ def _heads(model: ModelConfig, tokens: float, parts: int, tensor: str) -> tuple[
 def _latent(model: ModelConfig, tokens: float, parts: int) -> tuple[Product, ...]:
     """To the compressed vectors, whole on each rank, and from them to its heads (DeepSeek-AI 2024, section 2.1)."""
     rank, width, compressed = model.q_lora_rank, model.width, model.kv_lora_rank + model.qk_rope_head_dim
-    first = Product(tokens, rank + compressed, width) if rank else Product(tokens, compressed, width)
     heads = model.heads * model.qk_nope_head_dim + model.value_width
     return (
-        first,
+        Product(tokens, rank + compressed, width),
         Product(tokens, model.q_width / parts, rank or width),
         Product(tokens, heads / parts, model.kv_lora_rank),
     )

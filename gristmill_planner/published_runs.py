@@ -139,7 +139,7 @@ def sparse_runs() -> list[PublishedRun]:
         )  # fmt: skip
         run = PlannedRun(model, layout, batch, seq_len, Cluster(find_device("h100"), gpus), recompute)
         found.append(
-            PublishedRun(f"Qwen3-235B, ep {theirs} there", "", run, None, seconds, "Megatron-Core's MoE tables")
+            PublishedRun(f"Qwen3-235B, ep {theirs} there", "", run, None, seconds, "Megatron-MoE-ModelZoo, Qwen3")
         )
     return found
 
