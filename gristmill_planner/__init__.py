@@ -12,5 +12,5 @@ Read in this order:
     pipeline_simulator.py  when each pass of a step runs; timeline.py draws it, beside a measured step
     published_runs.py      what papers print, to compare with; fitted_constants.py: what was fitted to measured steps
 
-It imports the trainer, never the other way. docs/guides/planner.md says how far to trust it.
+It imports the trainer, never the other way. docs/reference/planner-accuracy.md says how far to trust it.
 """

@@ -2,7 +2,7 @@
 
 scripts/score_planner.py fits them to measured steps, by least squares of log(predicted / measured) with a soft L1 loss
 and a weak prior around the typical values below, and writes fitted_constants.toml;
-docs/guides/planner.md has the errors.
+docs/reference/planner-accuracy.md has the errors.
 """
 
 import tomllib

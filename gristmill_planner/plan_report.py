@@ -56,7 +56,7 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
         return (
             "How far to trust this: it is for the program of published runs of 2021 and 2022, on V100s and A100s, "
             "whose attention was not fused. It says nothing of that program today, nor how fast this trainer is beside "
-            "it (docs/guides/planner.md)."
+            "it (docs/reference/planner-accuracy.md)."
         )
     seen = {
         "h100": "one H100 took 13 to 21 % less time than planned for a Llama of 1.1B, 53 % less for GPT-2 of 124M",
@@ -65,7 +65,7 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
     return (
         "How far to trust this: the constants are fitted to published steps of Megatron-LM and DeepSpeed on V100s and "
         f"A100s; {seen}, and no plan for it has been compared with several GPUs. Compare layouts by it, rather than "
-        "count on its seconds (docs/guides/planner.md)."
+        "count on its seconds (docs/reference/planner-accuracy.md)."
     )
 
 

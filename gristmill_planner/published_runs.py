@@ -55,7 +55,7 @@ class PublishedRun:
 
 
 def published_runs() -> list[PublishedRun]:
-    """All of them; docs/guides/planner.md tells where each is from."""
+    """All of them; docs/reference/planner-accuracy.md tells where each is from."""
     return [*_narayanan_table_1(), *_others()]
 
 

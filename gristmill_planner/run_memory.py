@@ -2,7 +2,7 @@
 
 Those of this trainer are in memory.py. Megatron-LM and Megatron-DeepSpeed, for published runs, keep attention's
 weights, the gradients of all parameters and a float32 copy of them; two constants are fitted to BigScience's sweep
-(docs/guides/planner.md).
+(docs/reference/planner-accuracy.md).
 """
 
 from dataclasses import dataclass, field

@@ -35,7 +35,7 @@ def test_published_runs(each: PublishedRun) -> None:
 @pytest.mark.parametrize("each", narayanan_table_2(), ids=lambda each: each.name)
 def test_zero_3_beside_other_layouts(each: PublishedRun) -> None:
     predicted = step_time(each.run, fitted_constants()).total
-    assert predicted == pytest.approx(each.measured, rel=0.13)  # docs/guides/planner.md says which are not within 12 %
+    assert predicted == pytest.approx(each.measured, rel=0.13)  # planner-accuracy.md lists them
     assert megatron_memory(each.run).total < each.run.cluster.device.memory
 
 
@@ -91,7 +91,7 @@ def test_experts_of_several_ranks_are_sent_tokens_and_sum_fewer_gradients() -> N
 
 def test_published_steps_of_a_sparse_model_are_listed_with_their_error() -> None:
     errors = [step_time(each.run, fitted_constants()).total / (each.measured or 1) - 1 for each in sparse_runs()]
-    # docs/guides/planner.md says why: there a token is sent once to a node
+    # docs/reference/planner-accuracy.md says why: there a token is sent once to a node
     assert errors == pytest.approx([0.21, 1.91, 2.44, 2.75], abs=0.02)
 
 
