@@ -103,9 +103,8 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
 
 
 def _expert_degrees(request: PlanRequest, degrees: ParallelConfig) -> list[int]:
-    """Degrees of expert parallelism that divide experts and replicas; the trainer's Muon has all experts on a rank."""
-    is_divided = request.model.experts and request.states.name != "muon"
-    return divisors(gcd(request.model.experts, degrees.replicas)) if is_divided else [1]
+    """Degrees of expert parallelism that divide experts and replicas."""
+    return divisors(gcd(request.model.experts, degrees.replicas)) if request.model.experts else [1]
 
 
 def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:

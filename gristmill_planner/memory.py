@@ -18,6 +18,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
+from training.optim.optim_config import part_of
 from training.parallel.parameter_shapes import ParameterShape
 from training.parallel.pipeline.schedules import Schedule, pipeline_passes
 from training.parallel.tensor.options import kv_copies
@@ -111,7 +112,7 @@ class RankMemory:
         of_muon = held.matrices if states.name == "muon" else 0
         moments = 2 * (held.total - of_muon) if states.name != "sgd" and here else 0
         others = held.total * (states.ema + 2 * (self.run.layout.local_steps > 0))
-        of_expert = 2 * (here and states.name == "adamw") + states.ema
+        of_expert = {"adamw": 2 * here, "muon": 1, "sgd": 0}[states.name] + states.ema
         return self._wide * self._own(of_muon + moments + others, of_expert)
 
     # gradients, and parameters that ranks gather from each other
@@ -396,7 +397,7 @@ def _held_parameters(
     ]
     sizes = [_numel(end) for end in ends]
     units = [_numel([p for p in set(blocks) if p.unit == name]) for name in {p.unit for p in blocks}]
-    matrices = [p for p in blocks if len(p.shape) > 1 and not p.name.endswith("attention.query.weight")]
+    matrices = [p for p in blocks if part_of(p.name, p.shape) == "hidden"]
     largest = max(p.numel for unit in [blocks, *ends] for p in unit)
     experts = _numel([p for p in blocks if p.of_experts])
     return HeldParameters(

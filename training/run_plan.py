@@ -165,11 +165,6 @@ def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
         "try --compile false",
     )
     require(
-        config.parallel.ep == 1 or config.optim.name != "muon",
-        f"optim.name muon with parallel.ep {config.parallel.ep}: the matrices of experts on several ranks are not "
-        "gathered yet; try --parallel.ep 1, or --optim.name adamw",
-    )
-    require(
         model.balance != "bias" or config.replicas.folder is None,
         "replicas.folder and model.balance bias: each replica would have biases of its own; try --model.balance "
         "sequence",

@@ -138,6 +138,3 @@ def test_what_a_run_cannot_do_with_experts_is_refused(config: TrainConfig, monke
         RunPlan.of(replace(sinks, compile=True))
     with pytest.raises(UsageError, match=r"memory.recompute selective and model.sinks: .* try --memory.recompute full"):
         RunPlan.of(replace(sinks, memory=MemoryConfig(recompute="selective")))
-    muon = replace(config.optim, name="muon")
-    with pytest.raises(UsageError, match=r"optim.name muon with parallel.ep 2: .* try --parallel.ep 1, or --optim.na"):
-        RunPlan.of(replace(sparse(config), optim=muon, parallel=ParallelConfig(ep=2, dp=2)))

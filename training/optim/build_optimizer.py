@@ -1,5 +1,6 @@
 """Builds the optimizer that the options name, with its states in the storage that they name."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,13 +23,13 @@ def build_optimizer(
     rank: int = 0,
     bucket_numel: int = BUCKET_NUMEL,
     after_update: AfterUpdate | None = None,
-    holders: Callable[[], JointAxis] = JointAxis,
+    holders: Callable[[Sequence[ShardedParameter]], JointAxis] = lambda _: JointAxis(),
 ) -> Optimizer:
     """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`, and a weight average.
 
     On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
     at a time. `after_update` is called for each updated part of a parameter, in order. `holders` gives the ranks that
-    hold pieces of this one's matrices, which Muon gathers. Raises OutputError if the disk is full.
+    hold pieces of these matrices of this one, which Muon gathers. Raises OutputError if the disk is full.
     """
     optimizer = _build(params, config, memory or MemoryConfig(), rank, bucket_numel, after_update, holders)
     return AveragingOptimizer(optimizer, config.ema_decay) if config.ema_decay else optimizer
@@ -41,18 +42,18 @@ def _build(
     rank: int,
     bucket_numel: int,
     after_update: AfterUpdate | None,
-    holders: Callable[[], JointAxis],
+    holders: Callable[[Sequence[ShardedParameter]], JointAxis],
 ) -> Optimizer:
     if config.name == "sgd":
         return SGD(params, after_update)
     if config.name == "adamw":
         return _build_adamw(params, config, memory, rank, bucket_numel, after_update)
-    matrices: list[ShardedParameter] = []
-    rest: list[ShardedParameter] = []
+    parts = defaultdict[int, list[ShardedParameter]](list)  # by dimensions: of matrices, and of experts' matrices
     for param in params:
-        (matrices if part_of(param.name, param.spec.global_shape) == "hidden" else rest).append(param)
-    adamw = _build_adamw(rest, config, memory, rank, bucket_numel, after_update)
-    return OptimizerByPart([Muon(matrices, config, holders()), adamw])
+        shape = param.spec.global_shape
+        parts[len(shape) if part_of(param.name, shape) == "hidden" else 0].append(param)
+    adamw = _build_adamw(parts.pop(0, []), config, memory, rank, bucket_numel, after_update)
+    return OptimizerByPart([*(Muon(part, config, holders(part)) for part in parts.values()), adamw])
 
 
 def _build_adamw(

@@ -26,7 +26,8 @@ class Muon(Optimizer):
 
     O, the nearest matrix with orthonormal rows or columns, needs whole matrices: those of which the ranks along
     `holders` hold pieces are gathered one by one. It is computed in bf16 on a GPU, else in the parameters' dtype. The
-    momentum is sharded like the parameters, and has their dtype.
+    momentum is sharded like the parameters, and has their dtype. A parameter of experts, (E, m, n), is a matrix for
+    each, and a rank orthogonalises those that it updates.
     """
 
     def __init__(self, params: Sequence[ShardedParameter], config: OptimConfig, holders: JointAxis) -> None:
@@ -69,23 +70,22 @@ class Muon(Optimizer):
 def orthogonalize(matrix: Tensor) -> Tensor:
     """The matrix (m, n) with all singular values near 1, by five Newton-Schulz iterations in its dtype.
 
-    Each maps X to a X + (b X X^T + c (X X^T)^2) X, an odd polynomial of the singular values. Experts' matrices, (E, m,
-    n), are orthogonalised one by one.
+    Each maps X to a X + (b X X^T + c (X X^T)^2) X, an odd polynomial of the singular values. Of experts' matrices, (E,
+    m, n), each is orthogonalised by itself.
     """
-    if matrix.ndim == 3:
-        return torch.stack([orthogonalize(one) for one in matrix])
     a, b, c = _COEFFICIENTS
-    is_tall = matrix.shape[0] > matrix.shape[1]
+    add_product = torch.addmm if matrix.ndim == 2 else torch.baddbmm
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.mT if is_tall else matrix
-    x = x / (x.norm() + _EPS)
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + _EPS)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
 
 
 class WholeMatrices:
-    """Matrices of which the n ranks along `holders` hold pieces, as their placements say.
+    """Matrices of which the n ranks along `holders` hold pieces, as their placements say; or each those of its experts.
 
     They are dealt to the ranks in rounds of n, largest first. In a round each rank sends its pieces to the matrices'
     owners, gets all pieces of its own one, and sends back what it computes: two all-to-alls, and never more than one
@@ -96,8 +96,7 @@ class WholeMatrices:
         self.matrices, self.holders = matrices, holders
         ranks = range(holders.size)
         self._specs = [[_piece(matrix, holders, rank) for rank in ranks] for matrix in matrices]
-        self._shapes = [matrix.spec.global_shape for matrix in matrices]
-        order = sorted(range(len(matrices)), key=lambda i: (-math.prod(self._shapes[i]), matrices[i].name))
+        order = sorted(range(len(matrices)), key=lambda i: (-math.prod(_whole_shape(matrices[i])), matrices[i].name))
         self.rounds = [order[start : start + holders.size] for start in range(0, len(order), holders.size)]
 
     def map(
@@ -153,7 +152,14 @@ def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:
 
 
 def _piece(matrix: ShardedParameter, holders: JointAxis, rank: int) -> ShardSpec:
-    axes = holders.at(rank)
-    unknown = matrix.placement.shard.keys() - axes.keys()
-    assert holders.size == 1 or not unknown, f"{matrix.name} is sharded along {unknown}, and not gathered along them"
-    return matrix.placement.piece(matrix.spec.global_shape, axes) if holders.size > 1 else matrix.spec
+    if holders.size == 1:
+        return matrix.spec
+    axes, placement = holders.at(rank), matrix.matrix_placement
+    unknown = placement.shard.keys() - axes.keys()
+    assert not unknown, f"{matrix.name} is sharded along {unknown}, and not gathered along them"
+    return placement.piece(_whole_shape(matrix), axes)
+
+
+def _whole_shape(matrix: ShardedParameter) -> tuple[int, ...]:
+    """The global shape of a matrix; of experts' those that this rank updates."""
+    return matrix.spec.size[:-2] + matrix.spec.global_shape[-2:]

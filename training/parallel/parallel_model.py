@@ -182,9 +182,9 @@ class ParallelModel:
         """What the optimizer is to call for each updated part of a parameter; None without parameters on disk."""
         return None if self.files is None else self.files.after_update
 
-    def matrix_holders(self) -> JointAxis:
+    def matrix_holders(self, matrices: Sequence[ShardedParameter]) -> JointAxis:
         """The axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
-        names = {name for param in self.params for name in param.placement.shard}
+        names = {name for param in matrices for name in param.matrix_placement.shard}
         return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
 
     def close(self) -> None:

@@ -26,3 +26,12 @@ class ShardedParameter:
     """True on exactly one of the ranks that hold this shard: norms count the shard there and nowhere else."""
     placement: Placement = field(default_factory=Placement)
     """The ranks that hold the shard, and those over which its gradient is summed; by default this rank alone."""
+
+    @property
+    def matrix_placement(self) -> Placement:
+        """The placement of the matrix; of experts' that of each, without the axes that divide experts."""
+        found = self.placement
+        for axis, dim in found.shard.items():
+            if dim < len(self.spec.global_shape) - 2:
+                found = found.without(axis)
+        return found

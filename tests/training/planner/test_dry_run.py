@@ -132,6 +132,14 @@ def test_the_states_are_those_of_the_run(states: OptimizerStates) -> None:
     assert least <= share <= most
 
 
+def test_of_experts_muon_spares_the_moments_that_the_formula_says() -> None:
+    """Beside AdamW, whose flat moments are padded."""
+    run = small_run(ParallelConfig(dp=8, ep=2, zero=1), 8, "olmoe-1b-7b", "none")
+    adamw, muon = (replace(run, states=OptimizerStates(name)) for name in ("adamw", "muon"))
+    spared = try_rank(adamw, 1).built["moments"] - try_rank(muon, 1).built["moments"]
+    assert spared == run_memory(adamw).kinds["moments"] - run_memory(muon).kinds["moments"] > 0
+
+
 def test_moments_elsewhere_are_refused() -> None:
     run = replace(small_run(ParallelConfig(), 1, "gpt2-124m", "none"), states=OptimizerStates(moments="disk"))
     with pytest.raises(UsageError, match=r"--dry_run with memory\.optimizer disk: .*; try memory\.optimizer device"):
