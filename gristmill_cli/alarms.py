@@ -5,7 +5,7 @@ from statistics import median
 
 from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.inputs.recorded import is_input_folder, list_corpus
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import AlarmError, GristmillError
 from gristmill.io.documents import CorpusFile
@@ -13,7 +13,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.tokenizer_file import find_tokenizer_file
-from gristmill.storage.files import exists, is_folder
+from gristmill.storage.files import exists
 from gristmill.text import utf8_size
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
@@ -140,7 +140,7 @@ def _token_sizes(config: RunConfig) -> Iterator[str]:
     given, trained = config.tokenizer.file, config.out / "tokenizer" / model_name(config.tokenizer.model_type)
     if not config.alarms.bytes_a_token or not (given or exists(trained)):
         return
-    if not is_folder(config.clean):  # removed to save space, once its tokens were written
+    if not is_input_folder(config.clean):  # removed to save space, once its tokens were written
         return
     tokenizer = find_tokenizer_file(given or trained)
     by_source = dict[str, list[CorpusFile]]()

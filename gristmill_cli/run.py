@@ -26,9 +26,8 @@ from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
-from gristmill_cli.run_check import SECTIONS, check_config, options_as_typed
+from gristmill_cli.run_check import SECTIONS, check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_output import check_folders, check_output
 from gristmill_cli.run_records import (
     changed_settings,
     choose_stages,
@@ -73,16 +72,14 @@ def check_run(config: RunConfig) -> None:
     """Raise the error for which a run with this configuration would not begin its first stage; writes nothing."""
     is_read = config.from_ in (None, "normalize_text") or exists(config.corpus)  # else it may have been removed
     check_config(config, None if is_read else recorded_sources(config.out))
-    stages = plan_stages(config)
-    first, end = choose_stages(config, stages)
-    check_output(config, stages[first:end])
-    check_folders(config, stages[first:end])
+    choose_stages(config, plan_stages(config))
+    check_output(config)
 
 
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     out, stages = config.out, plan_stages(config, options)
     first, end = choose_stages(config, stages)
-    check_output(config, stages[first:end])  # another process may have written there meanwhile
+    check_output(config)  # another process may have written there meanwhile
     _record_config(config)
     if config.explain or config.explain_tasks:
         by_option = _explain(out, stages[first:end])

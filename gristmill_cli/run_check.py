@@ -1,4 +1,4 @@
-"""Check of the whole configuration of `gristmill run`, before any stage writes a file."""
+"""Check of the whole configuration of `gristmill run`, and of its output folder, before any stage writes a file."""
 
 import errno
 import math
@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
 from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
-from gristmill.errors import GristmillError, UsageError, require, wrap_write_errors
+from gristmill.errors import GristmillError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.documents import ASKED_FOR, Corpus, paths_of, scan_corpus
+from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
-from gristmill.storage.files import reject_read_only, reject_unknown_scheme
+from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
 from gristmill.urls import is_remote
+from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import (
     Alarms,
     Apply,
@@ -34,6 +39,7 @@ from gristmill_cli.run_config import (
     RunConfig,
     Tokenizer,
 )
+from gristmill_cli.run_records import load_json
 from preprocessing.contamination.benchmarks import check_first_items
 from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
@@ -223,6 +229,48 @@ def _check_folders(corpus: Path, out: Path) -> None:
             raise OSError(code, os.strerror(code))
         if not os.access(existing, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def check_output(config: RunConfig) -> None:
+    """Raise OutputError if `config.out` holds another run, or a file of the user with the name of one of a run's own.
+
+    Another run is one of another corpus, or one where other documents are filtered, as it has other stages.
+    """
+    for path in (config.out / RUN_FILE, config.out / FUNNEL_FILE):
+        if is_file(path) and not _has_run(config.out):  # in this order: another process may begin its run just now
+            raise OutputError(
+                f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
+                "remove it"
+            )
+    corpus, before = str(resolved(config.corpus)), load_json(config.out / RUN_FILE, dict[str, Any])
+    if not before:
+        return
+    if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
+        raise OutputError(
+            f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, or "
+            "remove the folder"
+        )
+    now = msgspec.to_builtins(config, enc_hook=str)
+    for option in ("recipe", "apply.function", "lines.unit", "decontaminate.against"):
+        had, has = _has_stage(before, option), _has_stage(now, option)
+        if had != has:
+            raise OutputError(
+                f"{config.out} holds a run {'with' if had else 'without'} --{option}: give another --out, or remove "
+                "the folder"
+            )
+
+
+def _has_run(out: Path) -> bool:
+    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
+    return {"corpus", "dedup"} <= recorded.keys() or is_folder(out / STATE_DIR)
+
+
+def _has_stage(options: dict[str, Any], option: str) -> bool:
+    """Whether options of a run ask for the stage that an option adds."""
+    value: Any = options
+    for name in option.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return bool(value) and value != "none"
 
 
 def _reject_scratch_in_corpus(config: RunConfig) -> None:

@@ -10,12 +10,10 @@ from rich.text import Text
 
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.lineage import FileTags
 from gristmill.errors import UsageError, require
-from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
-from gristmill.storage.files import exists, is_file, read_file, remove_files, write_file
+from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import is_file, read_file, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
-from gristmill.storage.names import name_of
 from gristmill.urls import spell_urls
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
@@ -79,24 +77,6 @@ def recorded_sources(out: Path) -> set[str] | None:
     return {source for source, _, _ in record.counts.rows()} if record else None
 
 
-def _lost_output(stage: PipelineStage) -> str:
-    """A file that is missing, or not as long as the stage's own ledger says, in words; '' if there is none."""
-    is_file, own = bool(stage.output.suffix), {name_of(path) for path in (stage.output, *stage.beside)}
-    folder, tags = _folder(stage), FileTags()
-    if not exists(stage.output):
-        return f"{stage.output}, and it is missing"
-    for ledger in Ledger.all_in(folder / STATE_DIR):
-        for name, output in sorted(ledger.outputs().items()):
-            is_own = name in own if is_file else f"/{STATE_DIR}/" not in f"/{output.path}"
-            if is_own and output.size >= 0 and not name.endswith(REJECTS_SUFFIX):
-                found = tags.listed(name)
-                if found is None:
-                    return f"{name}, and it is missing"
-                if found.size != output.size:
-                    return f"{name}, and it has {found.size} bytes instead of {output.size}"
-    return ""
-
-
 def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
     """The settings that differ from those of the record, in words; '' if none does."""
     now = msgspec.json.decode(msgspec.json.encode(stage.settings))
@@ -127,7 +107,6 @@ def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
 def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[int, int]:
     """The `stage_positions` of a run. Raises UsageError if a stage before --from has not finished as it is set now."""
     first, end = stage_positions(config, [stage.name for stage in stages])
-    needed = _needed_by(stages[first:end])
     for stage in stages[:first]:
         record = load_record(config.out, stage)
         if record is None:
@@ -137,22 +116,13 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
             )
-        if lost := _lost_output(stage) if stage.is_result or stage.name in needed else "":
-            raise UsageError(
-                f"--from {config.from_}: {stage.name} wrote {lost}: give --from {stage.name}, which writes it again"
-            )
     return first, end
-
-
-def _needed_by(stages: Sequence[PipelineStage]) -> set[str]:
-    return {name for stage in stages for name in stage.needs}
 
 
 def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
     """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
     first, end = choose_stages(config, stages)
     table = Table("stage", "state", title="plan; nothing was run or written", box=None, pad_edge=False)
-    needed = _needed_by(stages[first:end])
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage)
@@ -161,10 +131,8 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
             state = "to run"
         elif changed:
             state = f"to run again: {changed}"
-        elif lost := _lost_output(stage) if stage.is_result or stage.name in needed else "":
-            state = f"to run again: it wrote {lost}"
         else:
-            state = "done; its inputs will be checked" if is_current else "to run again where its input changes"
+            state = "done; its files will be checked" if is_current else "to run again where its input changes"
         is_current = is_current and state.startswith("done")
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"

@@ -9,25 +9,23 @@ from typing import Any
 
 import msgspec
 
-from dedup.candidates.signature_shards import SUFFIX
 from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import CLUSTERED, generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
-from dedup.remove_lines import lost_path, remove_lines
+from dedup.remove_lines import remove_lines
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
-from gristmill.io.documents import CORPUS_SUFFIXES
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import Decontaminate, Lines, RunConfig
 from preprocessing.apply import apply
-from preprocessing.decontaminate import decontaminate, report_paths
+from preprocessing.decontaminate import decontaminate
 from preprocessing.filter import KEPT
 from preprocessing.filter import filter as find_short
-from preprocessing.filter_quality import filter_quality, removed_path
+from preprocessing.filter_quality import filter_quality
 from preprocessing.normalize_text import normalize_text
 from preprocessing.quality.recipe import read_recipe
 from preprocessing.shuffle_holdout import pass1, pass2
@@ -46,8 +44,6 @@ class PipelineStage:
 
     It reads exactly the documents that the stage `reads` counted under `reason` (and as many bytes, if `sizes`). Of the
     documents that it counts under `keeps` there must be one; `hint` says what to try if there is none.
-    It needs the outputs of the stages `needs`. Other files are `beside` the file `output`. What it writes is read after
-    the run if `is_result`. All files with `suffixes` in `folders` are its own, as later stages read whole folders.
     """
 
     name: str
@@ -59,11 +55,6 @@ class PipelineStage:
     sizes: bool = True
     keeps: str | None = None
     hint: str = ""
-    is_result: bool = False
-    needs: tuple[str, ...] = ()
-    beside: tuple[Path, ...] = ()
-    folders: tuple[Path, ...] = ()
-    suffixes: tuple[str, ...] = CORPUS_SUFFIXES
 
     def reject_empty(self, counts: Counts) -> None:
         """Raise InputError if the stage must keep a document, and kept none."""
@@ -77,14 +68,15 @@ class PipelineStage:
 def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:
     """All stages of a run with this configuration, in order; `options` instead of the configuration's own."""
     options = options or config.run_options
-    parts = (_clean, _find_duplicates, _mix, _tokenize)
-    return [stage for part in parts for stage in part(config, options)]
+    rewriting = _rewrite(config, options)
+    clean = rewriting[-1].name  # whose documents are filtered, compared and mixed
+    compared, mixed = _find_duplicates(config, options, clean), _mix(config, options, clean)
+    return [*rewriting, _filter(config, options, clean), *compared, *mixed, *_tokenize(config, options)]
 
 
-def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
-    out, function = config.out, config.apply.function
-    normalized, short = out / "normalized", out / "filtered.pickle"
-    spec, threshold, column = config.normalize, config.filter.threshold, config.text_column
+def _rewrite(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+    """The stages that write the corpus anew, each from what the one before it wrote."""
+    normalized, spec, column = config.out / "normalized", config.normalize, config.text_column
 
     def normalize() -> Counts:
         return normalize_text(
@@ -98,74 +90,60 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         settings["sources"] = msgspec.to_builtins(config.sources)
     stages = [
         PipelineStage(
-            "normalize_text",
-            normalize,
-            normalized,
-            settings,
-            keeps=WRITTEN,
-            hint="give a corpus with documents",
-            folders=(normalized,),
+            "normalize_text", normalize, normalized, settings, keeps=WRITTEN, hint="give a corpus with documents"
         )
     ]
-    if function:
+    if function := config.apply.function:
         stages.append(
             PipelineStage(
                 "apply", lambda: apply(normalized, config.applied, function, text_column=column, options=options),
-                config.applied,
-                {"function": function, "code": _code_of(function)}, "normalize_text", keeps=WRITTEN,
-                hint=f"look at what {function} yields", needs=("normalize_text",), folders=(config.applied,),
+                config.applied, {"function": function, "code": _code_of(function)}, stages[-1].name,
+                keeps=WRITTEN, hint=f"look at what {function} yields",
             )
         )  # fmt: skip
     if recipe := config.recipe:
-        before = "apply" if function else "normalize_text"
         rules = rules_version(read_recipe(recipe))
         stages.append(
             PipelineStage(
                 "filter_quality",
                 lambda: filter_quality(config.applied, config.judged, recipe, options, text_column=column),
-                config.judged, {"rules": rules}, before,
+                config.judged, {"rules": rules}, stages[-1].name,
                 keeps=WRITTEN, hint=f"see what each rule removes: gristmill preview {recipe} {config.applied}",
-                needs=(before,), beside=(removed_path(config.judged),), folders=(config.judged,),
             )
         )  # fmt: skip
     if (lines := config.lines).unit != "none":
-        before = _judged_by(config)
         stages.append(
             PipelineStage(
                 "remove_lines",
                 lambda: remove_lines(
                     config.judged, config.unrepeated, options=options, text_column=column, **_fields(lines)
                 ),
-                config.unrepeated, _fields(lines), before,
-                keeps=WRITTEN, hint="try a larger --lines.least", needs=(before,),
-                beside=(lost_path(config.unrepeated),), folders=(config.unrepeated,),
+                config.unrepeated, _fields(lines), stages[-1].name,
+                keeps=WRITTEN, hint="try a larger --lines.least",
             )
         )  # fmt: skip
     if (benchmarks := config.decontaminate).against:
-        before = _unrepeated_by(config)
         stages.append(
             PipelineStage(
                 "decontaminate",
                 lambda: decontaminate(
                     config.unrepeated, config.clean, options=options, text_column=column, **_fields(benchmarks)
                 ),
-                config.clean, msgspec.to_builtins(_fields(benchmarks), enc_hook=str), before,
+                config.clean, msgspec.to_builtins(_fields(benchmarks), enc_hook=str), stages[-1].name,
                 keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
-                needs=(before,), beside=report_paths(config.clean), folders=(config.clean,),
             )
         )  # fmt: skip
-    stages.append(
-        PipelineStage(
-            "filter",
-            lambda: find_short(
-                config.clean, short, UNKNOWN_COUNT, "all", threshold, options, column, config.filter.unit
-            ),
-            short, {"threshold": threshold, "unit": config.filter.unit}, _cleaned_by(config), keeps=KEPT,
-            hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
-            needs=(_cleaned_by(config),),
-        )
-    )  # fmt: skip
     return stages
+
+
+def _filter(config: RunConfig, options: RunOptions, clean: str) -> PipelineStage:
+    short, (threshold, unit) = config.out / "filtered.pickle", (config.filter.threshold, config.filter.unit)
+    return PipelineStage(
+        "filter",
+        lambda: find_short(config.clean, short, UNKNOWN_COUNT, "all", threshold, options, config.text_column, unit),
+        short, {"threshold": threshold, "unit": unit}, clean, keeps=KEPT,
+        hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
+    )  # fmt: skip
 
 
 def rules_version(recipe: str) -> str:
@@ -183,22 +161,7 @@ def _fields(section: Lines | Decontaminate) -> dict[str, Any]:
     return {field.name: getattr(section, field.name) for field in fields(section)}
 
 
-def _cleaned_by(config: RunConfig) -> str:
-    """The stage that writes the documents that are filtered, compared and mixed."""
-    return "decontaminate" if config.decontaminate.against else _unrepeated_by(config)
-
-
-def _unrepeated_by(config: RunConfig) -> str:
-    """The stage that writes the documents before benchmarks are kept out."""
-    return "remove_lines" if config.lines.unit != "none" else _judged_by(config)
-
-
-def _judged_by(config: RunConfig) -> str:
-    """The stage that writes the documents before repeated lines are left out."""
-    return "filter_quality" if config.recipe else "apply" if config.apply.function else "normalize_text"
-
-
-def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+def _find_duplicates(config: RunConfig, options: RunOptions, read: str) -> list[PipelineStage]:
     spec, sketch = config.dedup, config.sketch
     clean, minhash, dup = config.clean, config.signatures, config.out / "dup"
     pairs, clusters = dup / "duplicate_pairs_exact.txt", dup / "connected_components.parquet"
@@ -220,12 +183,8 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
 
     def remove() -> Counts:
         is_read = spec.measure or spec.keep.startswith(("longest", "newest"))
-        checked: dict[str, Any] = {
-            "threshold": spec.threshold,
-            "width": spec.width,
-            "unit": spec.unit,
-            "index": spec.index,
-        }
+        checked: dict[str, Any] = {"threshold": spec.threshold, "width": spec.width, "unit": spec.unit,
+                                   "index": spec.index}  # fmt: skip
         return generate_duplicates_dict(
             clusters, duplicates_path(config), options=options, keep=spec.keep,
             dropped=(config.out / "filtered.pickle",), verify=spec.measure,
@@ -239,28 +198,22 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
     compared = {"range": rows, "bands": bands, "index": spec.index, "scope": spec.scope}
     chosen = {"keep": spec.keep, "verify": spec.verify, **({"threshold": spec.threshold} if spec.measure else {})}
     exact = PipelineStage(
-        "generate_exact_pairs", lambda: generate_exact_pairs(
+        "generate_exact_pairs",
+        lambda: generate_exact_pairs(
             clean, pairs, scope=spec.scope, text_column=config.text_column, options=options
         ),
-        pairs, {"scope": spec.scope}, _cleaned_by(config), needs=(_cleaned_by(config),),
-        beside=(pairs.with_suffix(".parquet"),),
+        pairs, {"scope": spec.scope}, read,
     )  # fmt: skip
     with_signature = None if spec.exact else "to_hash"  # with `exact`, copies are compared without a signature
-    copied = [exact.name] if spec.exact else []
     return [
         *([exact] if spec.exact else []),
+        PipelineStage("to_hash", sign, minhash, signed, read),
         PipelineStage(
-            "to_hash", sign, minhash, signed, _cleaned_by(config), needs=(_cleaned_by(config), *copied),
-            folders=(minhash,), suffixes=(SUFFIX,),
-        ),
-        PipelineStage(
-            "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False,
-            needs=("to_hash", *copied),
+            "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False
         ),
         PipelineStage(
             "generate_duplicates_dict", remove, duplicates_path(config), chosen, "generate_connected_components",
             CLUSTERED, sizes=False,
-            needs=("generate_connected_components", "filter", *([_cleaned_by(config)] if spec.measure else [])),
         ),
     ]  # fmt: skip
 
@@ -270,7 +223,7 @@ def duplicates_path(config: RunConfig) -> Path:
     return config.out / "dup" / "duplicates.parquet"
 
 
-def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+def _mix(config: RunConfig, options: RunOptions, read: str) -> list[PipelineStage]:
     out, spec = config.out, config.mix
     train, holdout, deduped = out / "train", out / "holdout", out / "train_deduped"
     inputs = (config.clean, out / "pass1", duplicates_path(config), out / "filtered.pickle")
@@ -288,19 +241,17 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
                 keep_list=config.keep_list,
             ),
             out / "pass1",
-            {"weights": config.weights, "seed": config.mix_seed, **amounts}, _cleaned_by(config), keeps=WRITTEN,
+            {"weights": config.weights, "seed": config.mix_seed, **amounts}, read, keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
-            needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"), folders=(out / "pass1",),
         ),
         PipelineStage(
             "pass2", lambda: pass2(0, ALL_FILES, CHUNK, out / "pass1", train, holdout, spec.holdout, options), train,
-            {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller, needs=("pass1",),
-            folders=(train, holdout),
+            {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller,
         ),
         PipelineStage(
             "dedup_train",
             lambda: dedup_train(CHUNK, train, holdout, deduped, text_column=config.text_column, options=options),
-            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller, needs=("pass2",), folders=(deduped,),
+            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller,
         ),
     ]  # fmt: skip
 
@@ -325,18 +276,13 @@ def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             text_column=config.text_column,
         )  # fmt: skip
 
-    trained = [] if spec.file else ["train_tokenizer"]
     encoded = {"shard_size": spec.shard_size, "bos": spec.bos, "eos": spec.eos}
     if spec.file:
         encoded["tokenizer"] = str(spec.file)
     return [
-        *(PipelineStage(name, learn, model, settings, "dedup_train", needs=("dedup_train",)) for name in trained),
+        *([] if spec.file else [PipelineStage("train_tokenizer", learn, model, settings, "dedup_train")]),
+        PipelineStage("tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], encoded, "dedup_train"),
         PipelineStage(
-            "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], encoded,
-            reads="dedup_train", is_result=True, needs=("dedup_train", *trained),
+            "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], encoded, "pass2", HELD_OUT
         ),
-        PipelineStage(
-            "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], encoded,
-            reads="pass2", reason=HELD_OUT, is_result=True, needs=("pass2", *trained),
-        ),
-    ]  # fmt: skip
+    ]

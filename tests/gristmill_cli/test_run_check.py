@@ -16,7 +16,7 @@ from dedup.minhash.signatures import Sketch
 from gristmill.config import option_types
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill_cli import run_output
+from gristmill_cli import run_check
 from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import check_ftfy
@@ -303,7 +303,7 @@ def test_a_file_of_the_user_with_the_name_of_one_of_a_run_is_not_overwritten(tmp
 
 @pytest.mark.parametrize("looks", ["is_folder", "is_file"])
 def test_a_run_that_begins_while_another_looks_is_not_taken_for_a_user_s_files(tmp_path, folder, monkeypatch, looks):
-    look, out, begun = getattr(run_output, looks), tmp_path / "out", list[bool]()
+    look, out, begun = getattr(run_check, looks), tmp_path / "out", list[bool]()
 
     def look_and_begin(path: Path) -> bool:
         """The other process makes its lock, then the record, after this one has looked."""
@@ -315,8 +315,8 @@ def test_a_run_that_begins_while_another_looks_is_not_taken_for_a_user_s_files(t
             (out / RUN_FILE).write_text(json.dumps({"corpus": str(folder / "corpus"), "dedup": {}, "apply": {}}))
         return found
 
-    monkeypatch.setattr(run_output, looks, look_and_begin)
-    run_output.check_output(RunConfig(folder / "corpus", out), [])
+    monkeypatch.setattr(run_check, looks, look_and_begin)
+    run_check.check_output(RunConfig(folder / "corpus", out))
 
 
 def test_ftfy_without_its_package_is_refused(folder, capsys, monkeypatch) -> None:

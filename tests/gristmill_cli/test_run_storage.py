@@ -168,14 +168,6 @@ def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, f
     assert of_corpus == ["corpus/"] * 2  # before the first stage and, as the lock may have been waited for, in it
 
 
-def test_a_folder_of_the_user_is_refused_at_the_start(store: Store, start: Start) -> None:
-    store.put("mine/train/chunk1/a.jsonl", b"{}")
-    store.requests.clear()
-    code, printed = start.finish("s3://bucket/mine")
-    assert code == 1 and "s3://bucket/mine/train holds 1 files that pass2 did not write, 'a.jsonl'" in printed, printed
-    assert not [path for verb, path in store.requests if verb == "PUT"]
-
-
 def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, local: Local) -> None:
     store.upload_tree(local.out, "moved")
     before = outputs(store, "moved")
@@ -188,9 +180,6 @@ def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, l
     assert code == 0 and "writes normalized by" in printed and "s3:/bucket" not in printed, printed
     code, printed = start.finish("s3://bucket/next", *index, "--dedup.width", "5", corpus=str(local.corpus))
     assert code != 0 and "cannot be compared" in printed and "Give the options that the index was made with" in printed
-    store.client.delete("moved/tokens/train/tokens_00000.idx")
-    code, printed = start.finish("s3://bucket/moved", "--from", "tokenize_holdout", corpus=str(local.corpus))
-    assert code != 0 and "tokens_00000.idx, and it is missing" in printed
 
 
 def test_a_driver_that_is_killed_and_two_at_once(store: Store, start: Start, local: Local) -> None:
