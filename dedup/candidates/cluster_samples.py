@@ -127,8 +127,9 @@ def warn_of_clusters(
     if unlike and not is_verified:
         first = unlike[0]
         lines.append(
-            f"chains of candidates join what is not alike, and no text is compared: all but one go. In {len(unlike):,} "
-            f"of the {len(clusters):,} largest clusters less than {alike:.0%} of the sampled pairs are similar; in the "
-            f"largest of them, of {first.size:,} documents such as {first.example}, {first.alike} of {first.pairs}"
+            "documents that are not similar are removed: all but one of each cluster, and no text is compared. In "
+            f"{len(unlike):,} of the {len(clusters):,} largest clusters less than {alike:.0%} of the sampled pairs are "
+            f"similar; in the largest, of {first.size:,} documents such as {first.example}, "
+            f"{first.alike} of {first.pairs}"
         )
     return lines

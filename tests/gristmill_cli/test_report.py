@@ -102,7 +102,7 @@ def test_lengths_are_those_of_the_documents(out: Path) -> None:
 def test_a_wipe_out_heads_the_page(written: str) -> None:
     head = written.partition("Where the documents went")[0]
     assert re.search(r'class="warn">The source web loses \d+% of its documents', head)
-    assert 'class="warn">Chains of candidates join what is not alike' in head
+    assert 'class="warn">Documents that are not similar are removed' in head
 
 
 def test_texts_and_names_are_only_text(written: str) -> None:
@@ -153,7 +153,7 @@ def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
     assert "What is alike" in page and "Where the documents went, so far" in page
     assert ".gristmill/run/pass1.json#/counts/tallies/web/duplicate/documents" in check_recorded(copy, page)
     head = page.partition("<section>")[0]
-    assert "The source web loses" in head and "Chains of candidates join" in head
+    assert "The source web loses" in head and "Documents that are not similar" in head
 
 
 @pytest.mark.parametrize(
