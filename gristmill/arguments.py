@@ -215,21 +215,18 @@ def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords
     return paired
 
 
-def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -> str:
+def suggestion(given: str, known: Sequence[str]) -> str:
     """End of an error message: the options of the section `given`, or the known name most similar to it, or all.
 
-    `new_names` has the current names of renamed ones, which are similar to `given` by their old names.
-
-    >>> suggestion("--mill", ["--mill.stones", "--mill.wheels", "--grain"], {})
+    >>> suggestion("--mill", ["--mill.stones", "--mill.wheels", "--grain"])
     '; there are --mill.stones, --mill.wheels'
     """
     if section := [name for name in known if name.startswith(f"{given}.")]:
         return f"; there are {', '.join(section)}"
     # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
-    candidates = [*known, *new_names]
-    sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
-    matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
-    return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
+    sectioned = [name for name in known if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
 
 
 def one_of(given: str, names: Collection[str]) -> str:

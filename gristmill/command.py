@@ -151,7 +151,7 @@ def _spell_flags(
                 is_first = positional and argument == arguments[0] and not get_close_matches(name, known, cutoff=0.75)
                 if name[2:] in positional or is_first:
                     raise UsageError(f"unknown option {written}; try {prog} {_usage(positional, after or following)}")
-                raise UsageError(f"unknown option {written}{suggestion(name, known, {})}")
+                raise UsageError(f"unknown option {written}{suggestion(name, known)}")
             words.append(argument)
     chosen = {flag: value for flag, value in given.items() if value != options[flag][1]}
     return words + [flag if value else f"--no_{flag[2:]}" for flag, value in chosen.items()]

@@ -1,8 +1,7 @@
 """Configuration: dataclass defaults, overridden by a TOML file, overridden by the command line.
 
-A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A dataclass lists its
-renamed keys in `RENAMED: ClassVar[dict[str, str]]`, old name to new; the old names still work, with a note on standard
-error. It lists the values that its numbers may have in `RANGES: ClassVar[dict[str, Range]]`.
+A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A dataclass lists the
+values that its numbers may have in `RANGES: ClassVar[dict[str, Range]]`.
 """
 
 import dataclasses
@@ -42,7 +41,7 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     check_words(argv, option_types(cls))
     file, arguments = take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
-    default, arguments = _set_tables(cls, default, _check_options(cls, _rename_options(cls, arguments)))
+    default, arguments = _set_tables(cls, default, _check_options(cls, arguments))
     config: Config = parse(cls, arguments, prog, [tyro.conf.FlagConversionOff], default)  # `--key true`, as in the file
     require(not (fault := unknown_scheme_in(config)), fault)
     return config
@@ -122,11 +121,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
     """Build `cls` from a TOML table; missing required values are tyro.MISSING: the command line must give them."""
     types = _field_types(cls)
-    table = _rename_keys(cls, table, file, prefix)
     for key in table:
         if key not in types:
-            new_names = {prefix + old: prefix + new for old, new in getattr(cls, "RENAMED", {}).items()}
-            advice = suggestion(prefix + key, [prefix + name for name in types], new_names)
+            advice = suggestion(prefix + key, [prefix + name for name in types])
             raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -152,48 +149,6 @@ def _field_types(cls: type) -> dict[str, Any]:
 def _key(field: "dataclasses.Field[Any]") -> str:
     """Key of a field in the file and on the command line: `from` for the field `from_`, as `from` is a keyword."""
     return field.name.rstrip("_")
-
-
-def _print_rename(old: str, new: str) -> None:
-    old, new = old.removeprefix("--"), new.removeprefix("--")
-    print(f"note: {old} is now called {new}; the old name will be removed in the next release", file=sys.stderr)
-
-
-def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
-    """Return the table with old names of keys replaced by their current names."""
-    renamed: dict[str, Any] = {}
-    for key, value in table.items():
-        new = getattr(cls, "RENAMED", {}).get(key, key)
-        if new != key and new in table:
-            raise UsageError(f"{file}: {prefix}{key} and {prefix}{new} are two names of one key; give only the latter")
-        if new != key:
-            _print_rename(prefix + key, prefix + new)
-        renamed[new] = value
-    return renamed
-
-
-def _rename_options(cls: type, arguments: list[str]) -> list[str]:
-    """Return the arguments with old names of options replaced by their current names."""
-    new_names = _new_option_names(cls)
-    given = [option_name(argument) for argument in arguments]
-    renamed = []
-    for name, argument in zip(given, arguments, strict=True):
-        new = new_names.get(name, name)
-        if new != name and new in given:
-            raise UsageError(f"{name} and {new} are two names of one option; give only the latter")
-        if new != name:
-            _print_rename(name, new)
-        renamed.append(argument if new == name else new + argument[len(name) :])
-    return renamed
-
-
-def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
-    """Current names of the renamed options of `cls`, nested ones included, by old name (`--section.key`)."""
-    names = {prefix + old: prefix + new for old, new in getattr(cls, "RENAMED", {}).items()}
-    for name, kind in _field_types(cls).items():
-        if dataclasses.is_dataclass(kind):
-            names |= _new_option_names(typing.cast(type, kind), f"{prefix}{name}.")
-    return names
 
 
 def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
@@ -255,7 +210,7 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
         if argument.startswith("--"):
             name = option_name(argument)
             if name not in options and not name.startswith(tables):
-                advice = suggestion(name, list(options), _new_option_names(cls))
+                advice = suggestion(name, list(options))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{advice}")
         if bool in (options.get(name), *typing.get_args(options.get(name))):
             option, equals, value = argument.rpartition("=")

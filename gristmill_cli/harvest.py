@@ -70,10 +70,7 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     if not marker.is_file() and (out_dir.is_file() or (out_dir.is_dir() and any(out_dir.iterdir()))):
         raise UsageError(f"{out_dir}: expected a new or an empty folder, got one with other files; try another")
     if marker.is_file() and (content := marker.read_bytes()):
-        try:
-            before = msgspec.json.decode(content, type=Harvest)
-        except msgspec.DecodeError:  # of an earlier version
-            return Harvest(megabytes)
+        before = msgspec.json.decode(content, type=Harvest)
         same = before.megabytes == megabytes
         require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
         if before.documents:

@@ -1,8 +1,6 @@
 """Command: the quick start, from documents on this machine to a trained language model."""
 
-import contextlib
 import importlib.util
-import io
 import os
 import signal
 import subprocess
@@ -132,8 +130,7 @@ def _check(trainer_options: Sequence[str]) -> None:
             raise UsageError(f"quickstart needs {package}, which is not installed: pip install 'gristmill[train]'")
     from training.config import TrainConfig  # torch takes seconds to import
 
-    with contextlib.redirect_stderr(io.StringIO()):  # notes on renamed options: the trainer prints them
-        load_config(TrainConfig, trainer_options, prog="gristmill quickstart").check()
+    load_config(TrainConfig, trainer_options, prog="gristmill quickstart").check()
 
 
 def _train(options: Sequence[str]) -> None:

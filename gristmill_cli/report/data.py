@@ -387,7 +387,7 @@ def _stages(run: DataRun) -> str:
         )
         rows.append([
             name, Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(where, "seconds")),
-            *(spent if record.tasks else ["–"] * len(spent)),  # a run of an earlier version has not recorded them
+            *spent,
             Number(read.documents), Number(read.bytes / 1e6), speed, out,
         ])  # fmt: skip
     seconds = {"seconds": [record.seconds for record in run.stages.values()]}

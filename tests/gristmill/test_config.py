@@ -1,7 +1,6 @@
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pytest
 import tyro
@@ -210,52 +209,6 @@ def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as end:
         load_config(Mill, ["--help"], prog="grind")
     assert end.value.code == 0 and "--stones.turns_per_minute N" in capsys.readouterr().out
-
-
-@dataclass(frozen=True)
-class Wheel:
-    RENAMED: ClassVar[dict[str, str]] = {"paddles": "blades"}
-
-    blades: int = 8
-
-
-@dataclass(frozen=True)
-class Watermill:
-    RENAMED: ClassVar[dict[str, str]] = {"brook": "river"}
-
-    wheel: Wheel = field(default_factory=Wheel)
-    river: str = ""
-
-
-@pytest.mark.parametrize("options", ["--wheel.paddles 3 --brook Aare", "--wheel.paddles=3 --brook=Aare"])
-def test_a_renamed_option_keeps_its_old_name_with_a_note(options: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load_config(Watermill, options.split()) == Watermill(Wheel(3), "Aare")
-    noted = capsys.readouterr().err
-    assert "wheel.paddles is now called wheel.blades" in noted and "brook is now called river" in noted
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--wheel.paddles 3 --wheel.blades=4", "--wheel.paddles and --wheel.blades are two names of one option"),
-        ("--paddles 3", "did you mean --wheel.blades?"),
-        ("--wheel.padles 3", "did you mean --wheel.blades?"),
-        ("--brok Aare", "did you mean --river?"),
-    ],
-)
-def test_mistakes_near_an_old_name_are_answered_with_the_new_one(options: str, message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        load_config(Watermill, options.split())
-
-
-def test_a_renamed_key_of_a_file_keeps_its_old_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mill.toml"
-    file.write_text("brook = 'Aare'\n[wheel]\npaddles = 3\n")
-    assert load_config(Watermill, ["--config", str(file)]) == Watermill(Wheel(3), "Aare")
-    assert "wheel.paddles is now called wheel.blades" in capsys.readouterr().err
-    file.write_text("[wheel]\npaddles = 3\nblades = 4\n")
-    with pytest.raises(UsageError, match="two names of one key"):
-        load_config(Watermill, ["--config", str(file)])
 
 
 def test_a_url_of_an_unknown_scheme_is_refused() -> None:

@@ -13,7 +13,6 @@ from gristmill.errors import UsageError
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.model.model_config import ModelConfig
-from training.optim.stability import StabilityConfig
 
 
 def test_resolve_fills_in_all_defaults() -> None:
@@ -39,12 +38,6 @@ def test_resolve_fills_in_all_defaults() -> None:
 def test_inconsistent_model_sizes_are_errors(changes: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ModelConfig(**changes).resolve(99, 16)  # type: ignore[arg-type]
-
-
-def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b", "--checkpoint.beside", "false"]
-    assert not load_config(TrainConfig, given).checkpoint.async_save
-    assert "checkpoint.beside is now called checkpoint.async_save" in capsys.readouterr().err
 
 
 def numbers(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,16 +101,6 @@ def test_a_rank_waits_longer_for_one_that_compiles() -> None:
         600,
         5,
     ]
-
-
-def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    old = "--optim.clip 2 --model.hidden 64 --stability.budget 3 --stability.leap 5 --stability.loss_scale 8"
-    old += " --stability.growth 7 --stability.floor 4"
-    required = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b"]
-    config = load_config(TrainConfig, [*required, *old.split()])
-    assert (config.optim.max_grad_norm, config.model.ffn_width) == (2.0, 64)
-    assert config.stability == StabilityConfig("skip", 3, 5.0, 8.0, 7, 4.0)
-    assert "optim.clip is now called optim.max_grad_norm" in capsys.readouterr().err
 
 
 def test_a_trace_of_steps_that_the_run_does_not_have_is_refused() -> None:

@@ -10,7 +10,6 @@ from gristmill.config import INT64, Range
 class CheckpointConfig:
     """Options of checkpoints: the interval, the number kept, asynchronous saving."""
 
-    RENAMED: ClassVar[dict[str, str]] = {"beside": "async_save"}
     RANGES: ClassVar[dict[str, Range]] = {
         "every": Range(0, INT64), "keep": Range(1, INT64), "keep_every": Range(0, INT64),
     }  # fmt: skip

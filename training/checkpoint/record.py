@@ -84,7 +84,8 @@ def read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
             return None, f"{RECORD} is damaged: its fields are not those that its checksum is of"
     except (OSError, ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         return None, f"{RECORD} is damaged: {error}"
-    record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
+    if "hidden" in record.model:  # as the first checkpoints name it
+        record.model["ffn_width"] = record.model.pop("hidden")
     return record, ""
 
 

@@ -12,18 +12,13 @@ from typing import Any
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.process_group import main_only
-from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
 _BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
-_RENAMED = {
-    f"{section}.{old}": f"{section}.{new}"
-    for section, options in (("model", ModelConfig), ("optim", OptimConfig))
-    for old, new in options.RENAMED.items()
-}
+_RENAMED = {"model.hidden": "model.ffn_width", "optim.clip": "optim.max_grad_norm"}
 # what releases before an option did, whose folders do not name it
 _BEFORE = {
     "data.order": "randperm",

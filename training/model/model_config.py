@@ -25,7 +25,6 @@ class ModelConfig:
     An option's default stands for the preset's value, and where it has none, for one of ours; `resolve` fills both in.
     """
 
-    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),

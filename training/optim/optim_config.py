@@ -19,7 +19,6 @@ _MIN_LR = 1e-4  # the default where the peak is above it
 class OptimConfig:
     """AdamW or Muon, with linear warm-up and a decay of the learning rate, and gradient clipping."""
 
-    RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
         **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),

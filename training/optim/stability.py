@@ -24,13 +24,6 @@ _ADVICE = (
 class StabilityConfig:
     """Policy for bad steps (loss or gradient norm not finite, or a loss spike), and fp16's loss scaling."""
 
-    RENAMED: ClassVar[dict[str, str]] = {
-        "budget": "max_skipped_steps",
-        "leap": "loss_spike_sigma",
-        "loss_scale": "initial_loss_scale",
-        "growth": "scale_growth_interval",
-        "floor": "min_loss_scale",
-    }
     RANGES: ClassVar[dict[str, Range]] = {
         "max_skipped_steps": Range(0, INT64),
         "loss_spike_sigma": Range(0),

@@ -20,7 +20,6 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
     The fields are in the opposite order of the classes, as dataclasses have them.
     """
 
-    RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
         **DataOptions.RANGES,
         **TensorOptions.RANGES,
