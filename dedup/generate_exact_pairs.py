@@ -42,7 +42,7 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import paths_of
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
-from gristmill.io.files import STATE_DIR, mark_files_finished
+from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.io.parquet_tables import open_table_writer
 from gristmill.storage.files import is_file, remove_files
 from gristmill.storage.local import atomic_write
@@ -129,7 +129,7 @@ def remove_exact_pairs(out_file: Path) -> None:
                 "exact pairs and removed without. Move it, or give another output folder"
             )
     remove_files(found)
-    mark_files_finished([out_file], ledger.file.stem)
+    mark_finished(out_file.parent, ledger.file.stem)
     if known:
         ledger.compact((), ledger.read())  # a file that is there later is not ours
 

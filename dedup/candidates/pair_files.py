@@ -20,7 +20,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
-from gristmill.io.files import STATE_DIR, reject_unfinished_files, unfinished_files
+from gristmill.io.files import STATE_DIR, marks_in, reject_unfinished_files
 from gristmill.storage.files import file_info, list_names
 from gristmill.storage.names import name_of
 
@@ -53,8 +53,8 @@ def list_pair_files(folder: Path) -> FileSet:
 
     InputError if a stage has not finished one, or has written one that is not there any more.
     """
-    unfinished = (folder / name for name in unfinished_files(folder) if fnmatchcase(name, _PAIR_FILES))
-    reject_unfinished_files(unfinished)  # which may not be there yet
+    unfinished = (name for mark in marks_in(folder) for name in mark.files if fnmatchcase(name, _PAIR_FILES))
+    reject_unfinished_files(folder / name for name in unfinished)  # which may not be there yet
     names = sorted(name for name in list_names(folder) if fnmatchcase(name, _PAIR_FILES))
     for name, ledger in _written_in(folder).items():
         if fnmatchcase(Path(name).name, _PAIR_FILES) and Path(name).name not in names:

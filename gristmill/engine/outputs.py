@@ -15,11 +15,8 @@ from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import (
     INTERRUPTED,
     STATE_DIR,
-    are_marked,
     clear_marks,
     is_unfinished,
-    mark_files_finished,
-    mark_files_unfinished,
     mark_finished,
     mark_unfinished,
     rejects_name,
@@ -157,25 +154,24 @@ class Marks:
     folders: tuple[Path, ...]
     files: tuple[Path, ...]
     stay: bool = False  # after an error, too, as the output has changed
-    _new_folders: set[Path] = field(default_factory=set)
-    _has_new_files: bool = False
+    _new: list[Path] = field(default_factory=list)  # folders that have been marked
+
+    @property
+    def _places(self) -> dict[Path, tuple[Path, ...]]:
+        """The folders with marks, and the single files that each is of; none: it is of the whole folder."""
+        return ({self.files[0].parent: self.files} if self.files else {}) | dict.fromkeys(self.folders, ())
 
     def set(self, reason: str = "") -> None:
         """Mark what the run writes as unfinished; a mark that is there stays, unless there is another reason."""
-        for folder in self.folders:
+        for folder, files in self._places.items():
             if reason or not is_unfinished(folder, self.name):
-                self._new_folders.add(folder)
-                mark_unfinished(folder, self.name, reason or INTERRUPTED)
-        if self.files and (reason or not are_marked(self.files, self.name)):
-            self._has_new_files = True
-            mark_files_unfinished(self.files, self.name, reason or INTERRUPTED)
+                self._new.append(folder)
+                mark_unfinished(folder, self.name, files, reason or INTERRUPTED)
 
     def remove(self) -> None:
         """Remove the marks of a run that has ended, and those of parts of its work, which it has made, too."""
-        for folder in self.folders:
-            clear_marks(folder, self.name)
-        if self.files:
-            mark_files_finished(self.files, self.name)
+        for folder, files in self._places.items():
+            clear_marks(folder, self.name, files)
 
     def __enter__(self) -> Self:
         return self
@@ -183,10 +179,8 @@ class Marks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not isinstance(error, Exception) or self.stay:
             return
-        for folder in self._new_folders:
+        for folder in self._new:
             mark_finished(folder, self.name)
-        if self._has_new_files:
-            mark_files_finished(self.files, self.name)
 
 
 def _is_same(earlier: Path, now: Path, is_part: bool) -> bool:

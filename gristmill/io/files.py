@@ -1,24 +1,19 @@
 """The state folder of a stage, its files of malformed records, and marks of what it has not finished.
 
 A stage that writes a folder of files, such as NORM/, marks it before it writes the first file and removes the
-mark after the last; no stage reads a folder that is marked. A mark is a file `.gristmill/STAGE.unfinished` in the
-folder; it holds the reason. A stage that writes single files, such as FILTERED.pickle, marks these alone, by a file
-`.gristmill/STAGE.unfinished-files` beside them, which holds the reason and their names, separated by NUL.
+mark after the last; no stage reads a folder that is marked. One that writes single files, such as FILTERED.pickle,
+marks these alone. A mark is a file `.gristmill/RUN.unfinished` in the folder; it holds the reason and the names of
+such files, separated by NUL.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gristmill.errors import InputError, UsageError
-from gristmill.storage.files import (
-    is_file,
-    list_names,
-    read_files,
-    remove_files,
-    write_file,
-)
+from gristmill.storage.files import is_file, list_names, read_files, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
@@ -29,7 +24,6 @@ STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger an
 REJECTS_SUFFIX = ".malformed"
 PART = "+"  # in the name of a run: before the part of the work of a stage that it does
 _MARK_SUFFIX = ".unfinished"
-_FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted, or is still at work"
 RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
 
@@ -84,27 +78,51 @@ def rejects_name(output: str) -> str:
     return output + REJECTS_SUFFIX
 
 
-def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:
-    """Mark the output of a stage in `folder` as unfinished."""
-    write_file(_mark_path(folder, stage), reason.encode())
+class Mark(NamedTuple):
+    """What a run has not finished, and why: these `files` of the folder with the mark, or, without any, all of it."""
+
+    path: Path
+    reason: str
+    files: tuple[str, ...]
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self.path.name.removesuffix(_MARK_SUFFIX)
 
 
-def mark_finished(folder: Path, stage: str) -> None:
-    """Remove the stage's mark from `folder`, if there is one."""
-    remove_files([mark := _mark_path(folder, stage)])
+def mark_unfinished(folder: Path, run: str, files: Iterable[Path] = (), reason: str = INTERRUPTED) -> None:
+    """Mark the output of a run in `folder` as unfinished: single files of it, or all."""
+    write_file(_mark_path(folder, run), os.fsencode("\0".join([reason, *(path.name for path in files)])))
+
+
+def mark_finished(folder: Path, run: str) -> None:
+    """Remove the run's mark from `folder`, if there is one."""
+    remove_files([mark := _mark_path(folder, run)])
     remove_partial_files([mark])  # of a run that was killed just as it wrote its mark
 
 
-def clear_marks(folder: Path, stage: str) -> None:
-    """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
-    marks, own = _marks_in(folder, _MARK_SUFFIX), _mark_path(folder, stage)
-    remove_files(mark for mark in marks if mark == own or mark.name.startswith(f"{stage}{PART}"))
-    remove_partial_files([own])
+def clear_marks(folder: Path, run: str, files: Iterable[Path] = ()) -> None:
+    """Remove the marks of a run from `folder`, and of runs of parts of its work; of single files, if it wrote them."""
+    written = {path.name for path in files}
+    parts = [mark for mark in marks_in(folder) if mark.run.startswith(f"{run}{PART}")]
+    remove_files(mark.path for mark in parts if written.issuperset(mark.files))
+    mark_finished(folder, run)
 
 
-def is_unfinished(folder: Path, stage: str) -> bool:
-    """Whether `folder` has the stage's mark."""
-    return is_file(_mark_path(folder, stage))
+def is_unfinished(folder: Path, run: str) -> bool:
+    """Whether `folder` has the run's mark."""
+    return is_file(_mark_path(folder, run))
+
+
+def marks_in(folder: Path) -> Iterator[Mark]:
+    """The marks in a folder."""
+    for name in sorted(list_names(folder / STATE_DIR)):
+        if name.endswith(_MARK_SUFFIX):
+            path = folder / STATE_DIR / name
+            for content in read_files([path]):  # none if the stage has just ended
+                reason, *files = os.fsdecode(content).split("\0")
+                yield Mark(path, reason or INTERRUPTED, tuple(files))
 
 
 def reject_unfinished(folder: Path) -> None:
@@ -115,43 +133,17 @@ def reject_unfinished(folder: Path) -> None:
         reject_marked(folder, [folder / name for name in sorted(below)])
         return
     for root in absolute(folder).parents:
-        _reject_marks(folder, root)
+        _reject_marks(folder, root, marks_in(root))
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
-            _reject_marks(folder, Path(directory))
+            _reject_marks(folder, Path(directory), marks_in(Path(directory)))
         folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
 
 
 def reject_marked(folder: Path, below: Iterable[Path]) -> None:
     """Raise InputError if a stage has not finished writing a folder in a bucket, a parent of it, or one `below`."""
     for root in filter(StateFolders().may_be_in, dict.fromkeys((*folders_above(folder), folder, *below))):
-        _reject_marks(folder, root)
-
-
-def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:
-    """Mark single files of one folder, which a stage is about to write, as unfinished."""
-    names = "\0".join([reason, *(path.name for path in files)])
-    write_file(_files_mark(files[0].parent, stage), os.fsencode(names))
-
-
-def are_marked(files: Sequence[Path], stage: str) -> bool:
-    """Whether the stage has marked these files."""
-    return is_file(_files_mark(files[0].parent, stage))
-
-
-def mark_files_finished(files: Sequence[Path], stage: str) -> None:
-    """Remove the stage's mark of these files, if there is one; and those of runs of parts of its work."""
-    remove_files([own := _files_mark(files[0].parent, stage)])
-    remove_partial_files([own])
-    for mark, _, names in _iter_file_marks(files[0].parent):
-        if mark.name.startswith(f"{stage}{PART}") and {path.name for path in files}.issuperset(names):
-            remove_files([mark])
-
-
-def unfinished_files(folder: Path, own: str = "") -> dict[str, tuple[Path, str]]:
-    """The mark of each file in `folder` that a stage, other than the run `own`, has marked, and its reason, by name."""
-    marks = [found for found in _iter_file_marks(folder) if found[0].name != own + _FILES_MARK_SUFFIX]
-    return {name: (mark, reason) for mark, reason, names in marks for name in names}
+        _reject_marks(folder, root, marks_in(root))
 
 
 def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written: Collection[Path] = ()) -> None:
@@ -159,50 +151,28 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
 
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
-    marks: dict[str, dict[str, tuple[Path, str]]] = {}
-    passed, ours, states = set[Path](), set(map(absolute, written)), StateFolders()
-    for path in map(str, paths):
-        folder, name = os.path.split(path)
-        if folder not in marks:
-            for root in filter(states.may_be_in, set(folders_above(absolute(Path(path)))) - passed):
-                _reject_marks(Path(path), root, ours)
-                passed.add(root)
-            marks[folder] = unfinished_files(Path(folder), own) if states.may_be_in(Path(folder)) else {}
-        if name in marks[folder]:
-            mark, reason = marks[folder][name]
-            stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
+    marks, ours, states = dict[Path, list[Mark]](), set(map(absolute, written)), StateFolders()
+    for path in map(Path, paths):
+        folders = folders_above(absolute(path))
+        if folders[0] not in marks:
+            for root in (root for root in folders if root not in marks):
+                marks[root] = list(marks_in(root)) if states.may_be_in(root) else []
+                _reject_marks(path, root, marks[root] if root not in ours else ())
+        for mark in (mark for mark in marks[folders[0]] if path.name in mark.files and mark.run != own):
             raise InputError(
-                f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage_in(stage)} "
-                f"again to its end, with the same options. (If it is right in spite of that, remove {mark}.)"
+                f"{path} is not up to date: {mark.run}, which writes it, {mark.reason}. Run {stage_in(mark.run)} "
+                f"again to its end, with the same options. (If it is right in spite of that, remove {mark.path}.)"
             )
 
 
-def _reject_marks(folder: Path, root: Path, ours: Collection[Path] = ()) -> None:
-    for mark in _marks_in(root, _MARK_SUFFIX) if root not in ours else ():
-        stage = mark.name.removesuffix(_MARK_SUFFIX)
-        reason = next(read_files([mark]), b"").decode(errors="replace") or INTERRUPTED
+def _reject_marks(folder: Path, root: Path, marks: Iterable[Mark]) -> None:
+    """Raise InputError if one of the marks in `root` is of all of it."""
+    for mark in (mark for mark in marks if not mark.files):
         raise InputError(
-            f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage_in(stage)} again to "
-            f"its end, with the same options. (If {root} is complete in spite of that, remove {mark}.)"
+            f"{folder} is not complete: {mark.run}, which writes {root}, {mark.reason}. Run {stage_in(mark.run)} again "
+            f"to its end, with the same options. (If {root} is complete in spite of that, remove {mark.path}.)"
         )
 
 
-def _marks_in(folder: Path, suffix: str) -> list[Path]:
-    names = list_names(folder / STATE_DIR)
-    return sorted(folder / STATE_DIR / name for name in names if name.endswith(suffix))
-
-
-def _mark_path(folder: Path, stage: str) -> Path:
-    return folder / STATE_DIR / f"{stage}{_MARK_SUFFIX}"
-
-
-def _iter_file_marks(folder: Path) -> Iterator[tuple[Path, str, list[str]]]:
-    """Each mark of single files in `folder`, its reason, and the names of the files."""
-    for mark in _marks_in(folder, _FILES_MARK_SUFFIX):
-        for content in read_files([mark]):  # none if the stage has just ended
-            reason, *names = os.fsdecode(content).split("\0")
-            yield mark, reason, names
-
-
-def _files_mark(folder: Path, stage: str) -> Path:
-    return folder / STATE_DIR / f"{stage}{_FILES_MARK_SUFFIX}"
+def _mark_path(folder: Path, run: str) -> Path:
+    return folder / STATE_DIR / f"{run}{_MARK_SUFFIX}"

@@ -8,7 +8,7 @@ import pytest
 from dedup import generate_connected_components, generate_duplicates_dict, generate_exact_pairs
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import mark_files_unfinished
+from gristmill.io.files import mark_unfinished
 
 QUIET = RunOptions(workers=1, quiet=True)
 
@@ -140,9 +140,9 @@ def test_a_pair_file_that_a_stage_wrote_is_missed(norm: Path, tmp_path: Path) ->
 def test_pair_files_that_were_not_finished_are_refused(tmp_path: Path) -> None:
     """The first may not be there yet, and none but pair files matter."""
     unite(tmp_path, ["a/x@2 :: a/x@3"])
-    mark_files_unfinished([tmp_path / "other.txt"], "other")
+    mark_unfinished(tmp_path, "other", [tmp_path / "other.txt"])
     unite(tmp_path, ["a/x@2 :: a/x@3"])
-    mark_files_unfinished([tmp_path / "duplicate_pairs_exact.txt"], "generate_exact_pairs")
+    mark_unfinished(tmp_path, "generate_exact_pairs", [tmp_path / "duplicate_pairs_exact.txt"])
     with pytest.raises(InputError, match=r"duplicate_pairs_exact\.txt is not up to date: generate_exact_pairs, which"):
         unite(tmp_path, ["a/x@2 :: a/x@3"])
 

@@ -60,7 +60,7 @@ def test_an_input_beside_a_link_to_itself_is_looked_at(tmp_path: Path) -> None:
     assert (tmp_path / "out/a").read_text() == "atad"
 
 
-@pytest.mark.parametrize("name", [".gristmill/copy.ledger", ".gristmill/x.unfinished-files", ".gristmill"])
+@pytest.mark.parametrize("name", [".gristmill/copy.ledger", ".gristmill/x.unfinished", ".gristmill"])
 def test_a_state_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "a").write_text("data")
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -43,7 +43,7 @@ def test_a_file_of_a_killed_stage_is_refused_until_it_has_ended(source: Path, tm
         join_stage([out / "joined"], tmp_path / "next")
     join_stage([out / "other"], tmp_path / "next")  # of the same folder
     reject_unfinished(out)
-    (out / STATE_DIR / "joined-joined.unfinished-files.0123abcd.partial").touch()  # of a run that was killed just here
+    (out / STATE_DIR / "joined-joined.unfinished.0123abcd.partial").touch()  # of a run that was killed just here
     (done := out / STATE_DIR / "joined-joined.done").mkdir(exist_ok=True)
     (done / "0123.json.0123abcd.partial").touch()  # of a task that is not planned any more
     join_stage([source / "b"], out / "joined")

@@ -11,7 +11,7 @@ from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import DamagedFile, InputError, OutputError, UsageError
-from gristmill.io.files import mark_files_unfinished, mark_unfinished, reject_unfinished
+from gristmill.io.files import mark_unfinished, reject_unfinished
 from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import DAMAGED, QUIET, STAGE, join, upper_stage
 
@@ -107,7 +107,9 @@ def test_a_set_of_inputs_that_changes_during_a_run_is_noticed_at_its_end(source:
     assert join_and_meanwhile(source, tmp_path / "out", int) == 0
 
 
-@pytest.mark.parametrize("mark", [mark_unfinished, lambda folder, stage: mark_files_unfinished([folder / "b"], stage)])
+@pytest.mark.parametrize(
+    "mark", [mark_unfinished, lambda folder, stage: mark_unfinished(folder, stage, [folder / "b"])]
+)
 def test_inputs_that_are_marked_during_a_run_are_noticed_at_its_end(source: Path, tmp_path: Path, mark) -> None:
     with pytest.raises(InputError, match="other, which writes"):
         join_and_meanwhile(source, tmp_path / "out", lambda: mark(source, "other"))
