@@ -19,7 +19,7 @@ from dedup.removal.clusters import MemberPlan, sort_members
 from dedup.to_hash import split_skipped
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
-from gristmill.engine.inputs.fetching import remote_ranges as ranges_read_by
+from gristmill.engine.executors.staging import remote_ranges as ranges_read_by
 from gristmill.engine.ledger import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord

@@ -27,7 +27,7 @@ from dedup.removal.clusters import Clusters
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.inputs.recorded import list_corpus
+from gristmill.engine.recorded import list_corpus
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.documents import CorpusFile, DocKey, Document
 from gristmill.io.readers import plan_slices, read_documents

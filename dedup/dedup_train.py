@@ -20,9 +20,9 @@ from tyro.conf import Positional
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.inputs.recorded import is_input_folder, list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.recorded import is_input_folder, list_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task

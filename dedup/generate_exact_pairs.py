@@ -32,10 +32,10 @@ from dedup.minhash.text_digests import MatchOn
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
+from gristmill.engine.recorded import list_corpus
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task

@@ -5,8 +5,8 @@ from statistics import median
 
 from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.inputs.recorded import is_input_folder, list_corpus
 from gristmill.engine.ledger import Ledger
+from gristmill.engine.recorded import is_input_folder, list_corpus
 from gristmill.errors import AlarmError, GristmillError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR

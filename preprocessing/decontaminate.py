@@ -17,10 +17,10 @@ from tyro.conf import Positional
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
-from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices

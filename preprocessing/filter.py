@@ -15,8 +15,8 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.inputs.recorded import list_source
 from gristmill.engine.options import RunOptions
+from gristmill.engine.recorded import list_source
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices

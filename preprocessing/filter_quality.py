@@ -11,9 +11,9 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged

@@ -25,10 +25,10 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task

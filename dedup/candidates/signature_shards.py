@@ -14,7 +14,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
-from gristmill.engine.inputs.recorded import find_recorded
+from gristmill.engine.recorded import find_recorded
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.storage.files import is_folder

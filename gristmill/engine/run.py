@@ -21,11 +21,11 @@ from gristmill.counts import Counts
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
-from gristmill.engine.inputs.recorded import ledger_folders
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, run_name
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.outputs import Marks, Ownership
+from gristmill.engine.recorded import ledger_folders
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task

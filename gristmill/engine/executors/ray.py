@@ -22,9 +22,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.shards import attempt
+from gristmill.engine.executors.shards import attempt, check_same_code, code_versions
 from gristmill.engine.executors.task_queue import Failure
-from gristmill.engine.executors.versions import check_same_code, code_versions
 from gristmill.engine.scratch import open_scratch
 from gristmill.errors import GristmillError, UsageError
 

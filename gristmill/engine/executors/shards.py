@@ -6,6 +6,8 @@ runs. If the process in charge dies, another one gets the lock, and plans anew w
 staged, so it does no harm if two processes run one task.
 """
 
+import hashlib
+import sys
 import time
 import traceback
 from collections import deque
@@ -13,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +26,17 @@ from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
-from gristmill.engine.executors.versions import check_same_code, code_versions
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
 from gristmill.engine.scratch import Scratch
+from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import (
     FinishedElsewhere,
     GristmillError,
     OutputError,
     StorageError,
     TakenOver,
+    UsageError,
     WorkerDied,
 )
 from gristmill.storage.files import is_file
@@ -41,6 +46,8 @@ from gristmill.urls import is_remote
 _ATTEMPTS = 3  # at a task, if the object store fails
 _LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the queue
 _POLLS = 8  # at least, in the time after which a process counts as dead
+_PACKAGES = ("gristmill", "preprocessing", "dedup")
+_ALWAYS = ("numpy", "numba", "msgspec")  # work in every stage; what decides bytes of some stages is in LIBRARIES
 _AHEAD = 1  # tasks taken besides one for each worker, so that none waits
 
 
@@ -244,3 +251,28 @@ def shard_executor(
     queue = TaskQueue(folder)
     with Heartbeat(queue.processes.folder, queue.name) as state:
         yield ShardExecutor(local, queue, options, work, state, scratch)
+
+
+@cache
+def code_versions() -> dict[str, str]:
+    """The version of each thing that decides bytes, by name; that of our code is a hash of its sources."""
+    root, digest = Path(__file__).resolve().parents[3], hashlib.sha256()
+    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    versions = {"gristmill": digest.hexdigest()[:12], "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in (*_ALWAYS, *LIBRARIES):
+        try:
+            versions[name] = library_version(name)
+        except PackageNotFoundError:  # ftfy need not be installed
+            versions[name] = "none"
+    return versions
+
+
+def check_same_code(expected: dict[str, str], where: str) -> None:
+    """Raise UsageError if this process has other versions than the process in charge, whose are `expected`."""
+    own = code_versions()
+    other = [f"{name} {own.get(name)} instead of {it}" for name, it in expected.items() if own.get(name) != it]
+    if other:
+        raise UsageError(
+            f"{where} has {', '.join(other)}: its files could have other bytes. Install the same versions everywhere"
+        )

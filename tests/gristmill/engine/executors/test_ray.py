@@ -23,7 +23,7 @@ import pytest
 from benchmarks.process_memory import descendants
 from gristmill.budget import Budget, memory_budget, reserve_memory
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.versions import check_same_code, code_versions
+from gristmill.engine.executors.shards import check_same_code, code_versions
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.scratch import Scratch

@@ -8,9 +8,8 @@ from msgspec.structs import replace as posted
 
 from gristmill.counts import Counts
 from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.shards import code_versions, shard_executor
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
-from gristmill.engine.executors.versions import code_versions
 from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.scratch import Scratch
