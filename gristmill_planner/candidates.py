@@ -11,6 +11,7 @@ from gristmill.errors import UsageError
 from gristmill_planner.planned_run import GRISTMILL, PlannedRun, PlanRequest, Software
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
+from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import SCHEDULES, SPLIT_BACKWARD, Schedule
 from training.parallel.pipeline.stage_layers import stage_layers
@@ -58,7 +59,7 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
     devices, model = request.cluster.devices, request.model
     for divided in _divisions(request):
         ranks = divided.ranks_of_replica
-        recomputations = _recomputations(request.software, divided, request.compiled)
+        recomputations = _recomputations(request, divided)
         for pp in divisors(devices // ranks):
             dp = devices // (ranks * pp)
             if pp > model.layers or request.batch % dp:
@@ -113,12 +114,13 @@ def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0
     return tuple(zero for zero in stages if zero < 3 or degrees.pp == 1)
 
 
-def _recomputations(software: Software, divided: ParallelConfig, compiled: bool) -> list[Recompute]:
+def _recomputations(request: PlanRequest, divided: ParallelConfig) -> list[Recompute]:
     """Those that the trainer accepts with it."""
     found = []
-    for recompute in software.recompute:
+    for recompute in request.software.recompute:
         with suppress(UsageError):
-            divided.check_run("bf16", recompute, compiled)
+            check_blocks(request.model, recompute, request.compiled)
+            divided.check_run("bf16", recompute, request.compiled)
             found.append(recompute)
     return found
 

@@ -16,6 +16,7 @@ from gristmill_planner.search import Choice
 from training.config import Precision, TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
+from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.stage_layers import stage_layers
 from training.presets.presets import PRESETS
@@ -79,6 +80,7 @@ def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> P
         f"{config} has replicas of local steps, whose traffic is not planned; try parallel.local_steps 0, without "
         "replicas.folder",
     )
+    check_blocks(request.model, options.memory.recompute, options.compile)
     layout = options.parallel.resolve(request.cluster.devices, request.model, request.seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(request.model, layout.stages, request.seq_len))

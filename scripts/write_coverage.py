@@ -32,7 +32,7 @@ Other tests compare losses:
 
 | what | tests |
 |---|---|
-| compiled blocks with sequence parallelism and with ZeRO-3 | `tests/training/parallel/test_compile.py` |
+| compiled blocks with sequence parallelism, ZeRO-3, a ring and experts | `tests/training/parallel/test_compile.py` |
 | moments on disk and in CPU memory, bit for bit | `tests/training/optim/` |
 | averages of the weights under ZeRO-3 and tensor parallelism | `tests/training/optim/test_weight_average.py` |
 | runs killed and resumed under other layouts | `tests/training/checkpoint/`, `tests/training/test_restart.py` |

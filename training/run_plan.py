@@ -21,6 +21,7 @@ from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.experimental.local_steps.replicas_config import check_local_steps
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
+from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import World
 
@@ -150,20 +151,7 @@ def given_model(config: TrainConfig) -> ModelConfig:
 
 def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
     """Raise UsageError for options of the run that do not go together with a sparse model, or with sinks."""
-    require(
-        not model.sinks or not config.compile,
-        "compile and model.sinks: its blocks of attention are not compiled; try --compile false",
-    )
-    require(
-        not model.sinks or config.memory.recompute != "selective",
-        "memory.recompute selective and model.sinks: it keeps the results of products, and those of attention with "
-        "sinks are the scores of all tokens; try --memory.recompute full",
-    )
-    require(
-        not model.experts or not config.compile,
-        f"compile and model.experts {model.experts}: how many tokens an expert has is not known to a compiler; "
-        "try --compile false",
-    )
+    check_blocks(model, config.memory.recompute, config.compile)
     require(
         model.balance != "bias" or config.replicas.folder is None,
         "replicas.folder and model.balance bias: each replica would have biases of its own; try --model.balance "

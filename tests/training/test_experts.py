@@ -131,10 +131,9 @@ def test_layouts_that_sparse_models_cannot_have_are_refused(
 
 def test_what_a_run_cannot_do_with_experts_is_refused(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match=r"is not known to a compiler; try --compile false"):
-        RunPlan.of(replace(sparse(config), compile=True))
-    sinks = replace(config, model=replace(config.model, sinks=True))
-    with pytest.raises(UsageError, match=r"compile and model.sinks: .* try --compile false"):
-        RunPlan.of(replace(sinks, compile=True))
+    full, sinks = MemoryConfig(recompute="full"), replace(config, model=replace(config.model, sinks=True))
+    for chosen in (sparse(config), sinks):
+        with pytest.raises(UsageError, match=r"recompute full with model.experts .* try --compile false, or --mem"):
+            RunPlan.of(replace(chosen, compile=True, memory=full))
     with pytest.raises(UsageError, match=r"memory.recompute selective and model.sinks: .* try --memory.recompute full"):
         RunPlan.of(replace(sinks, memory=MemoryConfig(recompute="selective")))

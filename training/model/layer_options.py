@@ -208,3 +208,18 @@ def check_experts(config: "ModelConfig") -> None:
         f"model.balance_rate {config.balance_rate} has no effect with model.balance {config.balance}; "
         "try --model.balance bias",
     )
+
+
+def check_blocks(config: "ModelConfig", recompute: str, compiled: bool) -> None:
+    """Raise UsageError for recomputation or compilation of blocks with sinks or experts that torch does not support."""
+    require(
+        not config.sinks or recompute != "selective",
+        "memory.recompute selective and model.sinks: it keeps the results of products, and those of attention with "
+        "sinks are the scores of all tokens; try --memory.recompute full",
+    )
+    require(
+        not compiled or recompute == "none" or not (config.experts or config.sinks),
+        f"compile and memory.recompute {recompute} with model.experts {config.experts} and model.sinks "
+        f"{str(bool(config.sinks)).lower()}: a recomputed block is compiled in one piece, which experts and sinks are "
+        "not; try --compile false, or --memory.recompute none",
+    )

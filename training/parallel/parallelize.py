@@ -15,7 +15,9 @@ from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
+from training.model.block import Block
 from training.model.decoder import Decoder
+from training.model.sparse_mlp import SparseMLP
 from training.parallel.context.context_parallel import apply_context
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import apply_fsdp
@@ -123,11 +125,21 @@ def shard_model(
         apply_context(part, layout, TokenOrder.of(layout, world), compiled)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
-            for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it
-                block.compile()  # includes recomputation, excludes FSDP's hooks
+            _compile_blocks(part)  # includes recomputation, excludes FSDP's hooks
         if layout.shards_parameters:
             apply_fsdp(part, layout, world, dtype, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
     return parts
+
+
+def _compile_blocks(part: Decoder) -> None:
+    """Compile each block in place: around experts, whose numbers of tokens differ in each step, and around sinks."""
+    for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it
+        assert isinstance(block, Block)
+        if isinstance(block.mlp, SparseMLP):
+            block.mlp.forward = torch.compiler.disable(block.mlp.forward)  # type: ignore[method-assign]
+        if block.attention.sinks is not None:
+            block.attention.attend = torch.compiler.disable(block.attention.attend)
+        block.compile()
 
 
 def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes) -> dict[str, ShardSpec]:
