@@ -117,10 +117,7 @@ def to_hash(
         part="/".join(filter(None, (target.part, share))),
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, chosen)
-        planned = list(map(target.shard, slices))
-        reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
-        if share:
-            target.reject_stale(run, files, chosen, planned)
+        reject_unknown_files(target.folder, map(target.shard, slices), (SUFFIX,), run.ledger)
         note_compilation(sketch, options.quiet)
         skipped, keys = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
 

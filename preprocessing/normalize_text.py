@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import os
 import re
 import sys
 import unicodedata
@@ -20,8 +19,8 @@ from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import Targets, plan_targets, rewrite_corpus
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.rewriting import plan_targets, rewrite_corpus
+from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
@@ -31,7 +30,6 @@ from gristmill.io.readers import read_documents
 from gristmill.io.sources import Source, join_corpora, scan_sources
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.listings import listed_once
-from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 
 STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
@@ -106,25 +104,11 @@ def normalize_text(
             part=f"idx{idx}" if idx >= 0 else "",
         ) as run:  # fmt: skip
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-            if idx >= 0:
-                _reject_unplanned(run, target_dir, targets, idx)
             arguments = {"ftfy": ftfy} | ({"written_as": text_column} if sources else {})
             counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, arguments).counts
             if idx <= 0:  # once for all blocks
                 counts.merge(run.note("files that are not read", corpus.count_unread()))
             return run.finish(counts)
-
-
-def _reject_unplanned(run: StageRun, target_dir: Path, targets: Targets, idx: int) -> None:
-    """Raise UsageError for outputs of other calls that no file of the corpus has now: one block removes its own."""
-    found = {os.path.abspath(path) for path in walk(target_dir) if path.name.lower().endswith(CORPUS_SUFFIXES)}
-    left = found - {os.path.abspath(path) for path in targets.values()} - run.ledger.outputs_of_its_own()
-    if left:
-        raise UsageError(
-            f"--idx {idx}: {target_dir} holds {len(left):,} files that an earlier run wrote and no input has now, "
-            f"{Path(min(left)).name!r} the first, and their documents might be there twice: run normalize_text once "
-            "without --idx, which removes them, or give a new folder"
-        )
 
 
 def check_web() -> None:

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dedup.candidates.signature_shards import SUFFIX
-from gristmill.engine.run import StageRun
-from gristmill.errors import OutputError
 from gristmill.io.documents import CorpusFile, source_folder
 from gristmill.io.files import clear_marks
 from gristmill.io.readers import Slice
-from gristmill.storage.names import absolute
-from gristmill.storage.walking import walk
 
 
 @dataclass(frozen=True)
@@ -44,29 +40,7 @@ class ShardTarget:
         name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
         return self.folder / f"{name}{SUFFIX}"
 
-    def file_of(self, shard: Path) -> str:
-        """The name of the corpus file of a shard, from the shard's path."""
-        name = absolute(shard).relative_to(absolute(self.folder)).as_posix().removesuffix(SUFFIX).rpartition("+")[0]
-        return name if self.dataset == "all" else f"{self.dataset}/{name}"
-
     def clear_marks(self, files: list[CorpusFile], stage: str) -> None:
         """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
         for folder in {self.folder, *(self.folder / file.source for file in files)}:
             clear_marks(folder, stage)
-
-    def reject_stale(
-        self, run: StageRun, files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]
-    ) -> None:
-        """OutputError if there are shards of files that are gone, or of slices of `chosen` ones that are not `planned`.
-
-        Those of earlier calls for the same share are removed at its end, all others by a call for all files.
-        """
-        others = {file.name for file in files} - {file.name for file in chosen}
-        shards = {absolute(path) for path in walk(self.folder) if path.name.endswith(SUFFIX)}
-        unplanned = shards - set(map(absolute, planned)) - set(map(Path, run.ledger.outputs_of_its_own()))
-        stale = sorted(path for path in unplanned if self.file_of(path) not in others)
-        if stale:
-            raise OutputError(
-                f"{stale[0]} holds signatures of {self.file_of(stale[0])}, which is gone or has changed, and they "
-                f"would be compared too ({len(stale):,} such shards). Run to_hash for all files, or remove them"
-            )

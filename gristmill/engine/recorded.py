@@ -12,8 +12,7 @@ from pathlib import Path
 
 from gristmill.engine.ledger import OutputRecord
 from gristmill.engine.lineage import FileTags
-from gristmill.io import documents
-from gristmill.io.documents import CorpusFile
+from gristmill.io.documents import CorpusFile, scan_corpus, scan_source
 from gristmill.io.files import RUN_FILE, reject_marked, reject_unfinished
 from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.names import name_of
@@ -21,18 +20,14 @@ from gristmill.storage.walking import Found
 from gristmill.urls import folders_above, is_remote
 
 
-def list_corpus(
-    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
-) -> list[CorpusFile]:
-    """As documents.list_corpus, but what `gristmill run` wrote in a bucket is not listed."""
-    return documents.list_corpus(root, prefix, text_column, read_also, find_recorded)
+def list_corpus(root: Path, prefix: str = "", text_column: str = "text") -> list[CorpusFile]:
+    """The files of scan_corpus that are read; what `gristmill run` wrote in a bucket is not listed."""
+    return scan_corpus(root, prefix, text_column, find=find_recorded).files
 
 
-def list_source(
-    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
-) -> list[CorpusFile]:
-    """As documents.list_source, but what `gristmill run` wrote in a bucket is not listed."""
-    return documents.list_source(folder, source, text_column, read_also, find_recorded)
+def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
+    """The files of scan_source that are read; what `gristmill run` wrote in a bucket is not listed."""
+    return scan_source(folder, source, text_column, find_recorded).files
 
 
 def recorded_paths(folder: Path) -> list[Path]:

@@ -303,10 +303,9 @@ def list_corpus(
     prefix: str = "",
     text_column: str = "text",
     read_also: Collection[str] = (),
-    find: Find | None = None,
 ) -> list[CorpusFile]:
     """The files of scan_corpus that are read."""
-    return scan_corpus(root, prefix, text_column, read_also, find).files
+    return scan_corpus(root, prefix, text_column, read_also).files
 
 
 def scan_corpus(
@@ -369,16 +368,7 @@ def _find_files(root: Path) -> list[Found]:
         return list(walk_all(root, STATE_DIR))
 
 
-def list_source(
-    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
-) -> list[CorpusFile]:
-    """The files of scan_source that are read."""
-    return scan_source(folder, source, text_column, read_also, find).files
-
-
-def scan_source(
-    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
-) -> Corpus:
+def scan_source(folder: Path, source: str, text_column: str = "text", find: Find | None = None) -> Corpus:
     """Find the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
@@ -393,13 +383,13 @@ def scan_source(
         )
     prefix = "" if source == "all" else f"{source}/"
     listed = source_folder(folder, source)
-    found = scan_corpus(listed, prefix, text_column, read_also, find)
+    found = scan_corpus(listed, prefix, text_column, find=find)
     reject_unknown_source(listed, source, (file.name for file in found.files))
     return found
 
 
 def source_folder(folder: Path, source: str) -> Path:
-    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
+    """The folder that scan_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
     is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
     return folder / source if is_root else folder
 

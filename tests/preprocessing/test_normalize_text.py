@@ -104,20 +104,6 @@ def test_idx_selects_64_files_and_all_indices_give_the_whole(tmp_path: Path, qui
         normalize_text(tmp_path / "in", tmp_path / "shares", idx=2, options=quiet)
 
 
-def test_one_block_is_refused_beside_outputs_that_no_input_has_now(tmp_path: Path, quiet: RunOptions, write) -> None:
-    for name in ("a", "b"):
-        write(tmp_path / "in" / "book" / f"{name}.jsonl", [{"text": name}])
-    normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
-    with pytest.raises(UsageError, match=r"2 files that .*'a.jsonl' the first.* run normalize_text once without --idx"):
-        normalize_text(tmp_path / "in", tmp_path / "out", idx=0, zst=True, options=quiet)
-    (tmp_path / "in" / "book" / "b.jsonl").rename(tmp_path / "in" / "book" / "c.jsonl")
-    with pytest.raises(UsageError, match="1 files that"):
-        normalize_text(tmp_path / "in", tmp_path / "out", idx=0, options=quiet)
-    normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
-    normalize_text(tmp_path / "in", tmp_path / "out", idx=0, options=quiet)
-    assert sorted(path.name for path in (tmp_path / "out" / "book").iterdir()) == ["a.jsonl", "c.jsonl"]
-
-
 def test_one_block_removes_what_it_wrote_of_inputs_that_are_gone(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in ("a", "b"):
         write(tmp_path / "in" / "book" / f"{name}.jsonl", [{"text": name}])
