@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-import numpy as np
 
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.schemes import Hash
@@ -18,8 +17,7 @@ from dedup.minhash.signatures import Sketch, signatures
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
-from preprocessing.contamination.ngrams import find_keys, find_words, hash_ngrams
+from gristmill_cli.run_config import Decontaminate, Dedup, Mix, RunConfig, Tokenizer
 from preprocessing.quality.recipe import load_recipe
 from preprocessing.quality.words import WordSplitter
 
@@ -43,10 +41,10 @@ def _run_pipeline() -> None:
     with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         folder = Path(name)
         out, documents = folder / "out", [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
-        corpus = _write_corpus(folder / "corpus", documents)
+        corpus, quiz = _write_corpus(folder / "corpus", documents), _write_corpus(folder / "quiz", [_TEXT])
         config = RunConfig(
             corpus, out, workers=1, mix=Mix(weights={"made_up": 1.0}),
-            tokenizer=Tokenizer(vocab_size=400, exact=False),
+            decontaminate=Decontaminate((quiz,), policy="report"), tokenizer=Tokenizer(vocab_size=400, exact=False),
         )  # fmt: skip
         run(config)
         run(
@@ -57,8 +55,6 @@ def _run_pipeline() -> None:
                 until="generate_duplicates_dict",
             )
         )
-        ngrams = hash_ngrams(find_words(_TEXT).hashes, 13)
-        find_keys(ngrams, np.zeros(1, np.uint64), np.ones(3, np.int64), 63, np.zeros(64, np.int64))
         load_recipe("gopher").judge(_TEXT * 4, WordSplitter())
         options = RunOptions(workers=1, quiet=True)
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)

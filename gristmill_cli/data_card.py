@@ -92,8 +92,18 @@ def _lines(
         yield f"\n## Benchmarks\n\nPolicy: {options['decontaminate']['policy']}.\n"
         found = read_report(report).benchmarks
         yield from _table(
-            ("benchmark", "items", "found", "in documents"),
-            [(it, f"{n.items:,}", f"{n.found:,}", f"{sum(n.documents.values()):,}") for it, n in found.items()],
+            ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents"),
+            [
+                (
+                    it,
+                    f"{n.items:,}",
+                    f"{n.found:,}",
+                    f"{sum(n.documents.values()):,}",
+                    f"{n.near:,}",
+                    f"{sum(n.near_documents.values()):,}",
+                )
+                for it, n in found.items()
+            ],
         )
     tokenizer = manifests[TRAIN].tokenizer
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifests[TRAIN].dtype}, {tokenizer.vocab_size:,} ids;"

@@ -106,7 +106,8 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         if config.decontaminate.against:
             benchmarks = list_benchmarks(config.decontaminate.against, config.decontaminate.template)
             check_first_items(benchmarks)
-            check_limits(config.decontaminate.margin, config.decontaminate.min_ngrams, config.decontaminate.common)
+            limits = ("margin", "min_ngrams", "common", "near")
+            check_limits(*(getattr(config.decontaminate, name) for name in limits))
             reject_own_corpus([*config.decontaminate.against, *paths_of(benchmarks)], _inputs(config))
     with _section("filter"):
         check_threshold(config.filter.threshold)

@@ -79,6 +79,8 @@ class Decontaminate:
     """Different n-grams of an item that a document must have."""
     common: int = 1000
     """N-grams in this many documents or more are boilerplate, and not looked for; 0: all are."""
+    near: float = 0.6
+    """Share of an item's words that a near-duplicate has, in runs of 5 and more; 0: exact n-grams alone."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Stage: keep benchmarks out of a corpus: find their items by exact n-grams of words, and drop or cut what has them."""
+"""Stage: keep benchmarks out of a corpus: find their items by n-grams of words, and drop or cut what has them."""
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -46,13 +46,15 @@ from preprocessing.contamination.benchmarks import (
 from preprocessing.contamination.ngrams import TextWords, find_words
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
-STAGE = Stage("decontaminate", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("decontaminate", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
+EXACT, NEAR = "exact", "near"
 _SCHEMA = pa.schema(
     {
         "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
-        "ngrams": pa.int64(), "start": pa.int64(), "end": pa.int64(), "text": pa.string(), "item_text": pa.string(),
+        "match": pa.string(), "share": pa.float64(), "ngrams": pa.int64(), "start": pa.int64(), "end": pa.int64(),
+        "text": pa.string(), "item_text": pa.string(),
     }
 )  # fmt: skip
 _KEY_COUNT = np.dtype([("key", "<u8"), ("documents", "<u8")])
@@ -61,22 +63,29 @@ _SHOWN = 600  # characters of a text in the table
 
 
 class BenchmarkReport(msgspec.Struct):
-    """What was found of one benchmark; `documents` by source."""
+    """What was found of one benchmark; documents by source.
+
+    `near` are items of which there are near-duplicates alone, `near_documents` those with no more of the benchmark.
+    """
 
     items: int
     too_short: int
     shared_ngrams: int
+    shared_near_ngrams: int
     found: int
     documents: dict[str, int]
+    near: int
+    near_documents: dict[str, int]
 
 
 class Report(msgspec.Struct):
-    """TARGET_DIR.benchmarks.json: each benchmark; how many n-grams are in too many documents to say anything; how many
-    documents have an item.
+    """TARGET_DIR.benchmarks.json: each benchmark; how many n-grams, and near-duplicates of how many items, are in too
+    many documents to say anything; how many documents have an item.
     """
 
     benchmarks: dict[str, BenchmarkReport]
     common_ngrams: int
+    common_items: int
     documents: int = 0
 
 
@@ -91,6 +100,7 @@ def decontaminate(
     margin: int = 200,
     min_ngrams: int = 1,
     common: int = 1000,
+    near: float = 0.6,
     format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
@@ -98,8 +108,9 @@ def decontaminate(
 
     A document has an item if 13 words of it follow one another in both, or all its words if it has 8 to 12; case,
     punctuation, line ends and JSON's escapes do not matter, and a character is a word where a script has no spaces.
-    Words are compared, not only hashes. The table TARGET_DIR.contamination.parquet has each place found, with both
-    texts; TARGET_DIR.benchmarks.json has, for each benchmark, the share found and the documents by source.
+    Words are compared, not only hashes. A document has a near-duplicate of an item of 13 words or more if one place has
+    `near` of its words, in runs of 5 and more. The table TARGET_DIR.contamination.parquet has each place found, with
+    both texts; TARGET_DIR.benchmarks.json has, for each benchmark, the share found and the documents by source.
 
     Args:
         data_dir: Folder of the corpus.
@@ -111,7 +122,9 @@ def decontaminate(
         policy: drop the document; cut the places, with a margin; or report, which writes the corpus as it is.
         margin: Characters that cut takes before and after a place.
         min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
-        common: N-grams in this many documents or more are boilerplate, and not looked for; 0: all are.
+        common: N-grams in this many documents or more are boilerplate, and not looked for, nor near-duplicates of an
+            item of which this many documents have one; 0: all are.
+        near: Share of an item's words that a near-duplicate has; 0: exact n-grams alone.
         format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
 
@@ -119,7 +132,7 @@ def decontaminate(
         Documents read, written, and left out, and the bytes cut (changed), per source.
     """
     require(bool(against), "expected files or folders of benchmarks, got none; try --against BENCHMARKS")
-    check_limits(margin, min_ngrams, common)
+    check_limits(margin, min_ngrams, common, near)
     benchmarks = list_benchmarks(against, template)
     reject_own_corpus([*against, *paths_of(benchmarks)], [data_dir])
     files = list_corpus(data_dir, text_column=text_column)
@@ -129,11 +142,11 @@ def decontaminate(
         STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table, report]
     ) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        index = IndexFiles(run.work / "keys.bin", run.work / "entries.bin", run.work / "items.arrow")
-        task = Task("index", index_benchmarks, {"files": benchmarks, "index": index}, index)
+        index = IndexFiles(*(run.work / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
+        task = Task("index", index_benchmarks, {"files": benchmarks, "index": index, "near": near > 0}, index)
         (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])
-        boilerplate = _find_common(run, files, index, common)
-        arguments: dict[str, Any] = {"index": index, "common": boilerplate, "least": min_ngrams}
+        boilerplate = _find_common(run, files, index, common, near)
+        arguments: dict[str, Any] = {"index": index, "near": near, "common": boilerplate, "least": min_ngrams}
         done = rewrite_corpus(
             run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
             table=table,
@@ -151,8 +164,9 @@ def decontaminate(
     return counts
 
 
-def check_limits(margin: int, min_ngrams: int, common: int) -> None:
+def check_limits(margin: int, min_ngrams: int, common: int, near: float) -> None:
     """Raise UsageError for a number out of range."""
+    require(near == 0 or 0.5 <= near <= 1, f"--near: expected 0, or a share of 0.5 to 1, got {near:g}; try --near 0.6")
     for name, value, least in (("margin", margin, 0), ("min_ngrams", min_ngrams, 1), ("common", common, 0)):
         require(value >= least, f"--{name}: expected {least} or more, got {value}")
 
@@ -185,9 +199,12 @@ def describe(report: Report) -> list[str]:
     for name, it in report.benchmarks.items():
         by_source = ", ".join(f"{source} {count:,}" for source, count in it.documents.items())
         short = f"; {it.too_short:,} have fewer than {SHORTEST} words and are not looked for" if it.too_short else ""
+        nearly = (
+            f"; near-duplicates of {it.near:,} more in {sum(it.near_documents.values()):,}" if it.near_documents else ""
+        )
         lines.append(
             f"{name}: {it.found:,} of {it.items:,} items found ({it.found / max(1, it.items):.1%}) in "
-            f"{sum(it.documents.values()):,} documents{by_source and f' ({by_source})'}{short}"
+            f"{sum(it.documents.values()):,} documents{by_source and f' ({by_source})'}{nearly}{short}"
         )
     return lines
 
@@ -217,39 +234,55 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
     return files
 
 
-def index_benchmarks(files: list[CorpusFile], index: IndexFiles) -> Result:
+def index_benchmarks(files: list[CorpusFile], index: IndexFiles, near: bool) -> Result:
     """Task: write the index of all benchmarks; the value is what it has of each."""
-    return Result(Counts({}, []), write_index(files, index))
+    return Result(Counts({}, []), write_index(files, index, near))
 
 
-def _find_common(run: StageRun, files: list[CorpusFile], index: IndexFiles, common: int) -> Path | None:
-    """Run the steps that find the n-grams of `common` documents or more; None if all are looked for."""
+class CommonFiles(NamedTuple):
+    """What is in too many documents: keys of n-grams, and items with near-duplicates (uint64, ascending)."""
+
+    ngrams: Path
+    items: Path
+
+
+def _find_common(
+    run: StageRun, files: list[CorpusFile], index: IndexFiles, common: int, near: float
+) -> CommonFiles | None:
+    """Run the steps that find what `common` documents or more have; None if all is looked for."""
     if not common:
         return None
 
     def count(groups: list[SliceGroup]) -> Iterable[Task]:
         for group in groups:
-            output = run.work / "ngrams" / f"{group[0].label}.npy"
-            arguments = {"group": group, "index": index, "output": output}
-            yield Task(group[0].label, count_ngrams, arguments, (output,), sum(part.size for part in group))
+            outputs = CommonFiles(*(run.work / kind / f"{group[0].label}.npy" for kind in CommonFiles._fields))
+            arguments = {"group": group, "index": index, "near": near, "outputs": outputs}
+            yield Task(group[0].label, count_documents, arguments, outputs, sum(part.size for part in group))
 
     counted: StepResult = read_slices(run, "ngrams", cut_raw_corpus(run, files), count)
-    outputs = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in counted.records))
-    path = run.work / "common.npy"
-    run.step("common", [Task("common", find_common, {"counted": outputs, "least": common, "output": path}, (path,))])
-    return path
+    paths = CommonFiles(*(run.work / f"common.{kind}.npy" for kind in CommonFiles._fields))
+    tasks = list[Task]()
+    for number, path in enumerate(paths):
+        outputs = FileSet(tuple(run.ledger.path(record.outputs[number]) for record in counted.records))
+        tasks.append(Task(path.stem, find_common, {"counted": outputs, "least": common, "output": path}, (path,)))
+    run.step("common", tasks)
+    return paths
 
 
 @leaves_out_damaged
-def count_ngrams(group: SliceGroup, index: IndexFiles, output: Path) -> Counts:
-    """Task: count the documents that have each n-gram of a benchmark."""
-    counts, benchmarks, found = Counts({}, []), Benchmarks(index), Counter[int]()
+def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: CommonFiles) -> Counts:
+    """Task: count the documents that have each n-gram of a benchmark, and near-duplicates of each item."""
+    counts, benchmarks = Counts({}, []), Benchmarks(index, near)
+    ngrams, items = Counter[int](), Counter[int]()
     for part in group:
-        for document in read_documents(part, counts, Rejects(output)):
+        for document in read_documents(part, counts, Rejects(outputs.ngrams)):
             counts.add(part.source, "counted", utf8_size(document.text))
             with _memory_for(document):
-                found.update(benchmarks.keys_in(find_words(document.text)).tolist())
-    write_array(output, np.array(sorted(found.items()), _KEY_COUNT))
+                words = find_words(document.text)
+                ngrams.update(benchmarks.keys_in(words).tolist())
+                items.update({match.item for match in benchmarks.find_near(document.text, words)})
+    for output, found in zip(outputs, (ngrams, items), strict=True):
+        write_array(output, np.array(sorted(found.items()), _KEY_COUNT))
     return counts
 
 
@@ -270,7 +303,8 @@ def search_slices(
     group: SliceGroup,
     outputs: tuple[Path, ...],
     index: IndexFiles,
-    common: Path | None,
+    near: float,
+    common: CommonFiles | None,
     least: int,
     policy: Policy,
     margin: int,
@@ -278,7 +312,7 @@ def search_slices(
 ) -> Counts:
     """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
     counts, places = Counts({}, []), list[tuple[Any, ...]]()
-    benchmarks = Benchmarks(index, None if common is None else np.load(common))
+    benchmarks = Benchmarks(index, near, *([] if common is None else map(np.load, common)))
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
@@ -298,23 +332,35 @@ def search_slices(
     return counts
 
 
-def write_report(table: Path, common: Path | None, summary: dict[str, IndexSummary], report: Path) -> None:
+def write_report(table: Path, common: CommonFiles | None, summary: dict[str, IndexSummary], report: Path) -> None:
     """Task: count what was found, from the table of all places."""
-    found, documents, last = defaultdict[str, set[str]](set), defaultdict[str, Counter[str]](Counter), dict[str, Any]()
-    with_item, before = 0, None
-    for block in stream_table(table, ("file", "row", "source", "benchmark", "item")):
-        for row in block.to_pylist():
-            name, key = row["benchmark"], (row["file"], row["row"])
-            found[name].add(row["item"])
-            documents[name][row["source"]] += last.get(name) != key
-            last[name] = key
-            with_item, before = with_item + (before != key), key
-    benchmarks = {
-        name: BenchmarkReport(*index, len(found[name]), dict(sorted(documents[name].items())))
-        for name, index in summary.items()
-    }
-    known = Report(benchmarks, 0 if common is None else len(np.load(common)), with_item)
+    benchmarks = {name: BenchmarkReport(*index, 0, {}, 0, {}) for name, index in summary.items()}
+    known = Report(benchmarks, *([0, 0] if common is None else (len(np.load(path)) for path in common)))
+    items = defaultdict[str, dict[str, bool]](dict)  # of a benchmark, whether there is more than a near-duplicate
+    for document in _documents_in(table):
+        known.documents += 1
+        for name, rows in document.items():
+            exact = [row["item"] for row in rows if row["match"] == EXACT]
+            items[name] |= {row["item"]: False for row in rows if row["item"] not in items[name]} | dict.fromkeys(
+                exact, True
+            )
+            by_source = benchmarks[name].documents if exact else benchmarks[name].near_documents
+            by_source[rows[0]["source"]] = by_source.get(rows[0]["source"], 0) + 1
+    for name, its in benchmarks.items():
+        its.found, its.near = sum(items[name].values()), len(items[name]) - sum(items[name].values())
+        its.documents, its.near_documents = (dict(sorted(part.items())) for part in (its.documents, its.near_documents))
     atomic_write_bytes(report, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+
+
+def _documents_in(table: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """The rows of each document of the table, by benchmark."""
+    blocks = stream_table(table, ("file", "row", "source", "benchmark", "item", "match"))
+    rows = (row for block in blocks for row in block.to_pylist())
+    for _, its in groupby(rows, key=lambda row: (row["file"], row["row"])):
+        found = defaultdict[str, list[dict[str, Any]]](list)
+        for row in its:
+            found[row["benchmark"]].append(row)
+        yield found
 
 
 def _memory_for(document: Document) -> Any:
@@ -325,7 +371,11 @@ def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any,
     benchmark, item, text = (column[match.item].as_py() for column in benchmarks.items.columns)
     place = document.text[match.start : min(match.end, match.start + _SHOWN)]
     file, row = document.key
-    return (file, row, document.source, benchmark, item, match.ngrams, match.start, match.end, place, text[:_SHOWN])
+    kind, share = NEAR if match.near else EXACT, round(match.share, 3)
+    return (
+        file, row, document.source, benchmark, item, kind, share, match.ngrams, match.start, match.end, place,
+        text[:_SHOWN],
+    )  # fmt: skip
 
 
 def _cut(text: str, matches: Sequence[Match], margin: int) -> str:

@@ -141,7 +141,8 @@ class Pages:
         key = DocKey(str(row["file"]), int(str(row["row"])))
         shown = self._key(key, name, documents)
         if name == "spans":
-            yield f"<h3>{shown} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}</h3>"
+            match = f"{row['match']} {float(str(row['share'])):.0%}"
+            yield f"<h3>{shown} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}, {match}</h3>"
             yield _beside(escape(str(row["text"])), escape(str(row["item_text"])))
         elif name == "rules":
             yield f"<h3>{shown}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"

@@ -63,6 +63,7 @@ class Span:
     draw: int
     key: DocKey
     item: str
+    match: str  # exact or near, and the share of the item's words
     text: str
     item_text: str
 
@@ -262,9 +263,10 @@ def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
 def _draw_spans(file: pq.ParquetFile) -> "dict[str, list[Span]]":
     """Some places of each benchmark, drawn by a hash of the documents' keys."""
     found = dict[str, list[Span]]()
-    for row in _rows(file, ["file", "row", "benchmark", "item", "text", "item_text"]):
+    for row in _rows(file, ["file", "row", "benchmark", "item", "match", "share", "text", "item_text"]):
         key = DocKey(row["file"], row["row"])
-        span = Span(crc32(str(key).encode("utf-8", "replace")), key, row["item"], row["text"], row["item_text"])
+        match = f"{row['match']} {row['share']:.0%}"
+        span = Span(crc32(str(key).encode("utf-8", "replace")), key, row["item"], match, row["text"], row["item_text"])
         found[row["benchmark"]] = sorted([*found.get(row["benchmark"], []), span])[:_OF_A_RULE]
     return dict(sorted(found.items()))
 

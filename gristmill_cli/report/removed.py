@@ -54,7 +54,9 @@ def show_benchmarks(run: DataRun) -> str:
         ]
         rows.append([name, Number(its.items, record=pointer(where, "benchmarks", name, "items")),
                      Number(its.found, record=pointer(where, "benchmarks", name, "found")),
-                     Number(share, f"{share:.1%}"), Number(its.too_short), *cells])  # fmt: skip
+                     Number(share, f"{share:.1%}"),
+                     Number(its.near, record=pointer(where, "benchmarks", name, "near")),
+                     Number(its.too_short), *cells])  # fmt: skip
     policy = str(run.options.get("decontaminate", {}).get("policy"))
     record = run.stages["decontaminate"].counts
     gone = record.total(CONTAMINATED).documents
@@ -63,15 +65,18 @@ def show_benchmarks(run: DataRun) -> str:
     parts = list[str]()
     for name, spans in run.spans.items():
         sides = "".join(
-            f"<p><b>{escape(f'{_label(span.key, documents)} has {span.item}')}</b></p>"
+            f"<p><b>{escape(f'{_label(span.key, documents)} has {span.item}, {span.match}')}</b></p>"
             f'<div class="pair"><div>{escape(excerpt(span.text))}</div>'
             f"<div>{escape(excerpt(span.item_text))}</div></div>"
             for span in spans
         )
         parts.append(fold(f"{name}: places in documents, and the items", sides))
-    head = ["", "items", "found", "", "too short", *sources]
+    head = ["", "items", "found", "", "near alone", "too short", *sources]
     return section(
-        "Benchmarks", said(f"{took}. On the right, documents of each source."), table(head, rows, "benchmarks"), *parts
+        "Benchmarks",
+        said(f"{took}. On the right, documents of each source in which items were found."),
+        table(head, rows, "benchmarks"),
+        *parts,
     )
 
 

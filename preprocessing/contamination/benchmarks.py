@@ -1,14 +1,15 @@
 """The items of benchmarks, the index of their n-grams, and the search for them in a text.
 
 Items → words → n-grams, sorted by hash; a text's n-grams are looked up there, and words compared, so that a found
-item is there: no filter that errs, and no hash that is trusted.
+item is there: no filter that errs, and no hash that is trusted. Shorter n-grams find near-duplicates of an item.
 """
 
 import unicodedata
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +26,9 @@ from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.readers import read_documents
 from gristmill.io.text_records import take_text
 from gristmill.io.writers import Rejects
-from gristmill.storage.local import atomic_write
+from gristmill.storage.local import atomic_write, atomic_write_bytes
 from gristmill.urls import is_remote
+from preprocessing.contamination.near import ITEM_SIZE, NEAR_LENGTH, NearPlace, NearSearch
 from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
 
 ALL_FIELDS = "{*}"  # template: each field is a text of its own
@@ -34,11 +36,13 @@ EACH = "\0"  # between templates whose texts are looked for one by one
 LENGTH = 13  # words of an n-gram
 SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
 MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
-_SHORT = np.uint64(0x5BD1E9955BD1E995)  # marks hashes of SHORTEST words
+_SALTS = {LENGTH: np.uint64(0), SHORTEST: np.uint64(0x5BD1E9955BD1E995), NEAR_LENGTH: np.uint64(0x9FB21C651E98DF25)}
+_NEAR = 1 << 31  # bit of an n-gram's word while the index is made: one for near-duplicates
 _BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
 
 _SORT_MEMORY = 32 << 20  # bytes; more n-grams are sorted on disk
 _BATCH = 1000  # items whose texts are written together
+_WORDS_HELD = 1000  # items whose words are in memory
 
 ENTRY = np.dtype([("item", "<u4"), ("word", "<u4")])
 _NGRAM = np.dtype([("key", "<u8"), ("item", "<u4"), ("word", "<u4")])
@@ -46,66 +50,82 @@ _ITEMS = pa.schema({"benchmark": pa.string(), "item": pa.string(), "text": pa.st
 
 
 class Match(NamedTuple):
-    """A place of an item in a text: the item's number, its n-grams in all of the text, characters of the place."""
+    """A place of an item in a text: the item's number, its n-grams in all of the text, characters of the place.
+
+    `share` is that of the item's words in those n-grams. Of a near-duplicate both are of the place, and of short
+    n-grams.
+    """
 
     item: int
     ngrams: int
     start: int
     end: int
+    share: float
+    near: bool
 
 
 class IndexSummary(NamedTuple):
-    """What an index has of a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items."""
+    """What an index has of a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items.
+
+    The last are those of LENGTH words or of whole items, and those that find near-duplicates.
+    """
 
     items: int
     too_short: int
     shared: int
+    near_shared: int
 
 
 class IndexFiles(NamedTuple):
-    """Files of an index: keys of n-grams, ascending (uint64); of each, its item and word (ENTRY); the items' texts."""
+    """Files of an index: keys of n-grams, ascending (uint64); of each, its item and word (ENTRY); the items' texts.
+
+    `sizes` has how many words each item has, and how many of them are in n-grams that find near-duplicates (ITEM_SIZE).
+    """
 
     keys: Path
     entries: Path
     items: Path
+    sizes: Path
 
 
-def write_index(files: Sequence[CorpusFile], index: IndexFiles) -> dict[str, IndexSummary]:
+def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> dict[str, IndexSummary]:
     """Write the n-grams of all items and their texts; return what is in them. The n-grams are sorted on disk.
+
+    With `near` also the n-grams that find near-duplicates.
 
     Raises InputError for a record without the text, or if there is nothing to look for.
     """
-    summary, firsts, count = dict[str, IndexSummary](), list[int](), 0
+    summary, firsts, lengths = dict[str, IndexSummary](), list[int](), array("I")
     with ExternalSorter(index.keys.with_suffix(".runs"), _NGRAM, _NGRAM.names or (), _SORT_MEMORY) as sorter:
         with atomic_write(index.items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
             for file in files:
                 name, items, short, rows = stem(file.name), 0, 0, list[tuple[str, str, str]]()
-                firsts.append(count)
+                firsts.append(len(lengths))
                 for key, texts in _read_items(file, index.keys):
-                    items, before = items + 1, count
+                    items, before = items + 1, len(lengths)
                     for text in texts:
                         words = find_words(text).hashes
                         keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
                         if len(keys):
-                            found = np.empty(len(keys), _NGRAM)
-                            found["key"], found["item"], found["word"] = keys, count, np.arange(len(keys))
-                            sorter.add(found)
+                            sorter.add(_ngrams(keys, len(lengths)))
+                            if near and len(words) >= LENGTH:
+                                sorter.add(_ngrams(_keys(words, NEAR_LENGTH), len(lengths), _NEAR))
                             rows.append((name, key, text))
-                            count += 1
-                    short += count == before
+                            lengths.append(len(words))
+                    short += len(lengths) == before
                     if len(rows) >= _BATCH:
                         _write_rows(writer, rows)
                 _write_rows(writer, rows)
-                summary[name] = IndexSummary(items, short, 0)
-        if not count:
+                summary[name] = IndexSummary(items, short, 0, 0)
+        if not lengths:
             read, names = sum(it.items for it in summary.values()), ", ".join(summary)
             raise InputError(
                 f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
                 "try another --template"
             )
-        shared = _write_ngrams(sorter, np.array(firsts), index)
-    found_names = zip(summary.items(), shared.tolist(), strict=True)
-    return {name: its._replace(shared=ngrams) for (name, its), ngrams in found_names}
+        shared = _write_ngrams(sorter, np.array(firsts), np.array(lengths), index)
+    named = zip(summary.items(), shared.tolist(), strict=True)
+    return {name: its._replace(shared=exact, near_shared=near) for (name, its), (exact, near) in named}
 
 
 def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str, str]]) -> None:
@@ -116,12 +136,24 @@ def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str,
         rows.clear()
 
 
-def _write_ngrams(blocks: Iterable[NDArray], firsts: NDArray[np.int64], index: IndexFiles) -> NDArray[np.int64]:
-    """Write sorted n-grams but for those of too many items; how many these are, of each file, which has its first item.
+def _ngrams(keys: NDArray[np.uint64], item: int, mark: int = 0) -> NDArray:
+    """The n-grams of an item for the sorter, by the words where they begin."""
+    found = np.empty(len(keys), _NGRAM)
+    found["key"], found["item"], found["word"] = keys, item, np.arange(len(keys)) | mark
+    return found
 
-    The n-grams of a key are looked at together: the last key of a block waits for the next one.
+
+def _write_ngrams(
+    blocks: Iterable[NDArray], firsts: NDArray[np.int64], lengths: NDArray[np.uint32], index: IndexFiles
+) -> NDArray[np.int64]:
+    """Write sorted n-grams but for those of too many items, and the sizes of items, which have `lengths` words.
+
+    Of each file, which has its first item, how many n-grams are left out, exact and near (files, 2). The n-grams of a
+    key are looked at together: the last key of a block waits for the next one.
     """
-    shared, held = np.zeros(len(firsts), np.int64), np.empty(0, _NGRAM)
+    shared, held = np.zeros((len(firsts), 2), np.int64), np.empty(0, _NGRAM)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    covered = np.zeros(int(lengths.sum()), np.uint8)  # of each word of all items, whether a near n-gram has it
     with ExitStack() as stack:
         keys, entries = (
             stack.enter_context(stack.enter_context(atomic_write(path)).open("wb"))
@@ -133,12 +165,20 @@ def _write_ngrams(blocks: Iterable[NDArray], firsts: NDArray[np.int64], index: I
             table, held = table[:end], table[end:].copy()
             table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
             is_shared = _is_shared(table)
+            is_near = table["word"] >= _NEAR
+            table["word"] &= np.uint32(_NEAR - 1)
             numbers = np.searchsorted(firsts, table["item"][is_shared], "right") - 1
-            shared += np.bincount(numbers, minlength=len(firsts))
+            np.add.at(shared, (numbers, is_near[is_shared].astype(np.int64)), 1)
+            places = starts[table["item"]] + table["word"]
+            for word in range(NEAR_LENGTH):
+                covered[places[is_near & ~is_shared] + word] = 1
             keys.write(np.ascontiguousarray(table["key"][~is_shared]).data)
             found = np.empty(int((~is_shared).sum()), ENTRY)
             found["item"], found["word"] = table["item"][~is_shared], table["word"][~is_shared]
             entries.write(found.view(np.uint8).data)
+    sizes = np.empty(len(lengths), ITEM_SIZE)
+    sizes["words"], sizes["covered"] = lengths, np.add.reduceat(covered, starts, dtype=np.uint32)
+    atomic_write_bytes(index.sizes, sizes.tobytes())
     return shared
 
 
@@ -172,8 +212,7 @@ def _reject_malformed(counts: Counts) -> None:
 
 
 def _keys(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    hashes = hash_ngrams(words, length)
-    return hashes ^ _SHORT if length == SHORTEST else hashes
+    return hash_ngrams(words, length) ^ _SALTS[length]
 
 
 def _is_shared(table: NDArray) -> NDArray[np.bool_]:
@@ -191,23 +230,48 @@ def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
 
 
 class Benchmarks:
-    """An index, mapped: all workers share its pages. `common` are keys that are not looked for."""
+    """An index, mapped: all workers share its pages.
 
-    def __init__(self, index: IndexFiles, common: NDArray[np.uint64] | None = None) -> None:
+    `common` are keys that are not looked for, `common_items` items whose near-duplicates are not. A near-duplicate has
+    `near` of an item's words or more; 0: none is looked for.
+    """
+
+    def __init__(
+        self,
+        index: IndexFiles,
+        near: float,
+        common: NDArray[np.uint64] | None = None,
+        common_items: NDArray[np.uint64] | None = None,
+    ) -> None:
         self.keys, self.entries = _mapped(index.keys, np.dtype("<u8")), _mapped(index.entries, ENTRY)
         edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
         self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
         self.common = np.empty(0, np.uint64) if common is None else common
-        self.words_of = cache(self._words_of)
+        ignored = np.empty(0, np.uint64) if common_items is None else common_items
+        sizes = _mapped(index.sizes, ITEM_SIZE)
+        self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, ignored) if near else None
+        self.words_of = lru_cache(_WORDS_HELD)(self._words_of)
 
     def keys_in(self, words: TextWords) -> NDArray[np.uint64]:
-        """The different keys of the index that a text has, ascending."""
+        """The different keys of exact n-grams of the index that a text has, ascending."""
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *hits]))
 
     def find(self, text: str, words: TextWords, least: int = 1) -> list[Match]:
-        """The runs of items of which a text has `least` different n-grams or more, in the order of the text."""
+        """The places of items in the order of the text: those of which it has `least` different n-grams or more, and
+        near-duplicates that are not within such a place of their item.
+        """
+        exact = list(self.find_exact(text, words, least))
+        spans = defaultdict[int, list[tuple[int, int]]](list)
+        for match in exact:
+            spans[match.item].append((match.start, match.end))
+        others = [near for near in self.find_near(text, words)
+                  if not any(start <= near.start and near.end <= end for start, end in spans[near.item])]  # fmt: skip
+        return sorted([*exact, *others], key=lambda match: (match.start, match.item))
+
+    def find_exact(self, text: str, words: TextWords, least: int) -> Iterator[Match]:
+        """The runs of items of which a text has `least` different n-grams or more."""
         found, ngrams = defaultdict[tuple[int, int, int], list[int]](list), defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
             for position, first in zip(positions.tolist(), firsts.tolist(), strict=True):
@@ -217,6 +281,7 @@ class Benchmarks:
                     found[item, position - word, length].append(position)
                     entry += 1
         spans = defaultdict[int, list[tuple[int, int]]](list)
+        covered = defaultdict[int, set[int]](set)
         for (item, shift, length), at in found.items():
             for start, end in _runs(at):
                 first, count = start - shift, end - start
@@ -224,21 +289,48 @@ class Benchmarks:
                 last = start + len(self.words_of(item)) if length == SHORTEST else end + length - 1
                 if self.words_of(item)[first : last - shift] == _spell(text, words, start, last):
                     ngrams[item].update(range(first, first + count))
+                    covered[item].update(range(first, last - shift))
                     spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
-        kept = [item for item in spans if len(ngrams[item]) >= least]
-        matches = [Match(item, len(ngrams[item]), *span) for item in kept for span in _joined(spans[item])]
-        return sorted(matches, key=lambda match: (match.start, match.item))
+        for item in (item for item in spans if len(ngrams[item]) >= least):
+            share = len(covered[item]) / len(self.words_of(item))
+            for span in _joined(spans[item]):
+                yield Match(item, len(ngrams[item]), *span, share, near=False)
+
+    def find_near(self, text: str, words: TextWords) -> Iterator[Match]:
+        """The near-duplicates of items in a text."""
+        if self.near is None:
+            return
+        for place in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
+            ngrams, covered = self._shared_words(place, _spell(text, words, place.best_first, place.best_last))
+            if covered >= place.covered:  # fewer only if hashes of different words are equal
+                start, end = int(words.starts[place.first]), int(words.ends[place.last - 1])
+                share = place.covered / int(self.near.sizes["covered"][place.item])
+                yield Match(place.item, ngrams, start, end, share, near=True)
+
+    def _shared_words(self, place: NearPlace, spelled: list[str]) -> tuple[int, int]:
+        """How many n-grams of an item are in the best window of a place, and how many words they cover."""
+        there = {tuple(spelled[at : at + NEAR_LENGTH]) for at in range(len(spelled) - NEAR_LENGTH + 1)}
+        words, covered = self.words_of(place.item), set[int]()
+        of_item = {tuple(words[at : at + NEAR_LENGTH]): at for at in range(len(words) - NEAR_LENGTH, -1, -1)}
+        for at in (both := [of_item[ngram] for ngram in there if ngram in of_item]):
+            covered.update(range(at, at + NEAR_LENGTH))
+        return len(both), len(covered)
 
     def _hits(self, words: TextWords) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
-        """For each length of n-grams: it, the text's keys, where it has one of the index, and that one's entry."""
+        """For each length of exact n-grams: it, the text's keys, where it has one of the index, and its entry."""
         for length in (LENGTH, SHORTEST):
             keys = _keys(words.hashes, length)
-            found = np.empty(len(keys), np.int64)
-            find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, found)
+            found = self._look_up(keys)
             found[np.isin(keys, self.common)] = -1
             (positions,) = np.nonzero(found >= 0)
             if len(positions):
                 yield length, keys, positions, found[positions]
+
+    def _look_up(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Of each key its first entry in the index, or −1."""
+        found = np.empty(len(keys), np.int64)
+        find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, found)
+        return found
 
     def _words_of(self, item: int) -> list[str]:
         text = self.items.column("text")[item].as_py()

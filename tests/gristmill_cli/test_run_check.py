@@ -92,6 +92,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("decontaminate", "policy", "forget", "expected"),
     ("decontaminate", "margin", "-1 --decontaminate.against {folder}/corpus", ".margin: expected 0 or more, got -1"),
     ("decontaminate", "min_ngrams", "0 --decontaminate.against {folder}/corpus", "expected 1 or more, got 0"),
+    ("decontaminate", "near", "2 --decontaminate.against {folder}/corpus", ".near: expected 0, or a share of 0.5 to 1"),
     ("decontaminate", "common", "-1 --decontaminate.against {folder}/corpus", ".common: expected 0 or more, got -1"),
     ("apply", "function", "no_such_module_here:f", "[apply] there is no module 'no_such_module_here'"),
     ("apply", "function", "keep_english", "expected module:function"),
