@@ -2,7 +2,7 @@
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import SequenceMatcher
 from itertools import groupby, islice, takewhile
 from math import isnan
@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from dedup.cluster_graph import pairwise_jaccard, read_some
 from dedup.minhash.matching_form import Unit
 from gristmill.engine.executors.staging import local_copies
-from gristmill.errors import UsageError, require
+from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.corpus_names import normal_name, parse_name
 from gristmill.io.documents import PART_FIELD, DocKey, Document
 from gristmill.io.files import RUN_FILE
@@ -79,7 +79,7 @@ def show_duplicates(
     require(largest >= 0 and show >= 1, f"--largest {largest} --show {show}: expected positive numbers")
     if not is_file(out / DUPLICATES):
         raise UsageError(f"{out}: expected the folder of a run, with {DUPLICATES} in it; gristmill run writes one")
-    corpus = next((out / name for name in CORPORA if is_folder(out / name)), None)
+    corpus = corpus_of(out)
     if corpus is None:
         raise UsageError(f"{out} has no {' or '.join(CORPORA)} folder: the texts are no longer there to be shown")
     if largest:
@@ -103,6 +103,21 @@ def show_duplicates(
     what = f"with {of}" if of else f"of {source}" if source else "removed as duplicates"
     title = Text(f"{total:,} documents {what}; the {len(pairs):,} least similar:", "bold")
     return Group(title, *_compared(corpus, pairs, text_column))
+
+
+def corpus_of(out: Path) -> Path | None:
+    """The folder with the documents that a run compared; None if it was removed."""
+    return next((out / name for name in CORPORA if is_folder(out / name)), None)
+
+
+def some_documents(corpus: Path | None, keys: Iterable[DocKey], text_column: str) -> dict[DocKey, Document]:
+    """Some documents, by key; none where they are no longer there."""
+    if corpus is None:
+        return {}
+    try:
+        return {document.key: document for document in read_some(corpus, sorted(set(keys)), text_column)}
+    except (GristmillError, OSError):
+        return {}
 
 
 def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:

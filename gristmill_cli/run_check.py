@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -29,13 +29,9 @@ from gristmill.urls import is_remote
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import (
     Alarms,
-    Apply,
     Decontaminate,
     Dedup,
-    Filter,
     Lines,
-    Mix,
-    Normalize,
     RunConfig,
     Tokenizer,
 )
@@ -53,10 +49,6 @@ from preprocessing.train_tokenizer import check_options, special_tokens
 from preprocessing.user_function import version_of
 
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
-_SECTIONS: dict[str, type] = {
-    "normalize": Normalize, "apply": Apply, "lines": Lines, "decontaminate": Decontaminate, "filter": Filter,
-    "dedup": Dedup, "mix": Mix, "alarms": Alarms, "tokenizer": Tokenizer,
-}  # fmt: skip
 SECTIONS = {  # stage: the section of its options
     "normalize_text": "normalize", "apply": "apply", "remove_lines": "lines", "decontaminate": "decontaminate",
     "filter": "filter", "generate_exact_pairs": "dedup", "to_hash": "dedup", "generate_connected_components": "dedup",
@@ -310,5 +302,5 @@ def spell_options(message: str, section: str) -> str:
     >>> spell_options("--holdout 2: expected a fraction; see --seed and --workers", "mix")
     '--mix.holdout 2: expected a fraction; see --mix.seed and --workers'
     """
-    names = {field.name for field in fields(_SECTIONS[section])} if section else set()
+    names = {field.name for field in fields(get_type_hints(RunConfig)[section])} if section else set()
     return _OPTION.sub(lambda found: f"--{section}.{found[1]}" if found[1] in names else found[0], message)

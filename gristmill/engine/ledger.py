@@ -52,17 +52,13 @@ class OutputRecord(msgspec.Struct, frozen=True):
 _Value = TypeVar("_Value")
 
 
-class _BriefRecord(msgspec.Struct):
+class BriefRecord(msgspec.Struct):
+    """What most readers need of a DoneRecord (see there): its identity and its counts are not decoded."""
+
     outputs: list[OutputRecord]
     step: str = ""
     task: str = ""
     value: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class TaskCost(msgspec.Struct):
-    """What a task took: see DoneRecord."""
-
-    step: str = ""
     core_seconds: float = 0.0
     retries: int = 0
 
@@ -107,7 +103,7 @@ class StepResult:
         return [msgspec.convert(record.value, kind) for record in self.records]
 
 
-_Record = TypeVar("_Record", DoneRecord, _BriefRecord, TaskCost)
+_Record = TypeVar("_Record", DoneRecord, BriefRecord)
 
 
 def run_name(stage: str, label: str = "", part: str = "") -> str:
@@ -240,22 +236,22 @@ class Ledger:
         """The last record of each task."""
         return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
 
-    def costs(self) -> list[TaskCost]:
+    def costs(self) -> list[BriefRecord]:
         """What each task took."""
-        return [cost for cost in self._read(TaskCost) if cost.step]
+        return [record for record in self._read(BriefRecord) if record.step]
 
     @property
     def is_damaged(self) -> bool:
         """Whether a line of the ledger is no record, or lines are missing, so that some outputs are unknown."""
         lines = self._lines()
-        found = [record for line in lines for record in _decode(line, _BriefRecord)]
+        found = [record for line in lines for record in _decode(line, BriefRecord)]
         counted = [msgspec.json.decode(record.value) for record in found if (record.step, record.task) == _LINES]
         return len(found) < len(lines) or counted not in ([], [len(lines)])
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
         root, found = name_of(self.root), dict[str, OutputRecord]()
-        for record in self._read(_BriefRecord):
+        for record in self._read(BriefRecord):
             for output in record.outputs:
                 name = join(root, output.path)
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):

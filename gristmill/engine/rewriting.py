@@ -70,47 +70,32 @@ def rewrite_corpus(
     Parquet files, they are made of the JSON lines that the tasks write.
     """
     slices, parquet = cut_raw_corpus(run, files), any(path.suffix == ".parquet" for path in targets.values())
-    tables = run.ledger.root / STATE_DIR / run.output if table else None
+    tables = run.ledger.root / STATE_DIR / run.output
 
     def written_to(part: Slice) -> Path:
         return _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name]
 
+    def plan(groups: list[SliceGroup]) -> Iterator[Task]:
+        """A task for each group of small files, and each piece of a large one, whose output is temporary."""
+        for group in groups:
+            outputs, more = tuple(map(written_to, group)), dict[str, Path]()
+            if table:
+                more["rows"] = tables / f"{group[0].label}{_TABLE}"
+            given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {}), **more}
+            size = sum(part.size for part in group)
+            yield Task(group[0].label, function, given, (*outputs, *more.values()), size, foreign=foreign)
+
     pieces = {part: written_to(part) for part in slices if parquet or is_piece(part)}
-    done = read_slices(
-        run,
-        step,
-        slices,
-        lambda groups: _slice_tasks(groups, written_to, function, arguments, foreign, tables, of_group),
-    )
+    done = read_slices(run, step, slices, plan)
     if parquet:
         _write_tables(run, files, _pieces_of(run, pieces, done), targets)
     elif pieces:
         run.step("join", _join_tasks(_pieces_of(run, pieces, done), targets))
     if table:
         found = (run.ledger.path(output) for record in done.records for output in record.outputs)
-        given = {"tables": FileSet(tuple(path for path in found if path.suffix == _TABLE)), "output": table}
-        run.step("table", [Task("table", concatenate_tables, given, (table,))])
+        joined = {"tables": FileSet(tuple(path for path in found if path.suffix == _TABLE)), "output": table}
+        run.step("table", [Task("table", concatenate_tables, joined, (table,))])
     return done
-
-
-def _slice_tasks(
-    groups: list[SliceGroup],
-    written_to: Callable[[Slice], Path],
-    function: Callable[..., Counts | Result],
-    arguments: dict[str, Any],
-    foreign: str,
-    tables: Path | None,
-    of_group: Callable[[SliceGroup], dict[str, Any]] | None,
-) -> Iterator[Task]:
-    """A task for each group of small files, and each piece of a large one, whose output is temporary."""
-    for group in groups:
-        outputs = tuple(map(written_to, group))
-        size = sum(part.size for part in group)
-        given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {})}
-        more = (tables / f"{group[0].label}{_TABLE}",) if tables else ()
-        if more:
-            given["rows"] = more[0]
-        yield Task(group[0].label, function, given, (*outputs, *more), size, foreign=foreign)
 
 
 def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:

@@ -3,13 +3,12 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import StagedTask, staged
+from gristmill.engine.executors.staging import staged
 from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord
 from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Result, Task
@@ -38,31 +37,23 @@ def run_task(
     `hashes` gives.
     """
     local, began = {path: info for path, info in inputs.items() if not is_remote(path)}, time.process_time()
+    memory = {} if task.memory is None else {"memory": task.memory}
     with staged(task, inputs, scratch, hashes) as copy:
-        counts, value, outputs = _run_and_publish(task, copy, local, ledger, budget)
+        _reject_changed(local, ledger)
+        with memory_budget(budget), flush_later():
+            result = copy.run(**memory)
+        _reject_changed(local, ledger)
+        counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+        counts = copy.name_objects(counts)
+        counts.check_conserved(f"{ledger.file.stem} {task.name}")
+        outputs = [
+            OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
+            for path, info, sha256 in copy.publish(task.outputs)
+        ]
     spent = round(time.process_time() - began, 3)
     record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value), spent)
     ledger.write(record)
     return record
-
-
-def _run_and_publish(
-    task: Task, copy: StagedTask, local: Mapping[Path, FileInfo], ledger: Ledger, budget: Budget | None
-) -> tuple[Counts, Any, list[OutputRecord]]:
-    """Run a task's `copy`, whose inputs are here, and publish its outputs."""
-    memory = {} if task.memory is None else {"memory": task.memory}
-    _reject_changed(local, ledger)
-    with memory_budget(budget), flush_later():
-        result = copy.run(**memory)
-    _reject_changed(local, ledger)
-    counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
-    counts = copy.name_objects(counts)
-    counts.check_conserved(f"{ledger.file.stem} {task.name}")
-    outputs = [
-        OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
-        for path, info, sha256 in copy.publish(task.outputs)
-    ]
-    return counts, value, outputs
 
 
 def _reject_changed(inputs: Mapping[Path, FileInfo], ledger: Ledger) -> None:

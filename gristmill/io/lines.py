@@ -81,13 +81,9 @@ def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES)
     The memory of `hold` grows with it, and is the caller's to release.
     """
     content, size = io.BytesIO(), 0
-    try:
-        with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
-            for chunk in _chunks(path, file, 0, None):
-                size += len(chunk)
-                content = _append(content, chunk, size, limit, hold)
-    except CorruptStream as error:
-        raise damaged_stream(path, f"byte {size:,}", error) from error
+    for chunk in read_chunks(path):
+        size += len(chunk)
+        content = _append(content, chunk, size, limit, hold)
     if size <= limit and not hold.fits(size * MEMORY_A_BYTE):
         raise hold.refuse(f"{path}, of {size:,} bytes,", size * MEMORY_A_BYTE)
     return _line(content, size, limit, hold)

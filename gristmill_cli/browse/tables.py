@@ -12,13 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dedup.cluster_graph import read_some
 from dedup.removal.steps import clusters_beside
 from gristmill.engine.executors.staging import local_copies
-from gristmill.errors import GristmillError, InputError, UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document
-from gristmill.storage.files import is_file, is_folder
-from gristmill_cli.duplicates import CLUSTERS, CORPORA, DUPLICATES
+from gristmill.storage.files import is_file
+from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
 from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
 from gristmill_cli.run_config import RunConfig
 
@@ -160,11 +159,4 @@ class RunTables:
     def documents(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, Document]:
         """Some documents as the stage `of` a table read them; none where they are no longer there."""
         folders = {"rules": config.applied, "spans": config.unrepeated}
-        folder = folders.get(of, next((self.out / name for name in CORPORA if is_folder(self.out / name)), None))
-        if folder is None:
-            return {}
-        try:
-            found = read_some(folder, sorted(set(keys)), config.text_column)
-            return {document.key: document for document in found}
-        except (GristmillError, OSError):
-            return {}
+        return some_documents(folders.get(of) or corpus_of(self.out), keys, config.text_column)

@@ -9,13 +9,12 @@ import numpy as np
 
 from dedup.clustering.lsh import detection
 from gristmill.counts import INCOMING, LEFT_OUT, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
-from gristmill.storage.files import is_folder
-from gristmill_cli.duplicates import CORPORA, label_of, mark_differences
+from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointer, said, section, table, tiles
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
-from gristmill_cli.report.removed import excerpt, find_some, show_benchmarks, show_lines, show_rules
+from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
@@ -321,8 +320,8 @@ def _histogram(sizes: Mapping[int, int]) -> tuple[list[str], list[int], list[lis
 def _pairs(run: DataRun) -> str:
     if not run.removals or not (pairs := [*run.removals.least, *run.removals.spread]):
         return ""
-    corpus = next((run.out / name for name in CORPORA if is_folder(run.out / name)), None)
-    found = find_some(run, corpus, [key for pair in pairs for key in (pair.removed, pair.kept)])
+    keys = [key for pair in pairs for key in (pair.removed, pair.kept)]
+    found = some_documents(corpus_of(run.out), keys, run.text_column)
     parts = list[str]()
     for pair in pairs:
         if pair.removed not in found or pair.kept not in found:

@@ -121,7 +121,7 @@ def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) 
     return places
 
 
-def draw_bars(labels: Sequence[str], bars: Bars, unit: str, log: bool = False) -> str:
+def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> str:
     """Bars to the right, a group for each label and in it one for each series."""
     with _style():
         thick = 0.8 / len(bars)
@@ -131,10 +131,8 @@ def draw_bars(labels: Sequence[str], bars: Bars, unit: str, log: bool = False) -
             axes.barh(places, values, thick * 0.9, color=_SERIES[number], label=short(name))
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        if log:
-            axes.set_xscale("symlog", linthresh=1)
         axes.set_xlabel(unit)
-        _plain_numbers(axes.xaxis, log)
+        _plain_numbers(axes.xaxis)
         _legend(axes, len(bars))
         return _svg(axes.figure)
 
@@ -150,13 +148,11 @@ def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        _plain_numbers(axes.yaxis, True)
+        axes.yaxis.set_major_formatter(lambda value, _: _brief(value))
         return _svg(axes.figure)
 
 
-def draw_curves(
-    curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = (), log: bool = False
-) -> str:
+def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = ()) -> str:
     """Lines; and a `histogram` of (x, share of the highest column) behind them."""
     with _style():
         axes = _axes()
@@ -168,8 +164,6 @@ def draw_curves(
             marker = "o" if len(points) < 2 else None
             axes.plot(xs, ys, color=_SERIES[number % 8], linestyle=["-", "--", ":"][number // 8 % 3], linewidth=1.3,
                       marker=marker, label=short(name))  # fmt: skip
-        if log:
-            axes.set_yscale("log")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         _legend(axes, len(curves))
@@ -251,12 +245,11 @@ def _axes(height: float = 2.8, width: float = _WIDTH) -> "Axes":
     return axes
 
 
-def _plain_numbers(axis: Any, log: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def _plain_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
 
-    if not log:
-        axis.set_major_locator(MaxNLocator(5))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _brief(value)))
+    axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(lambda value, _: _brief(value))
 
 
 def _brief(value: float) -> str:

@@ -96,6 +96,11 @@ class DataRun:
     faults: list[str]
 
     @property
+    def text_column(self) -> str:
+        """The field of the documents that holds the text."""
+        return str(self.options.get("text_column", "text"))
+
+    @property
     def alarms(self) -> list[str]:
         """What looks wrong: as the finished run said it, or in the stages that have finished."""
         if self.funnel:

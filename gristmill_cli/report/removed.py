@@ -1,15 +1,12 @@
 """Sections of a report on what stages took out: documents by rule, items of benchmarks, lines that repeat."""
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dedup.cluster_graph import read_some
 from gristmill.counts import CHANGED, READ
-from gristmill.errors import GristmillError
 from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_folder
-from gristmill_cli.duplicates import CORPORA, label_of, mark_differences
+from gristmill_cli.duplicates import CORPORA, label_of, mark_differences, some_documents
 from gristmill_cli.report.page import Number, fold, marked, pointer, said, section, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
@@ -22,7 +19,9 @@ def show_rules(run: DataRun) -> str:
     """Some documents of each rule."""
     if not run.by_rule:
         return ""
-    found = find_some(run, _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some])
+    found = some_documents(
+        _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some], run.text_column
+    )
     parts = list[str]()
     for rule, some in run.by_rule.items():
         shown = "".join(
@@ -41,7 +40,7 @@ def show_benchmarks(run: DataRun) -> str:
         return ""
     found = run.benchmarks.benchmarks
     keys = [span.key for spans in run.spans.values() for span in spans]
-    documents = find_some(run, _before(run, "decontaminated"), keys)
+    documents = some_documents(_before(run, "decontaminated"), keys, run.text_column)
     sources = sorted({source for its in found.values() for source in its.documents})
     where = str(BENCHMARKS)
     rows = list[list[str | Number]]()
@@ -96,7 +95,8 @@ def show_lines(run: DataRun) -> str:
             Number(documents), Number(units), Number(size), Number(share, f"{share:.2%}"),
         ])  # fmt: skip
     keys = [key for _, key in run.lines.most]
-    before, after = (find_some(run, folder, keys) for folder in (_before(run, "lines"), run.out / "lines"))
+    folders = _before(run, "lines"), run.out / "lines"
+    before, after = (some_documents(folder, keys, run.text_column) for folder in folders)
     parts = list[str]()
     for key in keys:
         if key in before and key in after:
@@ -123,14 +123,3 @@ def _before(run: DataRun, folder: str) -> Path | None:
 
 def _label(key: DocKey, documents: dict[DocKey, Document]) -> str:
     return label_of(documents[key]) if key in documents else str(key)
-
-
-def find_some(run: DataRun, corpus: Path | None, keys: Sequence[DocKey]) -> dict[DocKey, Document]:
-    """Some documents; none where they are no longer there."""
-    if corpus is None:
-        return {}
-    try:
-        found = read_some(corpus, sorted(set(keys)), str(run.options.get("text_column", "text")))
-        return {document.key: document for document in found}
-    except (GristmillError, OSError):
-        return {}
