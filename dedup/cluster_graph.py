@@ -64,16 +64,7 @@ def cluster_graph(
     signatures. The graph's attributes are `cluster` (the first key), `threshold` and `similarity` (the kind of
     similarity).
 
-    Args:
-        key: A document's key, <file>@<row>.
-        clusters: The file of all clusters, DUP/connected_components.pickle or .parquet.
-        corpus: NORM/, the folder of all sources, to compare texts; only files with documents of the cluster are read.
-        minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
-        threshold: Minimum similarity of an edge.
-        width: Length of a shingle in units.
-        unit: The unit of shingles: character or word.
-        most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
-        text_column: The column or field of the text in the corpus.
+    The arguments are those of show_cluster.
 
     Raises:
         UsageError: No cluster has the key, the cluster is too large, or neither corpus nor minhash is given.

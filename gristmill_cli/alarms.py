@@ -1,6 +1,6 @@
 """Alarms: what looks wrong in the counts of a run's stages, by the limits of [alarms], each with where to look."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 
 from dedup.candidates.cluster_samples import warn_of_clusters
@@ -26,6 +26,7 @@ from preprocessing.train_tokenizer import model_name
 _FEW, _FILES = 20, 3  # documents of a file, or of a source; files of a source: fewer are not compared
 _SAMPLED_FILES, _SAMPLED_BYTES = 32, 1 << 15  # of a source, and of a file, whose tokens are counted
 _AS_SHORT, _LANGUAGE = f" as {SHORT}", "language"
+Distance = Callable[[float, float], float]  # of a value from the median
 _LOOK = {  # at what a stage lost; OUT is the run's folder
     "normalize_text": "the files *.malformed in OUT/normalized",
     "apply": "what your function leaves out",
@@ -92,26 +93,30 @@ def _lengths(sources: dict[str, Counts], times: float) -> Iterator[str]:
     for source, files in sorted(sources.items()):
         read = {file: files.total(READ, file) for file in sorted(files.tallies)}
         means = {file: its.bytes / its.documents for file, its in read.items() if its.documents >= _FEW and its.bytes}
-        for first, middle, also in _odd_file(means, times):
+        for first, middle, also in _odd_file(means, times, _times):
             yield (
                 f"documents of {first} have {means[first]:,.0f} bytes on average, in the median file of {source} "
                 f"{middle:,.0f}{also}: look whether it is of another kind"
             )
 
 
-def _odd_file(values: dict[str, float], times: float) -> Iterator[tuple[str, float, str]]:
-    """The file whose value is furthest from the median of all, if it is more than `times` of it, or less.
+def _odd_file(values: dict[str, float], limit: float, distance: Distance) -> Iterator[tuple[str, float, str]]:
+    """The file whose value is furthest from the median of all, if its distance is more than `limit`.
 
-    With the median, and how many others differ as much, in words. Of few files it is none, nor with `times` 0.
+    With the median, and how many others differ as much, in words. Of few files it is none, nor with a `limit` of 0.
     """
-    if not times or len(values) < _FILES:
+    if not limit or len(values) < _FILES:
         return
     middle = median(values.values())
-    odd = {file: max(value / middle, middle / value) for file, value in values.items()}
-    first = max(odd, key=lambda file: odd[file])
-    if odd[first] > times:
-        many = sum(ratio > times for ratio in odd.values())
+    distances = {file: distance(value, middle) for file, value in values.items()}
+    first = max(distances, key=lambda file: distances[file])
+    if distances[first] > limit:
+        many = sum(one > limit for one in distances.values())
         yield first, middle, f"; {many:,} files differ as much" if many > 1 else ""
+
+
+def _times(value: float, middle: float) -> float:
+    return max(value / middle, middle / value)
 
 
 def _languages(sources: dict[str, Counts], limit: float) -> Iterator[str]:
@@ -119,13 +124,7 @@ def _languages(sources: dict[str, Counts], limit: float) -> Iterator[str]:
     for source, files in sorted(sources.items()):
         read = {file: files.total(READ, file).documents for file in sorted(files.tallies)}
         shares = {file: files.total(_LANGUAGE, file).documents / many for file, many in read.items() if many >= _FEW}
-        if not limit or len(shares) < _FILES:
-            continue
-        middle = median(shares.values())
-        first = max(shares, key=lambda file: abs(shares[file] - middle))
-        if abs(shares[first] - middle) > limit:
-            many = sum(abs(share - middle) > limit for share in shares.values())
-            also = f"; {many:,} files differ as much" if many > 1 else ""
+        for first, middle, also in _odd_file(shares, limit, lambda share, middle: abs(share - middle)):
             yield (
                 f"the rule {_LANGUAGE} removes {shares[first]:.0%} of the documents of {first}, of the median file of "
                 f"{source} {middle:.0%}{also}: look whether it is in another language"
@@ -156,7 +155,7 @@ def _token_sizes(config: RunConfig) -> Iterator[str]:
                     break
             if len(texts) >= _FEW or size >= _SAMPLED_BYTES:
                 ratios[file.name] = utf8_size("".join(texts)) / max(1, count_tokens(tokenizer, texts))
-        for first, middle, also in _odd_file(ratios, config.alarms.bytes_a_token):
+        for first, middle, also in _odd_file(ratios, config.alarms.bytes_a_token, _times):
             yield (
                 f"a token of {first} has {ratios[first]:.2f} bytes, in the median file of {source} {middle:.2f}{also}: "
                 "look whether it is in another language or script"

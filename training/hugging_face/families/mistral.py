@@ -1,9 +1,11 @@
 """Mistral (Jiang et al. 2023): MistralForCausalLM, a Llama with sliding-window attention."""
 
+from dataclasses import replace
 from typing import Any
 
-from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
+from training.hugging_face.families.llama import FAMILY as LLAMA
+from training.hugging_face.families.llama import FIELDS_BUT_BIAS
+from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {
@@ -23,19 +25,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), "sliding_window": model.window or None}
 
 
-FAMILY = ModelFamily(
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    preset="llama",
-    body="model.",
-    tensors=TENSORS,
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu"},
-    fields=FIELDS_BUT_BIAS,
-    defaults=DEFAULTS,
-    accepted={"hidden_act": ("silu",)},
-    ignored=frozenset({"attention_dropout"}),
-    nullable=frozenset({"sliding_window"}),
-    buffers=(".rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
-)
+FAMILY = replace(
+    LLAMA, model_type="mistral", architecture="MistralForCausalLM", fields=FIELDS_BUT_BIAS, defaults=DEFAULTS,
+    ignored=frozenset({"attention_dropout"}), nullable=frozenset({"sliding_window"}), read=_read, write=_write,
+)  # fmt: skip

@@ -1,10 +1,12 @@
 """Qwen 2 and 2.5 (Qwen team 2024): Qwen2ForCausalLM, a Llama with biases of the queries, keys and values."""
 
+from dataclasses import replace
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
+from training.hugging_face.families.llama import FAMILY as LLAMA
+from training.hugging_face.families.llama import FIELDS_BUT_BIAS
+from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 QWEN_DEFAULTS = {
@@ -48,20 +50,8 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_rope(model), **write_window(model)}
 
 
-FAMILY = ModelFamily(
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
-    preset="llama",
-    body="model.",
-    tensors=TENSORS,
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "qkv_bias": True},
-    fields=FIELDS_BUT_BIAS,
-    defaults={**QWEN_DEFAULTS, "head_dim": None},
-    accepted={"hidden_act": ("silu",)},
-    ignored=frozenset({"attention_dropout"}),
-    nullable=frozenset({"sliding_window"}),
-    buffers=(".rotary_emb.inv_freq",),
-    forces_tokenizer=True,
-    read=_read,
-    write=_write,
-)
+FAMILY = replace(
+    LLAMA, model_type="qwen2", architecture="Qwen2ForCausalLM", parts={**LLAMA.parts, "qkv_bias": True},
+    fields=FIELDS_BUT_BIAS, defaults={**QWEN_DEFAULTS, "head_dim": None}, ignored=frozenset({"attention_dropout"}),
+    nullable=frozenset({"sliding_window"}), forces_tokenizer=True, read=_read, write=_write,
+)  # fmt: skip
