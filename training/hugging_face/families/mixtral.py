@@ -1,9 +1,11 @@
 """Mixtral (Jiang et al. 2024): MixtralForCausalLM, a Mistral whose MLPs are experts."""
 
+from dataclasses import replace
 from typing import Any
 
+from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, TensorRow, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 _LAYER = "model.layers.{}.block_sparse_moe"
@@ -46,23 +48,11 @@ def write_expert_width(model: ModelConfig) -> dict[str, Any]:
     return {"intermediate_size": model.expert_width}
 
 
-FAMILY = ModelFamily(
-    model_type="mixtral",
-    architecture="MixtralForCausalLM",
-    preset="llama",
-    body="model.",
-    tensors=(
-        *(row for row in TENSORS if ".mlp." not in row.theirs),
-        *expert_rows(_LAYER, ("w1", "w3", "w2")),
-    ),
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "router": "softmax", "router_normalize": True},
-    fields=EXPERT_FIELDS | {"experts": "num_local_experts"},
-    defaults=DEFAULTS,
-    accepted={"hidden_act": ("silu",), "router_jitter_noise": (0.0,)},
-    ignored=LOSSES,
-    nullable=frozenset({"sliding_window"}),
-    aliases={"num_experts": "num_local_experts"},
-    buffers=(".rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
-)
+FAMILY = replace(
+    LLAMA, model_type="mixtral", architecture="MixtralForCausalLM",
+    tensors=(*(row for row in TENSORS if ".mlp." not in row.theirs), *expert_rows(_LAYER, ("w1", "w3", "w2"))),
+    parts={**LLAMA.parts, "router": "softmax", "router_normalize": True},
+    fields=EXPERT_FIELDS | {"experts": "num_local_experts"}, defaults=DEFAULTS,
+    accepted={"hidden_act": ("silu",), "router_jitter_noise": (0.0,)}, ignored=LOSSES,
+    nullable=frozenset({"sliding_window"}), aliases={"num_experts": "num_local_experts"}, read=_read, write=_write,
+)  # fmt: skip

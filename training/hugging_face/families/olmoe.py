@@ -1,11 +1,13 @@
 """OLMoE (Muennighoff et al. 2024): OlmoeForCausalLM, a Llama with experts and norms of all queries and all keys."""
 
+from dataclasses import replace
 from typing import Any
 
+from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import TENSORS
 from training.hugging_face.families.mixtral import EXPERT_FIELDS, LOSSES, expert_rows, write_expert_width
 from training.hugging_face.families.qwen3 import QK_NORMS
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {
@@ -25,26 +27,15 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {**write_expert_width(model), **write_rope(model), "attention_bias": model.qkv_bias}
 
 
-FAMILY = ModelFamily(
-    model_type="olmoe",
-    architecture="OlmoeForCausalLM",
-    preset="llama",
-    body="model.",
+FAMILY = replace(
+    LLAMA, model_type="olmoe", architecture="OlmoeForCausalLM",
     tensors=(
         *(row for row in TENSORS if ".mlp." not in row.theirs),
         *QK_NORMS,
         *expert_rows("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
     ),
-    parts={
-        "norm": "rms", "positions": "rope", "mlp": "swiglu", "qk_norm": True, "qk_norm_joint": True,
-        "router": "softmax",
-    },
-    fields=EXPERT_FIELDS | {"experts": "num_experts", "router_normalize": "norm_topk_prob"},
-    defaults=DEFAULTS,
-    accepted={"hidden_act": ("silu",), "clip_qkv": (None,)},
-    ignored=LOSSES,
-    aliases={"num_local_experts": "num_experts"},
-    buffers=(".rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
+    parts={**LLAMA.parts, "qk_norm": True, "qk_norm_joint": True, "router": "softmax"},
+    fields=EXPERT_FIELDS | {"experts": "num_experts", "router_normalize": "norm_topk_prob"}, defaults=DEFAULTS,
+    accepted={"hidden_act": ("silu",), "clip_qkv": (None,)}, ignored=LOSSES,
+    aliases={"num_local_experts": "num_experts"}, read=_read, write=_write,
 )  # fmt: skip

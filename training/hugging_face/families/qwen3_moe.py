@@ -1,12 +1,14 @@
 """Qwen 3 with experts (Qwen team 2025): Qwen3MoeForCausalLM; some layers may be dense."""
 
+from dataclasses import replace
 from typing import Any
 
 from gristmill.errors import UsageError
+from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.families.mixtral import LOSSES, expert_rows
 from training.hugging_face.families.qwen3 import QK_NORMS
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {
@@ -40,29 +42,16 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = ModelFamily(
-    model_type="qwen3_moe",
-    architecture="Qwen3MoeForCausalLM",
-    preset="llama",
-    body="model.",
-    tensors=(
-        *TENSORS,
-        *QK_NORMS,
-        *expert_rows("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
-    ),
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "qk_norm": True, "router": "softmax"},
+FAMILY = replace(
+    LLAMA, model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM",
+    tensors=(*TENSORS, *QK_NORMS, *expert_rows("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj"))),
+    parts={**LLAMA.parts, "qk_norm": True, "router": "softmax"},
     fields=FIELDS_BUT_BIAS
     | {
         "experts": "num_local_experts", "experts_per_token": "num_experts_per_tok",
         "expert_width": "moe_intermediate_size", "sparse_every": "decoder_sparse_step",
         "router_normalize": "norm_topk_prob",
     },
-    defaults=DEFAULTS,
-    accepted={"hidden_act": ("silu",)},
-    ignored=LOSSES | {"max_window_layers"},
-    nullable=frozenset({"sliding_window"}),
-    aliases={"num_experts": "num_local_experts"},
-    buffers=(".rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
+    defaults=DEFAULTS, ignored=LOSSES | {"max_window_layers"}, nullable=frozenset({"sliding_window"}),
+    aliases={"num_experts": "num_local_experts"}, read=_read, write=_write,
 )  # fmt: skip
