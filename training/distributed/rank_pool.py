@@ -32,7 +32,7 @@ _LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs
 _END_SECONDS = 2.0  # after its last job, for an idle worker to end itself
 _NO_GROUP = math.inf  # time of the failure of a rank that could not connect to the others: theirs came before
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
-_PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
+_PRELOAD = ["training.parallel.parallelize", "torch._dynamo", "torch.distributed.pipelining"]  # what a first step needs
 _PRELOAD_ON_CPU = ["training.kernels.cpu.kernels"]
 
 

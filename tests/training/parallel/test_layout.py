@@ -24,11 +24,6 @@ def refusal(processes: int, seq_len: int = SEQ_LEN, model: ModelConfig = MODEL, 
     return str(error.value)
 
 
-def test_zero_group_keeps_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert load_config(ParallelConfig, ["--zero", "2", "--shard", "2"]) == ParallelConfig(zero=2, zero_group=2)
-    assert "zero_group" in capsys.readouterr().err
-
-
 def test_zeros_are_filled_in() -> None:
     assert ParallelConfig().resolve(1, MODEL, SEQ_LEN) == ParallelConfig(1, 0, 1, 1, False, 1, "1f1b", 1, 1)
     assert ParallelConfig(tp=2).resolve(8, MODEL, SEQ_LEN).dp == 4
