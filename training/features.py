@@ -16,6 +16,7 @@ from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin, Plugins
 from training.profiling.profiler import Profiler
 from training.reporting.expert_load import ExpertLoad
+from training.reporting.source_losses import SourceLosses
 from training.run_plan import RunPlan
 
 
@@ -36,6 +37,8 @@ def build_plugins(
         add(VerifiedShards([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
     if model.routing is not None:
         add(ExpertLoad(model.routing, say))
+    if len(plan.train.parts) > 1:
+        add(SourceLosses(model, [str(part.folder) for part in plan.train.parts]))
     if buckets_of(model.reducers):
         add(ErrorFeedback(model))
     if config.eval.ema:

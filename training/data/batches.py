@@ -11,7 +11,7 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from training.data.batch_schedule import BatchSchedule, BatchSplit, Sizes
 from training.data.data_config import DataConfig, OrderKind
-from training.data.mix import EpochOrder, MixOrder, MixPlace, SetPlace
+from training.data.mix import EpochOrder, MixedSequences, MixOrder, MixPlace, SetPlace
 from training.data.sequences import Sequences
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
@@ -130,11 +130,14 @@ class Batches:
         ids = tokens[:, :-1].clamp(min=0) if self.data.has_ignored else tokens[:, :-1]
         number = self._each(self.schedule.read, first, steps, self.dp_rank, self.split.dp_size)
         sample_ids = number + key_from_name(f"{self.seed}/sequences")
-        parts = [ids, self.data.targets(indices, tokens), sample_ids]
+        parts = {"ids": ids, "targets": self.data.targets(indices, tokens), "sample_ids": sample_ids}
         if self.mask_documents:
-            parts.append(self.data.positions(indices))
+            parts["positions"] = self.data.positions(indices)
+        if isinstance(self.data, MixedSequences):
+            parts["sources"] = torch.from_numpy(self.data.set_of(indices))
         rows = [self.schedule.size(step) // self.split.dp_size for step in range(first, first + steps)]
-        return [Batch(*part) for part in zip(*(t.split(rows) for t in parts), strict=True)]
+        split = zip(*(t.split(rows) for t in parts.values()), strict=True)
+        return [Batch(**dict(zip(parts, part, strict=True))) for part in split]
 
 
 _MAX_READ_STEPS = 16  # per read

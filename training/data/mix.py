@@ -171,12 +171,16 @@ class MixedSequences:
         """Targets of the sequences `indices` that are not ignored."""
         return sum(self.sets[number].target_count(rows) for number, _, rows in self.by_set(indices))
 
+    def set_of(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of the set of each of the sequences `indices`: (len(indices),)."""
+        return np.searchsorted(self.starts, indices, side="right") - 1
+
     def by_set(
         self, indices: Sequence[int] | NDArray[np.int64]
     ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Of each set that has some of the sequences `indices`: its number, where they are, and which they are."""
         indices = np.asarray(indices, np.int64)
-        of, found = np.searchsorted(self.starts, indices, side="right") - 1, []
+        of, found = self.set_of(indices), []
         for number in np.unique(of).tolist():
             places = np.flatnonzero(of == number)
             found.append((number, places, indices[places] - self.starts[number]))

@@ -17,7 +17,7 @@ IGNORE_INDEX = -100  # a target with this id adds nothing to the loss
 _BLOCK_BYTES = 64 << 20  # of the gradient of the weight, where it is added to in blocks of rows
 
 ChunkLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(logits (N, V), targets (N,)) to the summed loss, (), and its gradient by the logits, (N, V) in their dtype."""
+"""(logits (N, V), targets (N,)) to the losses, (N,), and the gradient of their sum by the logits, (N, V), as these."""
 
 
 class ZLoss:
@@ -42,6 +42,23 @@ class ZLoss:
         return total
 
 
+class SequenceLosses:
+    """The loss of each sequence of a step, kept where it is computed, in the order of the micro-batches."""
+
+    def __init__(self) -> None:
+        self._parts = list[Tensor]()
+
+    def add(self, losses: Tensor, targets: Tensor) -> None:
+        """Add those of a micro-batch, (B, T) in nats, zero where `targets` (B, T) are ignored."""
+        counts = (targets != IGNORE_INDEX).sum(1)
+        self._parts.append(torch.stack([losses.sum(1), counts.to(losses.dtype)]))
+
+    def take(self) -> Tensor | None:
+        """Of each sequence since the last call its summed loss and its targets, (2, B); None if there are none."""
+        parts, self._parts = self._parts, []
+        return torch.cat(parts, 1) if parts else None
+
+
 def chunk_tokens(vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
     """Tokens per chunk: as many as the device's memory for logits holds, in the dtype of the loss; one at least."""
     return max(1, kernels_for(device).LOGITS_BYTES // (vocabulary * accumulation_dtype(dtype).itemsize))
@@ -54,6 +71,7 @@ def linear_cross_entropy(
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
     z_loss: ZLoss | None = None,
+    sequence_losses: SequenceLosses | None = None,
 ) -> Tensor:
     """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
@@ -66,7 +84,8 @@ def linear_cross_entropy(
     all-reduced. Two all-reduces per chunk: of the largest log-sum-exp, then of the sum of exponentials and the
     target's logit (after Shoeybi et al. 2019, section 3).
 
-    With `z_loss` the gradients are of the sum of both losses, and the result remains the cross-entropy.
+    With `z_loss` the gradients are of the sum of both losses, and the result remains the cross-entropy. The losses of
+    sequences are added to `sequence_losses`.
     On a GPU torch.compile fuses all that follows the logits, unless there is a group or a z-loss: of GPT-2's step on an
     H200 torch's operators took a fifth for it.
     """
@@ -76,7 +95,14 @@ def linear_cross_entropy(
     step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
     if x.is_cuda:
         step = _equal_step(targets.numel(), step)
-    return _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), step, chunk_loss)
+    kept = None
+    if sequence_losses is not None:
+        kept = torch.empty(targets.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
+    flat = None if kept is None else kept.flatten()
+    loss = _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), step, chunk_loss, flat)
+    if sequence_losses is not None and kept is not None:
+        sequence_losses.add(kept, targets)
+    return loss
 
 
 @torch.no_grad()
@@ -120,9 +146,9 @@ class _LogitsCrossEntropy(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         z_loss: ZLoss | None,
     ) -> Tensor:
-        loss, gradient = _chunk_loss(logits, targets, vocab_start, group, z_loss)
+        losses, gradient = _chunk_loss(logits, targets, vocab_start, group, z_loss)
         ctx.save_for_backward(gradient)
-        return loss[None].clone()  # FSDP warns of a view
+        return losses.sum()[None].clone()  # FSDP warns of a view
 
     @staticmethod
     @once_differentiable
@@ -142,6 +168,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         step: int,
         chunk_loss: ChunkLoss,
+        kept: Tensor | None,
     ) -> Tensor:
         dtype = accumulation_dtype(x.dtype)
         total = torch.zeros(1, dtype=dtype, device=x.device)
@@ -149,8 +176,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dw = torch.zeros_like(weight, dtype=dtype) if ctx.needs_input_grad[1] else None
         for start in range(0, len(x), step):
             chunk = slice(start, start + step)
-            loss, dlogits = chunk_loss(x[chunk] @ weight.T, targets[chunk])
-            total += loss
+            losses, dlogits = chunk_loss(x[chunk] @ weight.T, targets[chunk])
+            total += losses.sum()
+            if kept is not None:
+                kept[chunk] = losses
             if dx is not None and dw is not None:
                 torch.mm(dlogits, weight, out=dx[chunk])
                 _add_product(dw, dlogits.T, x[chunk])
@@ -169,7 +198,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dx, dw = (g if g is None else g.mul_(grad.to(g.dtype)) for g in gradients)
         else:
             dx, dw = (g if g is None else g * grad.to(g.dtype) for g in gradients)
-        return dx, dw, None, None, None
+        return dx, dw, None, None, None, None
 
 
 def _equal_step(tokens: int, most: int) -> int:
@@ -211,7 +240,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _chunk_loss(
     logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None, z_loss: ZLoss | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of the logits (N, V / n) of a chunk, (), and the logits' gradient, of their shape and dtype."""
+    """Losses of the logits (N, V / n) of a chunk, (N,), and the logits' gradient, of their shape and dtype."""
     losses, log_probs, log_z, shard_prob = _chunk_losses(logits, targets, vocab_start, group)
     valid, (in_shard, column) = targets != IGNORE_INDEX, _columns(targets, logits, vocab_start, group)
     scale = valid.to(log_probs.dtype)
@@ -221,7 +250,7 @@ def _chunk_loss(
         scale *= z_loss.add(log_z, valid)
     gradient = log_probs.exp_().mul_(scale[:, None])
     gradient.scatter_add_(1, column, -(in_shard & valid)[:, None].to(gradient.dtype))
-    return losses.sum(), gradient.to(logits.dtype)
+    return losses, gradient.to(logits.dtype)
 
 
 @cache
@@ -236,7 +265,7 @@ def _whole_chunk_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     losses = torch.where(valid, log_z[:, 0] - torch.where(is_target, wide, 0.0).sum(-1), 0.0)
     gradient = torch.where(valid[:, None], (wide - log_z).exp() - is_target.to(wide.dtype), 0.0)
-    return losses.sum(), gradient.to(logits.dtype)
+    return losses, gradient.to(logits.dtype)
 
 
 def _columns(

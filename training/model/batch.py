@@ -1,7 +1,9 @@
 """Batch: one data-parallel rank's inputs, targets, sample ids and positions for a step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ class Batch:
     """Ids of the sequences, unique over the run, (B,) int64; keys of counter-based dropout."""
     positions: Tensor | None = None
     """Positions of the input tokens in their documents, (B, T) int64, where documents do not see each other."""
+    sources: Tensor | None = None
+    """The data set of each sequence, (B,) int64, of a mix of several."""
 
     def chunk(self, count: int) -> list["Batch"]:
         """Split into `count` micro-batches."""
-        parts = (self.ids, self.targets, self.sample_ids, *([] if self.positions is None else [self.positions]))
-        return [Batch(*part) for part in zip(*(t.chunk(count) for t in parts), strict=True)]
+        parts = (repeat(None, count) if t is None else t.chunk(count) for t in self._tensors)
+        return [Batch(*part) for part in zip(*parts, strict=True)]
 
     def pin_memory(self) -> "Batch":
         """Copy to pinned memory, from which transfers to a GPU are asynchronous."""
@@ -34,5 +38,9 @@ class Batch:
         return self._map(lambda t: t.to(device, non_blocking=True))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        positions = None if self.positions is None else change(self.positions)
-        return Batch(change(self.ids), change(self.targets), change(self.sample_ids), positions)
+        tensors: list[Any] = [None if t is None else change(t) for t in self._tensors]
+        return Batch(*tensors)
+
+    @property
+    def _tensors(self) -> list[Tensor | None]:
+        return [getattr(self, field.name) for field in fields(self)]

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from training.kernels.cross_entropy import ZLoss, linear_cross_entropy, token_losses
+from training.kernels.cross_entropy import SequenceLosses, ZLoss, linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding
 from training.model.documents import Documents
 from training.model.dropout import Dropout
@@ -42,12 +42,14 @@ class Head(nn.Linear):
 
     z_loss: ZLoss | None = None
     """Added to the loss in training."""
+    sequence_losses: SequenceLosses | None = None
+    """Has the losses of sequences in training, if they are to be kept."""
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats from features (B, T, D) and targets (B, T): in training summed, (1,), else (B, T)."""
         if not self.training:
             return token_losses(x, self.weight, targets)
-        return linear_cross_entropy(x, self.weight, targets, z_loss=self.z_loss)
+        return linear_cross_entropy(x, self.weight, targets, z_loss=self.z_loss, sequence_losses=self.sequence_losses)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         return super().forward(x) if targets is None else self.loss(x, targets)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.distributed.collectives import all_gather, gather_rows
-from training.kernels.cross_entropy import ZLoss
+from training.kernels.cross_entropy import SequenceLosses, ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
 from training.model.decoder import Decoder
@@ -60,7 +60,8 @@ class ParallelModel:
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
         self.routing = routing
-        self.z_loss = ZLoss(0.0)
+        self.z_loss, self.sequence_losses = ZLoss(0.0), SequenceLosses()
+        self._sources: Tensor | None = None
         experiment = experiment_of(layout)
         self.rows = world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
         self.order = TokenOrder.of(layout, world)
@@ -73,6 +74,7 @@ class ParallelModel:
         is the global one.
         """
         batch = self.order.own_batch(_own_batch(batch, self.rows))
+        self._sources = batch.sources
         if self.routing is not None:
             self.routing.begin_step(scale)
         loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
@@ -104,6 +106,22 @@ class ParallelModel:
             return None
         total = self.z_loss.take()
         return torch.zeros((), device=self.world.device) if total is None else self._count_once(total)
+
+    def keep_sequence_losses(self) -> None:
+        """Keep the losses of sequences in each step from now on, for `take_source_losses`."""
+        for part in self.parts:
+            if isinstance(part.head, Head):
+                part.head.sequence_losses = self.sequence_losses
+
+    def take_source_losses(self, count: int) -> Tensor:
+        """This rank's terms of the last step's summed loss of each of `count` sources, and of its targets: (2, count).
+
+        float64; the sum over all ranks is of the global batch.
+        """
+        found = self.sequence_losses.take()
+        if found is None or self._sources is None or self.vocabulary.rank:
+            return torch.zeros(2, count, dtype=torch.float64, device=self.world.device)
+        return found.double() @ F.one_hot(self._sources, count).double()
 
     @torch.no_grad()
     def loss(

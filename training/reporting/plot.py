@@ -6,6 +6,7 @@ import importlib.util
 import io
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 def plot(run_dir: Positional[Path]) -> Path:
     """Print the loss curves of `run_dir`/metrics.jsonl and write them to `run_dir`/loss.svg and loss.png.
 
-    Losses by source, learning rate, gradient norm, throughput and memory are drawn in run.svg and run.png.
+    Losses by source, of training those of each data set of a mix, learning rate, gradient norm, throughput and memory
+    are drawn in run.svg and run.png.
 
     Args:
         run_dir: The run's --out_dir.
@@ -145,6 +147,7 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     memory = [(step, value / _GIB) for step, value in _curve(records, "step", "memory_bytes")]
     panels = {
         "loss (nats/token)": {"train": _curve(records, "step", "loss"), "holdout": _curve(records, "eval", "loss")},
+        "training loss by source (nats/token)": _sets(records),
         "holdout loss by source (nats/token)": _sources(records),
         "learning rate": {"": _curve(records, "step", "lr")},
         "gradient norm": {"": _curve(records, "step", "grad_norm")},
@@ -153,6 +156,36 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     }
     drawn = {title: {name: curve for name, curve in curves.items() if curve} for title, curves in panels.items()}
     return {title: curves for title, curves in drawn.items() if curves}
+
+
+def _sets(records: list[dict[str, Any]]) -> dict[str, Curve]:
+    """The training loss of each data set of a mix, by the part of its folder that tells it from the others."""
+    curves: dict[str, Curve] = {}
+    for record in (record for record in records if record["kind"] == "losses"):
+        for name, values in _table(record, "sets").items():
+            loss = finite(values.get("loss")) if isinstance(values, dict) else None
+            if loss is not None:
+                curves.setdefault(name, []).append((record["step"], loss))
+    return dict(zip(distinct_parts(list(curves)), curves.values(), strict=True))
+
+
+def distinct_parts(folders: Sequence[str]) -> list[str]:
+    """Folders without the parts that all of them begin or end with.
+
+    >>> distinct_parts(["runs/web/tokens", "runs/books/tokens"])
+    ['web', 'books']
+    """
+    paths = [Path(folder).parts for folder in folders]
+    begin = _equal_parts(paths)
+    end = _equal_parts([path[begin:][::-1] for path in paths])
+    names = ["/".join(path[begin : len(path) - end]) for path in paths]
+    return names if all(names) else list(folders)
+
+
+def _equal_parts(paths: Sequence[tuple[str, ...]]) -> int:
+    """With how many equal parts all paths begin."""
+    differ = (at for at, parts in enumerate(zip(*paths, strict=False)) if len({*parts}) > 1)
+    return next(differ, min(map(len, paths), default=0))
 
 
 def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:

@@ -16,7 +16,6 @@ from training.distributed.collectives import wait
 from training.kernels.precision import accumulation_dtype
 from training.model.batch import Batch
 from training.model.decoder import Decoder
-from training.model.embedding import Head
 from training.model.router import Router
 from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.layout import Layout
@@ -43,8 +42,9 @@ class _Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if fwd_chunk_id == 0:  # the pass by which torch learns shapes comes before the first
-            if isinstance(self.submod.head, Head) and self.submod.head.z_loss is not None:
-                self.submod.head.z_loss.take()
+            for kept in (getattr(self.submod.head, name, None) for name in ("z_loss", "sequence_losses")):
+                if kept is not None:
+                    kept.take()
             for module in self.submod.modules():
                 if isinstance(module, Router):
                     module.forget()

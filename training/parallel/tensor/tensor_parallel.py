@@ -229,7 +229,7 @@ class _VocabParallelHead(Head):
         x, group = self.region.enter(x), self.region.axis.group
         if not self.training:
             return token_losses(x, self.weight, targets, self.first, group)
-        return linear_cross_entropy(x, self.weight, targets, self.first, group, self.z_loss)
+        return linear_cross_entropy(x, self.weight, targets, self.first, group, self.z_loss, self.sequence_losses)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / n)."""
