@@ -59,9 +59,9 @@ IMBALANCE = 1.2
 """Tokens that the busiest expert-parallel rank gets, over the mean; assumed."""
 _ROW_PASSES = 6
 """Times that a token's vectors are read or written for each of its experts, sorted by expert and summed again."""
-_RING_PASSES = 8
-"""Times that a ring's scores are read or written in float32: training/kernels/block_attention.py, operator by
-operator."""
+_SCORE_PASSES = 8
+"""Times that scores are read or written in float32 where flash attention has no kernel, in a ring and with sinks:
+training/kernels/block_attention.py, operator by operator."""
 
 
 @lru_cache(4096)
@@ -71,16 +71,15 @@ def layer_work(
 ) -> RankWork:  # fmt: skip
     """RankWork of one decoder layer, whose features are divided into t `parts`, and its experts over `ep` ranks.
 
-    Of sparse and dense layers it is the mean.
+    Of sparse and dense layers, and of those with a window and without, it is the mean.
 
     Its norms and residual sums see 1 / `shards` of the tokens. `flash`: attention's weights never leave the chip (Dao
-    et al. 2022); else the softmax reads and writes b a s² / t. Over a `ring` of n ranks a sequence has 2 n chunks, of
-    which each rank computes 2 n + 1 pairs, tile by tile: their scores pass through memory.
+    et al. 2022), but for those of a `ring` of n ranks and of sinks; else the softmax reads and writes b a s² / t.
     """
-    tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / parts, model.head_dim
+    tokens, width, heads = sequences * seq_len, model.width, model.heads / parts
     attention, ffn, sparse = model.q_width / parts, model.active_width / parts, len(model.sparse_layers) / model.layers
     gates = 2 if model.is_gated else 1
-    of_heads = attention_products(seq_len, head_dim, sequences * heads)
+    of_heads = tuple(_attention_products(model, seq_len, sequences * heads))
     products = (
         *(_latent(model, tokens, parts) if model.kv_lora_rank else _heads(model, tokens, parts, tensor)),
         *of_heads,
@@ -96,8 +95,8 @@ def layer_work(
     whole += sparse * model.experts_per_token * _ROW_PASSES * width
     divided = 2 * attention + (gates + 1) * ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
-    scores = (2 * ring + 1) / (4 * ring) * sequences * seq_len**2 * heads if ring > 1 else 0.0
-    traffic = 2.0 * tokens * (whole + divided + weights) + 4.0 * _RING_PASSES * scores
+    scores = tokens * heads * _scores(model, seq_len, ring) if ring > 1 or model.sinks else 0.0
+    traffic = 2.0 * tokens * (whole + divided + weights) + 4.0 * _SCORE_PASSES * scores
     return RankWork(products, traffic, of_heads)
 
 
@@ -147,9 +146,38 @@ def _matrix(
     return Product(tokens, outputs / parts, inputs / parts, parts)
 
 
-def attention_products(seq_len: int, head_dim: int, count: float) -> tuple[Product, Product]:
-    """Of queries and keys, and of weights and values, of `count` heads of sequences; as if all tokens saw all."""
-    return Product(seq_len, seq_len, head_dim, count), Product(seq_len, head_dim, seq_len, count)
+def _attention_products(model: ModelConfig, seq_len: int, count: float) -> Iterator[Product]:
+    """Of queries and keys, and of weights and values, of `count` heads of sequences; as if all tokens saw all.
+
+    With a window blocks of as many queries see their own keys and those of the block before.
+    """
+    window, share = model.window or 0, _windowed(model, seq_len)
+    for queries, keys, of_layers in ((seq_len, seq_len, 1 - share), (window, 2 * window, share)):
+        if of_layers:
+            blocks = count * of_layers * seq_len / queries
+            yield Product(queries, keys, model.head_dim, blocks)
+            yield Product(queries, model.head_dim, keys, blocks)
+
+
+def _windowed(model: ModelConfig, seq_len: int) -> float:
+    """The share of layers whose blocks of a window are shorter than the sequence."""
+    window = model.window or 0
+    if not 0 < 2 * window < seq_len:
+        return 0.0
+    return sum(model.layer_window(layer) > 0 for layer in range(model.layers)) / model.layers
+
+
+def _scores(model: ModelConfig, seq_len: int, ring: int) -> float:
+    """Scores of a token and head that pass through memory, of a layer on average.
+
+    Over a ring of n ranks a sequence has 2 n chunks, of which each rank computes 2 n + 1 pairs, tile by tile; with a
+    window those that it reaches.
+    """
+    window, chunk = model.window or 0, seq_len / (2 * ring)
+    every = (2 * ring + 1) / 2 * chunk if ring > 1 else seq_len / 2
+    in_window = min(every, chunk * (1 + math.ceil(window / chunk))) if ring > 1 else 2 * window
+    share = _windowed(model, seq_len)
+    return (1 - share) * every + share * in_window
 
 
 def head_work(model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, tensor: str = "1d") -> RankWork:

@@ -7,6 +7,7 @@ element in the compute dtype, N the tokens of a micro-batch on a rank, t the par
 features.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -29,7 +30,8 @@ BUCKET_BYTES = 25 << 20
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Of the logits at a time."""
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]
-_MLP_TENSORS = {"swiglu": 4, "geglu": 5, "gelu-fast": 3, "relu": 1}  # of ffn_width features; others keep 2
+# of ffn_width features; others keep 2
+_MLP_TENSORS = {"swiglu": 4, "swiglu-clamped": 7, "geglu": 5, "gelu-fast": 3, "relu": 1}
 
 
 @dataclass(frozen=True)
@@ -192,19 +194,20 @@ class RankMemory:
 
     def _blocks(self, stage: int, recompute: Recompute) -> int:
         """Of all blocks of a stage."""
-        dense, sparse = self._kinds(stage)
-        return dense * self._block(recompute, False) + (sparse * self._block(recompute, True) if sparse else 0)
+        return sum(count * self._block(recompute, *kind) for kind, count in self._kinds(stage).items())
 
-    def _kinds(self, stage: int) -> tuple[int, int]:
-        """Dense and sparse layers of a stage."""
-        first, count = sum(self.run.layers[:stage]), self.run.layers[stage]
-        sparse = sum(map(self.run.model.is_sparse, range(first, first + count)))
-        return count - sparse, sparse
+    def _kinds(self, stage: int) -> Counter[tuple[bool, bool]]:
+        """Layers of a stage, by whether they are sparse and have a window."""
+        model, first = self.run.model, sum(self.run.layers[:stage])
+        layers = range(first, first + self.run.layers[stage])
+        return Counter((model.is_sparse(layer), model.layer_window(layer) > 0) for layer in layers)
 
-    def _block(self, recompute: Recompute, sparse: bool) -> int:
+    def _block(self, recompute: Recompute, sparse: bool, windowed: bool) -> int:
         """Bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
-        model, layout, seq_len = self.run.model, self.run.layout, self.run.seq_len
-        by_windows = 0 < (model.window or 0) < seq_len and (layout.cp == 1 or layout.context != "ring")
+        model, layout = self.run.model, self.run.layout
+        in_ring = layout.cp > 1 and layout.context == "ring"
+        copied = not (model.sinks or in_ring)  # whose attention has no copies of windows
+        by_windows = windowed and (model.window or 0) < self.run.seq_len and copied
         divided = layout.sequence_parallel, layout.on_grid
         features, wide = _block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
         if layout.context == "ulysses" and recompute == "none":  # outputs, before and after the exchange
@@ -216,8 +219,11 @@ class RankMemory:
         """A block as if nothing were computed again, less what it kept, with the gradient of its output."""
         if self.run.recompute == "none":
             return 0
-        sparse = any(self._kinds(stage)[1] for stage in self._stages)
-        return max(0, self._block("none", sparse) - self._block(self.run.recompute, sparse)) + self._hidden
+        kinds = {kind for stage in self._stages for kind in self._kinds(stage)}
+        return (
+            max(0, *(self._block("none", *kind) - self._block(self.run.recompute, *kind) for kind in kinds))
+            + self._hidden
+        )
 
     @cached_property
     def _split_gradients(self) -> int:
@@ -290,8 +296,15 @@ class RankMemory:
         """Features inside the MLPs that a token passes, of the widest layer."""
         model = self.run.model
         chosen = (model.experts_per_token + model.shared_experts) * model.expert_width
-        dense, sparse = map(sum, zip(*map(self._kinds, self._stages), strict=True))
+        dense, sparse = self._dense_and_sparse
         return max(model.ffn_width if dense else 0, chosen if sparse else 0)
+
+    @cached_property
+    def _dense_and_sparse(self) -> tuple[int, int]:
+        """Layers of the rank."""
+        kinds = sum(map(self._kinds, self._stages), Counter[tuple[bool, bool]]())
+        sparse = sum(count for (is_sparse, _), count in kinds.items() if is_sparse)
+        return kinds.total() - sparse, sparse
 
     @property
     def _vocabulary(self) -> int:
@@ -310,8 +323,7 @@ class RankMemory:
     def _held(self) -> HeldParameters:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
         grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, layout.ep
-        dense, sparse = map(sum, zip(*map(self._kinds, self._stages), strict=True))
-        return _held_parameters(self.run.model, grid, (dense, sparse), ends, layout.stages == 1)
+        return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
 
 
 @lru_cache(4096)

@@ -170,13 +170,8 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         require(
-            self.software == GRISTMILL or not (self.model.experts or self.model.kv_lora_rank),
-            "experts and latent attention are predicted of this trainer alone; try --software gristmill",
-        )
-        require(
-            not (self.model.sinks or self.model.full_attention_every),
-            "the model has attention sinks, or windows in some layers only, whose time and memory are not predicted "
-            "yet; try one without",
+            self.software == GRISTMILL or not (self.model.experts or self.model.kv_lora_rank or self.model.sinks),
+            "experts, latent attention and sinks are predicted of this trainer alone; try --software gristmill",
         )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:

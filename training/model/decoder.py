@@ -75,12 +75,13 @@ def flops_per_token(model: Decoder, seq_len: int) -> float:
 
     N counts the parameters used in matrix products: all but the embeddings; a tied output matrix counts, and of
     experts as many as a token has. As usual, recomputation is not counted, and attention is counted as if it were not
-    causal and had no window; half of it is that of values, of which latent attention has fewer features. `model` must
-    be unsharded; its parameters may be on the meta device.
+    causal (`ModelConfig.attended`); half of it is that of values, of which latent attention has fewer features. `model`
+    must be unsharded; its parameters may be on the meta device.
     """
     config = model.config
     used = [(name, p.numel()) for name, p in model.named_parameters() if not is_lookup(name)]
     matrices = sum(config.active_numel(name, numel) for name, numel in used)
     if config.tied:
         matrices += config.vocab_size * config.width
-    return 6.0 * matrices + 6.0 * config.layers * (config.q_width + config.value_width) * seq_len
+    attention = config.layers * (config.q_width + config.value_width) * config.attended(seq_len)
+    return 6.0 * (matrices + attention)

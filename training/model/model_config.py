@@ -254,6 +254,14 @@ class ModelConfig:
         every = self.full_attention_every
         return 0 if every and (layer + 1) % every == 0 else self.window or 0
 
+    def attended(self, seq_len: int) -> float:
+        """Tokens that FLOPs count for a token's attention, of a layer on average, as if it were not causal.
+
+        All of a sequence; of a window twice as many as a token sees.
+        """
+        windows = map(self.layer_window, range(self.layers))
+        return sum(min(seq_len, 2 * window or seq_len) for window in windows) / self.layers
+
     @property
     def sparse_layers(self) -> list[int]:
         """Numbers of the layers with experts."""

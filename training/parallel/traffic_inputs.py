@@ -108,7 +108,11 @@ class TrafficInputs:
 
     def own_numel(self, p: ParameterShape) -> int:
         """Number of elements in the rows of a parameter that this rank updates."""
-        return p.rows_numel(self.layout.shards, self.rank.shard)
+        layout = self.layout
+        if not p.of_experts:
+            return p.rows_numel(layout.shards, self.rank.shard)
+        _, within = layout.expert_shape(layout.replicas, layout.shards)
+        return p.rows_numel(within, self.rank.shard // layout.ep % within)
 
 
 class Formulas:

@@ -146,5 +146,5 @@ def test_flops_per_token_equal_a_hand_count() -> None:
     assert flops_per_token(build(config), 12) == expected
     tied = flops_per_token(build(replace(config, tied=True)), 12)
     assert tied == expected
-    wide = flops_per_token(build(replace(config, head_dim=6, window=3)), 12)  # a window is not counted
-    assert wide == expected + 6 * 4 * 8 * 4 + 12 * 1 * 4 * 12
+    wide = flops_per_token(build(replace(config, head_dim=6, window=3)), 12)  # of a window twice its tokens
+    assert wide == expected - 12 * 1 * 8 * 12 + 6 * 4 * 8 * 4 + 12 * 1 * 12 * 6

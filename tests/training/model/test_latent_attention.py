@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
-from gristmill_planner.hardware import Cluster, find_device
-from gristmill_planner.planned_run import PlanRequest
 from tests.training.hf_models import build
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import flops_per_token
@@ -69,12 +67,10 @@ def test_options_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -
         replace(options if given.get("kv_lora_rank") == 0 else LATENT, **given).resolve(50, 12)
 
 
-def test_grids_refuse_it_and_the_planner_refuses_sinks() -> None:
+def test_grids_refuse_it_and_sinks() -> None:
     model = LATENT.resolve(50, 12)
     with pytest.raises(UsageError, match=r"latent attention is not divided on a grid; try --parallel.tensor 1d"):
         ParallelConfig(tp=4, tensor="2d").resolve(4, model, 12)
     sinks = ModelConfig(layers=2, width=24, heads=4, sinks=True).resolve(50, 12)
-    with pytest.raises(UsageError, match=r"attention sinks, or .* whose time and memory are not predicted yet"):
-        PlanRequest(sinks, 8, 12, Cluster(find_device("h100"), 8))
     with pytest.raises(UsageError, match=r"model.sinks and parallel.tensor 2d: they are not divided on a grid"):
         ParallelConfig(tp=4, tensor="2d").resolve(4, sinks, 12)

@@ -48,6 +48,8 @@ LAYOUTS: dict[str, tuple[ParallelConfig, int, int, str, Recompute]] = {
     "experts": (ParallelConfig(dp=2, micro_batches=2), 2, 1, "olmoe-1b-7b", "selective"),
     "experts, ep": (ParallelConfig(dp=4, ep=2, zero=1, tp=2), 8, 5, "olmoe-1b-7b", "full"),
     "experts, ep, ZeRO-3": (ParallelConfig(dp=4, ep=2, zero=3), 4, 1, "qwen3-30b-a3b", "none"),
+    "sinks, ep": (ParallelConfig(dp=4, ep=2, zero=1, tp=2), 8, 5, "gpt-oss-20b", "full"),
+    "sinks, ring": (ParallelConfig(cp=2, ep=2, zero=3), 4, 2, "gpt-oss-20b", "none"),
     "experts, ep, pp": (ParallelConfig(dp=4, ep=4, zero=1, pp=2, micro_batches=4), 8, 6, "deepseek-v3", "full"),
 }  # fmt: skip
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
@@ -62,6 +64,8 @@ def small_run(
         sizes |= {**LATENT, "groups_per_token": 2, "expert_groups": 4, "dense_layers": 1}
     if PRESETS[preset].options.get("experts"):
         sizes |= {**EXPERTS, "context": 32}
+    if preset == "gpt-oss-20b":
+        sizes["window"] = 8
     model = ModelConfig(preset=preset, **sizes).resolve(1, 32)
     layout = layout.resolve(processes, model, 32)
     cluster = Cluster(find_device("a100-40gb"), processes)

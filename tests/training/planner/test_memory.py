@@ -15,6 +15,11 @@ QWEN = small("llama", layers=4, width=64, vocabulary=1024, seq_len=48, head_dim=
 SMALL = {"layers": 4, "width": 64, "vocabulary": 1024, "seq_len": 48}
 BLOOM, GLM, CODEGEEX = (small(name, **SMALL) for name in ("bloom", "glm", "codegeex"))
 MISTRAL = small("llama", **SMALL, window=20)  # which does not divide the sequence
+MIXED = small("llama", **SMALL, window=10, full_attention_every=2, mlp="swiglu-clamped")
+GPT_OSS = small(
+    "gpt-oss-20b", **SMALL, vocab_size=1024, context=48, head_dim=16, window=10, ffn_width=96, experts=8,
+    experts_per_token=2, expert_width=64,
+)  # fmt: skip
 BUCKET = 300_000  # bytes: several of them
 ROWS = {
     "one process": Row(LLAMA),
@@ -22,6 +27,8 @@ ROWS = {
     "fp16, full": Row(LLAMA, precision="fp16", recompute="full"),
     "norms of wide heads, tensor parallel": Row(QWEN, ParallelConfig(tp=2), processes=2),
     "window, bf16, selective": Row(MISTRAL, precision="bf16", recompute="selective"),
+    "windows in every second layer": Row(MIXED),
+    "sinks, experts": Row(GPT_OSS, ParallelConfig(ep=2, zero=1), "bf16", processes=2),
     "bloom": Row(BLOOM),
     "glm": Row(GLM),
     "codegeex": Row(CODEGEEX),

@@ -18,6 +18,7 @@ from gristmill_planner.published_runs import (
 from gristmill_planner.run_memory import megatron_memory
 from gristmill_planner.step_time import rank_experts, rank_parameters, step_time
 from training.experimental.parallel_config import ParallelConfig
+from training.model.decoder import flops_per_token, meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import stage_parameters
 from training.presets.presets import PRESETS
@@ -75,6 +76,24 @@ def test_latent_attention_has_the_products_of_its_matrices() -> None:
     matrices = [p for p in products if p.count == 1.0][:4]  # the last two are of the MLP
     norms = model.q_lora_rank + model.kv_lora_rank
     assert sum(p.n * p.k for p in matrices) == numel / model.layers - norms
+
+
+def test_a_window_bounds_the_attention_of_its_layers_and_sinks_pass_their_scores_through_memory() -> None:
+    model = ModelConfig(preset="gpt-oss-20b").resolve(1, 4096)
+    plain = replace(model, window=0, full_attention_every=0, sinks=False)
+    found, whole = layer_work(model, 1, 4096), layer_work(plain, 1, 4096)
+    products = 2 * 2 * 4096 * model.q_width  # of a token with a key, and with its value
+    assert whole.flops - found.flops == pytest.approx(products * (4096 - 2 * 128) / 2)  # every second layer
+    passes = found.traffic - whole.traffic
+    assert passes == pytest.approx(4 * 8 * 64 * 4096 * (4096 / 2 + 2 * 128) / 2)
+    in_ring = layer_work(model, 0.25, 4096, ring=4).traffic - layer_work(plain, 0.25, 4096).traffic
+    assert in_ring == pytest.approx(4 * 8 * 64 * 1024 * (4096 * 9 / 16 + 2 * 512) / 2)  # chunks of 512 tokens
+
+
+@pytest.mark.parametrize("preset", ["gpt-oss-20b", "mistral-7b", "llama-2-7b"])
+def test_flops_are_those_of_the_trainer_s_meter(preset: str) -> None:
+    model = ModelConfig(preset=preset, context=32768).resolve(1, 32768)
+    assert model_flops(model, 1, 32768) / 32768 == pytest.approx(flops_per_token(meta_decoder(model), 32768), rel=0.002)
 
 
 def test_experts_of_several_ranks_are_sent_tokens_and_sum_fewer_gradients() -> None:

@@ -30,4 +30,4 @@ def divide_layers(layers: int, stages: int, head: float) -> list[int]:
 def _head_cost(config: ModelConfig, seq_len: int) -> float:
     """Cost of the output matrix in layers: its multiplications over a layer's, with attention to half a sequence."""
     mlp = (3 if config.is_gated else 2) * config.width * config.active_width
-    return config.vocab_size * config.width / (config.attention_numel + mlp + config.q_width * seq_len)
+    return config.vocab_size * config.width / (config.attention_numel + mlp + config.q_width * config.attended(seq_len))
