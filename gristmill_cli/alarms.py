@@ -1,20 +1,26 @@
 """Alarms: what looks wrong in the counts of a run's stages, by the limits of [alarms], each with where to look."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
+from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.ledger import Ledger
 from gristmill.engine.recorded import is_input_folder, list_corpus
-from gristmill.errors import AlarmError, GristmillError
+from gristmill.errors import AlarmError, DamagedFile, GristmillError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.storage.files import exists
+from gristmill.storage.objects import download
 from gristmill.text import utf8_size
+from gristmill.urls import is_remote
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
@@ -25,6 +31,7 @@ from preprocessing.train_tokenizer import model_name
 
 _FEW, _FILES = 20, 3  # documents of a file, or of a source; files of a source: fewer are not compared
 _SAMPLED_FILES, _SAMPLED_BYTES = 32, 1 << 15  # of a source, and of a file, whose tokens are counted
+_FETCHED_BYTES = 1 << 20  # of a file in a bucket
 _AS_SHORT, _LANGUAGE = f" as {SHORT}", "language"
 Distance = Callable[[float, float], float]  # of a value from the median
 _LOOK = {  # at what a stage lost; OUT is the run's folder
@@ -141,25 +148,35 @@ def _token_sizes(config: RunConfig) -> Iterator[str]:
         return
     if not is_input_folder(config.clean):  # removed to save space, once its tokens were written
         return
-    tokenizer = find_tokenizer_file(given or trained)
     by_source = dict[str, list[CorpusFile]]()
     for file in list_corpus(config.clean, text_column=config.text_column):
         by_source.setdefault(file.source, []).append(file)
-    for source, files in sorted(by_source.items()):
-        ratios = dict[str, float]()
-        for file in files[:: -(-len(files) // _SAMPLED_FILES)] if len(files) >= _FILES else ():
-            texts, size = list[str](), 0
-            for document in read_corpus(file.path, config.text_column, on_malformed="skip"):
-                texts.append(document.text[: _SAMPLED_BYTES - size])
-                if (size := size + len(texts[-1])) >= _SAMPLED_BYTES:
-                    break
-            if len(texts) >= _FEW or size >= _SAMPLED_BYTES:
-                ratios[file.name] = utf8_size("".join(texts)) / max(1, count_tokens(tokenizer, texts))
-        for first, middle, also in _odd_file(ratios, config.alarms.bytes_a_token, _times):
-            yield (
-                f"a token of {first} has {ratios[first]:.2f} bytes, in the median file of {source} {middle:.2f}{also}: "
-                "look whether it is in another language or script"
-            )
+    with local_copies([find_tokenizer_file(given or trained)]) as (tokenizer,):
+        for source, files in sorted(by_source.items()):
+            ratios = dict[str, float]()
+            for file in files[:: -(-len(files) // _SAMPLED_FILES)] if len(files) >= _FILES else ():
+                texts = _first_texts(file)
+                if len(texts) >= _FEW or sum(map(len, texts)) >= _SAMPLED_BYTES:
+                    ratios[file.name] = utf8_size("".join(texts)) / max(1, count_tokens(tokenizer, texts))
+            for first, middle, also in _odd_file(ratios, config.alarms.bytes_a_token, _times):
+                yield (
+                    f"a token of {first} has {ratios[first]:.2f} bytes, in the median file of {source} {middle:.2f}"
+                    f"{also}: look whether it is in another language or script"
+                )
+
+
+def _first_texts(file: CorpusFile) -> list[str]:
+    """The first texts of a file, 32 KiB together; of an object no more is fetched than its first MiB."""
+    texts, size, path = list[str](), 0, file.path
+    with TemporaryDirectory() as folder, suppress(DamagedFile):  # a copy of the first bytes has no end
+        if is_remote(path):
+            path = Path(folder, path.name)
+            download(file.path, path, 0, min(file.size, _FETCHED_BYTES))
+        for document in read_corpus(path, file.text_column, on_malformed="skip"):
+            texts.append(document.text[: _SAMPLED_BYTES - size])
+            if (size := size + len(texts[-1])) >= _SAMPLED_BYTES:
+                break
+    return texts
 
 
 def _idle_rules(config: RunConfig, counts: Counts) -> Iterator[str]:

@@ -12,11 +12,13 @@ from gristmill.counts import READ, WRITTEN, Counts, LargeCluster, warn_of_losses
 from gristmill.engine import slices
 from gristmill.engine.options import RunOptions
 from gristmill.errors import AlarmError
+from gristmill_cli import alarms
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, Funnel
 from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
 from preprocessing.train_tokenizer import train_tokenizer
+from tests.object_store import object_store
 
 CHANCE = random.Random(5)
 RULES = "words.min = 20\nlatin_letters.min = 0.5\nmean_word_length.max = 1000\n"
@@ -124,6 +126,23 @@ def test_a_file_whose_tokens_have_other_sizes(tmp_path: Path) -> None:
     assert line.startswith("a token of web/d.jsonl has ") and ", in the median file of web " in line
     assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=9.0)), "tokenize_corpus", mixed(1, 1))) == []
     assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=0.0)), "tokenize_corpus", mixed(1, 1))) == []
+
+
+def test_the_tokens_of_files_in_a_bucket_are_counted_in_their_first_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = text(40).split()
+    texts = {f"web/{name}": [" ".join(CHANCE.choices(words, k=60)) for _ in range(30)] for name in "abc"}
+    write(tmp_path / "normalized", texts | {"web/d": [text(60) for _ in range(90)]})
+    train_tokenizer(tmp_path / "normalized", tmp_path / "tokenizer", 400, exact=False, options=RunOptions(quiet=True))
+    monkeypatch.setattr(alarms, "_FETCHED_BYTES", 1 << 14)
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(tmp_path, "run")
+        config = RunConfig(tmp_path / "corpus", Path("s3://bucket/run"))
+        (line,) = find_alarms(config, "tokenize_corpus", mixed(1, 1))
+    assert line.startswith("a token of web/d.jsonl has ")
 
 
 def test_a_file_in_another_language(tmp_path: Path) -> None:
