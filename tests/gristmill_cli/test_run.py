@@ -240,7 +240,7 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
     printed = [line for line in text.splitlines()[2:] if line[1] != " "]  # no lines that go on
     lines = {line.split()[0]: line for line in printed}
     assert list(lines) == [*STAGES, "tokenize_holdout"]
-    assert "done, not checked" in lines["normalize_text"] and "done; its inputs" in lines["to_hash"]
+    assert "done, not checked" in lines["normalize_text"] and "done; its files" in lines["to_hash"]
     assert "keep first → longest" in lines["generate_duplicates_dict"]
     assert "to run again where its input changes" in lines["pass1"]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
