@@ -1,17 +1,15 @@
 """Options of rotary positions, latent attention and sparse layers: their defaults, and the checks that they fit."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gristmill.errors import require
-
-if TYPE_CHECKING:
-    from training.model.model_config import ModelConfig
+from training.model.model_options import ModelOptions
 
 _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}  # rope_low and rope_high
 
 
-def rope_defaults(config: "ModelConfig") -> dict[str, Any]:
+def rope_defaults(config: ModelOptions) -> dict[str, Any]:
     """Options of RoPE's scaling with every default filled in."""
     kind, factor = config.rope_scaling or "none", config.rope_factor or 1.0
     low, high = _TURNS.get(kind, (0.0, 0.0))
@@ -27,7 +25,7 @@ def rope_defaults(config: "ModelConfig") -> dict[str, Any]:
     }
 
 
-def check_rope(config: "ModelConfig") -> None:
+def check_rope(config: ModelOptions) -> None:
     """Raise UsageError for rotary options that do not fit together, or that have no effect."""
     require(
         config.positions != "rope" or (config.rotary_dim > 0 and config.rotary_dim % 2 == 0),
@@ -71,7 +69,7 @@ ROTATED_OR_NOT = ("qk_nope_head_dim", "qk_rope_head_dim")
 """Features of a query with latent attention, in this order."""
 
 
-def latent_defaults(config: "ModelConfig") -> dict[str, Any]:
+def latent_defaults(config: ModelOptions) -> dict[str, Any]:
     """The widths of latent attention's heads with every default filled in; zeros without it."""
     if not config.kv_lora_rank:
         return {name: getattr(config, name) for name in (*ROTATED_OR_NOT, "v_head_dim")}
@@ -80,7 +78,7 @@ def latent_defaults(config: "ModelConfig") -> dict[str, Any]:
     return {"qk_nope_head_dim": plain, "qk_rope_head_dim": rotated, "v_head_dim": config.v_head_dim or plain}
 
 
-def check_latent(config: "ModelConfig") -> None:
+def check_latent(config: ModelOptions) -> None:
     """Raise UsageError for options of latent attention that do not fit together, or that have no effect."""
     if not config.kv_lora_rank:
         for name in ("q_lora_rank", *ROTATED_OR_NOT, "v_head_dim", "rope_mscale_all_dim"):
@@ -122,7 +120,7 @@ _COUNTS = ("experts_per_token", "expert_width", "shared_experts", "dense_layers"
 _LOADS = ("capacity_factor", "balance_loss", "balance_rate", "router_z_loss")
 
 
-def expert_defaults(config: "ModelConfig", ffn_width: int) -> dict[str, Any]:
+def expert_defaults(config: ModelOptions, ffn_width: int) -> dict[str, Any]:
     """The options of sparse layers with every default filled in; of a dense model those that have no effect."""
     found: dict[str, Any] = {
         "sparse_every": config.sparse_every or 1,
@@ -147,7 +145,7 @@ def expert_defaults(config: "ModelConfig", ffn_width: int) -> dict[str, Any]:
     }
 
 
-def check_experts(config: "ModelConfig") -> None:
+def check_experts(config: ModelOptions) -> None:
     """Raise UsageError for options of sparse layers that do not fit together, or that have no effect."""
     if not config.experts:
         unused = {**dict.fromkeys((*_COUNTS, *_LOADS), 0), "sparse_every": 1, "router": "softmax"}
@@ -210,7 +208,7 @@ def check_experts(config: "ModelConfig") -> None:
     )
 
 
-def check_blocks(config: "ModelConfig", recompute: str, compiled: bool) -> None:
+def check_blocks(config: ModelOptions, recompute: str, compiled: bool) -> None:
     """Raise UsageError for recomputation or compilation of blocks with sinks or experts that torch does not support."""
     require(
         not config.sinks or recompute != "selective",

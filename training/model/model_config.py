@@ -1,10 +1,9 @@
-"""ModelConfig: the decoder's sizes and the variants of its layers."""
+"""ModelConfig: a decoder's options, filled in, checked, and recorded."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Self
 
-from gristmill.config import Range
 from gristmill.errors import UsageError, require
 from training.model.layer_options import (
     ROTATED_OR_NOT,
@@ -15,173 +14,16 @@ from training.model.layer_options import (
     latent_defaults,
     rope_defaults,
 )
+from training.model.model_options import ModelOptions
 from training.presets.presets import find_preset
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(ModelOptions):
     """A decoder's sizes and the variants of its layers.
 
     An option's default stands for the preset's value, and where it has none, for one of ours; `resolve` fills both in.
     """
-
-    RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), Range(0, 10_000)),
-        **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
-        **dict.fromkeys(("vocab_size", "context", "window", "rope_original_context"), Range(0, 2**31 - 1)),
-        "dropout": Range(0, 1),
-        **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high"), Range(0)),
-        **dict.fromkeys(("rope_attention_factor", "rope_mscale_all_dim"), Range(0)),
-        "rope_fraction": Range(0, 1),
-        "position_offset": Range(0, 1000),
-        **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
-        **dict.fromkeys(("experts", "experts_per_token", "shared_experts", "dense_layers"), Range(0, 10_000)),
-        **dict.fromkeys(
-            ("full_attention_every", "sparse_every", "expert_groups", "groups_per_token"), Range(0, 10_000)
-        ),
-        **dict.fromkeys(("expert_width", "q_lora_rank", "kv_lora_rank"), Range(0, 10_000_000)),
-        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), Range(0, 10_000)),
-        **dict.fromkeys(("router_scale", "router_z_loss", "balance_loss", "balance_rate"), Range(0)),
-        "capacity_factor": Range(0),
-    }
-
-    preset: str = "llama"
-    """Sets the defaults of the other options: a family such as llama, or a published model such as gpt2-124m; an
-    unknown name is an error that lists them."""
-    layers: int = 0
-    """Number of decoder blocks; 0: the preset's, of llama and gpt2 4."""
-    width: int = 0
-    """Features of the residual stream (d_model); 0: the preset's, of llama and gpt2 256."""
-    heads: int = 0
-    """Query heads; 0: the preset's, of llama and gpt2 4."""
-    kv_heads: int = 0
-    """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: the preset's, or
-    heads."""
-    head_dim: int = 0
-    """Features of each head; 0: the preset's, or width / heads."""
-    ffn_width: int = 0
-    """Features inside the MLP (d_ff); 0: the preset's, or 4 x width, for swiglu 8/3 x width rounded up to a multiple
-    of 32."""
-    vocab_size: int = 0
-    """Size of the vocabulary; 0: the preset's, or the tokenizer's."""
-    context: int = 0
-    """Longest sequence that learned positions can encode; 0: the preset's, or data.seq_len."""
-    norm: Literal["rms", "layer"] | None = None
-    """RMSNorm or LayerNorm, before each sublayer and before the output matrix (pre-norm)."""
-    positions: Literal["rope", "learned", "alibi"] | None = None
-    """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
-    position_offset: int | None = None
-    """Rows of the learned positions before the first position's, which nothing uses; None: the preset's, of OPT 2."""
-    mlp: Literal["swiglu", "swiglu-clamped", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
-    """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
-    the logistic function; swiglu-clamped: gpt-oss's."""
-    residual: Literal["pre-norm", "parallel", "deepnorm"] | None = None
-    """pre-norm: each sublayer adds to the stream, which it sees normalised; parallel: attention and MLP see the same
-    stream, as in GPT-NeoX; deepnorm: the normalised stream goes on, times (2 layers)^½, as in GLM-130B."""
-    embed_norm: bool | None = None
-    """A norm after the embedding, as in BLOOM."""
-    query_layer: bool | None = None
-    """The last block's queries are learned, one for each next position, as in CodeGeeX and PanGu-α."""
-    bias: bool | None = None
-    """Biases in the linear layers, unless the next three options say otherwise, and in LayerNorm."""
-    qkv_bias: bool | None = None
-    """Biases of the queries, keys and values."""
-    out_bias: bool | None = None
-    """Bias of attention's output matrix."""
-    mlp_bias: bool | None = None
-    """Biases in the MLP."""
-    qk_norm: bool | None = None
-    """A norm of each head's query and key, before they are rotated."""
-    qk_norm_joint: bool | None = None
-    """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE."""
-    kv_lora_rank: int = 0
-    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads are made from one vector of so many
-    features; 0: the preset's, or none: each head has its own."""
-    q_lora_rank: int = 0
-    """With latent attention: queries are made from a vector of so many features; 0: the preset's, or none."""
-    qk_nope_head_dim: int = 0
-    """With latent attention: features of a head's query and key that are not rotated; 0: the preset's, or width /
-    heads."""
-    qk_rope_head_dim: int = 0
-    """With latent attention: further ones that are rotated, of which all heads have the same key; 0: the preset's, or
-    half as many."""
-    v_head_dim: int = 0
-    """With latent attention: features of a head's value; 0: the preset's, or qk_nope_head_dim."""
-    window: int | None = None
-    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
-    preset's."""
-    full_attention_every: int = 0
-    """With a window: every n-th layer has none, as in gpt-oss (2); 0: the preset's, or all have it."""
-    sinks: bool | None = None
-    """A learned score of each head takes a share of attention's weights, and adds no value, as in gpt-oss."""
-    tied: bool | None = None
-    """Tie the output matrix to the token embedding."""
-    dropout: float = 0.0
-    """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
-    rope_fraction: float = 0.0
-    """Share of a head's features that are rotated, the first ones; 0: the preset's, or 1."""
-    rope_base: float = 0.0
-    """Base of the rotary frequencies (theta); 0: the preset's, of llama 10,000."""
-    rope_scaling: Literal["none", "linear", "llama3", "yarn"] | None = None
-    """Rotary frequencies divided by rope_factor, for longer sequences than those of pre-training: linear, all of them;
-    llama3 and yarn, the low ones."""
-    rope_factor: float = 0.0
-    """By how much sequences are longer than rope_original_context."""
-    rope_original_context: int = 0
-    """Length of the sequences of pre-training; of llama3 and yarn."""
-    rope_low: float = 0.0
-    """Frequencies that turn less often in rope_original_context are divided; 0: 1, for llama3 and yarn."""
-    rope_high: float = 0.0
-    """Frequencies that turn more often in rope_original_context stay; 0: 4 for llama3, 32 for yarn."""
-    rope_attention_factor: float = 0.0
-    """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
-    rope_truncate: bool | None = None
-    """Of yarn: rope_low and rope_high are rounded to pairs of features; None: the preset's, or true."""
-    rope_mscale_all_dim: float = 0.0
-    """With yarn and latent attention: all scores are multiplied by (0.1 x rope_mscale_all_dim ln(rope_factor) + 1)²."""
-    norm_eps: float = 0.0
-    """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
-    init_std: float = 0.0
-    """Standard deviation of the initial weights, with deepnorm of those outside the blocks; 0: the preset's, 0.02."""
-    experts: int = 0
-    """Experts of a sparse layer (mixture of experts): MLPs of which a router chooses a few for each token; 0: the
-    preset's, or none: all layers are dense."""
-    experts_per_token: int = 0
-    """Experts that the router chooses for a token (top-k); 0: the preset's, or 2."""
-    expert_width: int = 0
-    """Features inside an expert; 0: the preset's, or ffn_width, which is that of the dense layers."""
-    shared_experts: int = 0
-    """Experts that every token passes besides, computed as one MLP of so many times expert_width."""
-    dense_layers: int = 0
-    """First layers that are dense, as in DeepSeek-V3."""
-    sparse_every: int = 0
-    """Every n-th layer is sparse, the others are dense; 0: the preset's, or 1."""
-    router: Literal["softmax", "sigmoid"] | None = None
-    """Scores of the experts from the router's logits, in float32; None: the preset's, or softmax."""
-    router_normalize: bool | None = None
-    """Divide the chosen experts' scores by their sum; None: the preset's, or true."""
-    router_bias: bool | None = None
-    """A bias of the router's logits, as in gpt-oss."""
-    router_scale: float = 0.0
-    """Factor of the chosen experts' weights; 0: the preset's, or 1."""
-    expert_groups: int = 0
-    """Groups of neighbouring experts, of which a token may use groups_per_token, those whose two best experts have the
-    highest scores (DeepSeek-V3); 0: the preset's, or one group."""
-    groups_per_token: int = 0
-    """Groups that the experts of a token are from; 0: the preset's, or all."""
-    capacity_factor: float = 0.0
-    """In training an expert takes so many times its equal share of a sequence's choices, rounded up; the tokens that
-    choose it later do not pass it (Fedus et al. 2022). 0: the preset's, or all that choose it."""
-    balance: Literal["none", "switch", "sequence", "bias"] | None = None
-    """How experts get equally many tokens. sequence: an auxiliary loss of each sequence; switch: of each micro-batch of
-    all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias of the choice, changed after each step (Wang
-    et al. 2024). None: the preset's, or sequence."""
-    balance_loss: float = 0.0
-    """Coefficient of the auxiliary loss; 0: of switch and sequence 0.01, of bias none; with bias it is a sequence's."""
-    balance_rate: float = 0.0
-    """Change of the bias in a step; 0: 0.001."""
-    router_z_loss: float = 0.0
-    """Coefficient of the router's z-loss: the mean squared log-sum-exp of its logits (Zoph et al. 2022)."""
 
     def beside(self, stored: Self) -> Self:
         """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`.
@@ -244,79 +86,6 @@ class ModelConfig:
             qk_norm_joint=bool(self.qk_norm_joint),
             **expert_defaults(self, ffn_width),
         )
-
-    def is_sparse(self, layer: int) -> bool:
-        """True if the layer has experts in place of one MLP."""
-        return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
-
-    def layer_window(self, layer: int) -> int:
-        """Tokens that a token of the layer attends to; 0: all before it."""
-        every = self.full_attention_every
-        return 0 if every and (layer + 1) % every == 0 else self.window or 0
-
-    def attended(self, seq_len: int) -> float:
-        """Tokens that FLOPs count for a token's attention, of a layer on average, as if it were not causal.
-
-        All of a sequence; of a window twice as many as a token sees.
-        """
-        windows = map(self.layer_window, range(self.layers))
-        return sum(min(seq_len, 2 * window or seq_len) for window in windows) / self.layers
-
-    @property
-    def sparse_layers(self) -> list[int]:
-        """Numbers of the layers with experts."""
-        return [layer for layer in range(self.layers) if self.is_sparse(layer)]
-
-    @property
-    def active_width(self) -> int:
-        """Features inside the MLPs that a token passes, of a layer on average."""
-        sparse = len(self.sparse_layers)
-        chosen = (self.experts_per_token + self.shared_experts) * self.expert_width
-        return (sparse * chosen + (self.layers - sparse) * self.ffn_width) // max(1, self.layers)
-
-    def active_numel(self, name: str, numel: int) -> int:
-        """Elements of a parameter that one token uses, of `numel`."""
-        return numel * self.experts_per_token // self.experts if ".experts." in name else numel
-
-    @property
-    def q_width(self) -> int:
-        """Features of all queries: heads x head_dim."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Features of all keys, or of all values: fewer than the queries' with grouped heads (Ainslie et al. 2023)."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Features of all heads' outputs: heads x v_head_dim with latent attention, else the queries'."""
-        return self.heads * (self.v_head_dim or self.head_dim)
-
-    @property
-    def attention_numel(self) -> int:
-        """Elements of the matrices of a layer's attention."""
-        if not self.kv_lora_rank:
-            return 2 * self.width * (self.q_width + self.kv_width)
-        queries = self.q_lora_rank * (self.width + self.q_width) or self.width * self.q_width
-        compressed = self.width * (self.kv_lora_rank + self.qk_rope_head_dim)
-        expanded = self.kv_lora_rank * (self.heads * self.qk_nope_head_dim + self.value_width)
-        return queries + compressed + expanded + self.width * self.value_width
-
-    @property
-    def is_gated(self) -> bool:
-        """True if the MLP has a gate: three matrices instead of two."""
-        return self.mlp in ("swiglu", "swiglu-clamped", "geglu")
-
-    @property
-    def rotary_dim(self) -> int:
-        """Features of a head that are rotated."""
-        return self.qk_rope_head_dim or int(self.head_dim * self.rope_fraction)
-
-    @property
-    def position_rows(self) -> int:
-        """Rows of the learned positions."""
-        return self.context + (self.position_offset or 0) if self.positions == "learned" else 0
 
     def record(self) -> dict[str, Any]:
         """The fields of this resolved configuration, as records and the identities of runs have them.
