@@ -238,6 +238,7 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
         "remove_lines": options.get("lines", {}).get("unit", "none") != "none",
         "decontaminate": options.get("decontaminate", {}).get("against"),
         "apply": options.get("apply", {}).get("function"),
+        "train_tokenizer": not options.get("tokenizer", {}).get("file"),
         "generate_exact_pairs": options.get("dedup", {}).get("exact"),
     }
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}

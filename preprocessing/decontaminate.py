@@ -25,7 +25,7 @@ from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpu
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
-from gristmill.errors import UsageError, require
+from gristmill.errors import InputError, UsageError, require
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, paths_of
 from gristmill.io.external_sort import write_array
 from gristmill.io.parquet_tables import stream_table, write_rows
@@ -123,7 +123,7 @@ def decontaminate(
         margin: Characters that cut takes before and after a place.
         min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
         common: N-grams in this many documents or more are boilerplate, and not looked for, nor near-duplicates of an
-            item of which this many documents have one; 0: all are.
+            item of which this many documents have one; 0: none are.
         near: Share of an item's words that a near-duplicate has; 0: exact n-grams alone.
         format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
@@ -189,8 +189,11 @@ def report_paths(target_dir: Path) -> tuple[Path, Path]:
 
 
 def read_report(path: Path) -> Report:
-    """The report of a finished run."""
-    return msgspec.json.decode(read_file(path), type=Report)
+    """The report of a finished run. Raises InputError if it is missing or damaged."""
+    try:
+        return msgspec.json.decode(read_file(path), type=Report)
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        raise InputError(f"{path}: expected what {STAGE.name} found, got {error}; run that stage again") from error
 
 
 def describe(report: Report) -> list[str]:
@@ -205,6 +208,11 @@ def describe(report: Report) -> list[str]:
         lines.append(
             f"{name}: {it.found:,} of {it.items:,} items found ({it.found / max(1, it.items):.1%}) in "
             f"{sum(it.documents.values()):,} documents{by_source and f' ({by_source})'}{nearly}{short}"
+        )
+    if report.common_ngrams or report.common_items:
+        lines.append(
+            f"{report.common_ngrams:,} n-grams of benchmarks, and near-duplicates of {report.common_items:,} items, "
+            "are in so many documents that they count as boilerplate: an item that has no other n-grams is not found"
         )
     return lines
 
@@ -223,6 +231,7 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
         elif is_file(path):
             info = file_info(path)
             assert info is not None
+            require(info.size > 0, f"--against {path}: expected items, a record each, got an empty file")
             files.append(CorpusFile(path, path.name, info.size, template))
         elif tasks := task_files_in(path):
             files += [file for task in tasks for file in list_task(task, template)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gristmill.counts import READ, WRITTEN, Counts, LargeCluster, warn_of_losses
@@ -16,7 +17,8 @@ from gristmill_cli import alarms
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, Funnel
 from gristmill_cli.run import main, run
-from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Alarms, Decontaminate, Dedup, Filter, Mix, RunConfig, Tokenizer
+from preprocessing.decontaminate import Report, report_paths
 from preprocessing.train_tokenizer import train_tokenizer
 from tests.object_store import object_store
 
@@ -222,3 +224,12 @@ def test_where_to_look_is_of_the_reason_of_most(config: RunConfig) -> None:
 def test_alarms_head_the_summary() -> None:
     shown = Funnel({"a": {READ: mixed(1, 1).total(READ)}}, {"train": {}}, warnings=["it is odd"]).__rich__()
     assert str(shown.renderables[0]) == "warning: it is odd"
+
+
+def test_items_of_benchmarks_that_are_everywhere_are_named(config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, out=tmp_path, decontaminate=Decontaminate((tmp_path / "quiz.jsonl",)))
+    for items, many in ((0, 0), (2, 1)):
+        report = Report({}, common_ngrams=7, common_items=items)
+        report_paths(config.out / "decontaminated")[1].write_bytes(msgspec.json.encode(report))
+        found = list(find_alarms(config, "decontaminate", Counts({}, [])))
+        assert len(found) == many and all(": 2; such an item is not looked for" in line for line in found)

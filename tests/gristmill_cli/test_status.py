@@ -20,7 +20,7 @@ from gristmill.engine.executors.task_queue import Failure, Heartbeat, ProcessSta
 from gristmill.errors import InputError
 from gristmill.storage.files import read_file
 from gristmill.storage.lock import Lease, stage_lock
-from gristmill_cli.status import status
+from gristmill_cli.status import stages_of_run, status
 from tests.object_store import BUCKET, object_store
 
 STEP = StepManifest("session", step=2, tasks=3, name="upper: upper")
@@ -197,3 +197,9 @@ def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             board.finish(STEP, 0, None)
             text = told(out)
     assert f"upper in s3://{BUCKET}/out/dup: working; upper: upper: 1 of 3 tasks done" in text, text
+
+
+def test_a_given_tokenizer_is_not_waited_for(tmp_path: Path) -> None:
+    for tokenizer, is_trained in (({"file": None}, True), ({"file": "tokenizer.json"}, False)):
+        (tmp_path / "run.json").write_text(json.dumps({"dedup": {}, "tokenizer": tokenizer}))
+        assert ("train_tokenizer" in stages_of_run(tmp_path, "stopped")) is is_trained

@@ -21,7 +21,7 @@ from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
 from preprocessing.contamination import benchmarks
 from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
 from preprocessing.contamination.ngrams import find_words, hash_ngrams
-from preprocessing.decontaminate import decontaminate, read_report, report_paths
+from preprocessing.decontaminate import decontaminate, describe, read_report, report_paths
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import make_corpus, tree
 
@@ -140,7 +140,8 @@ def test_boilerplate_and_n_grams_of_many_items_are_not_looked_for(tmp_path: Path
     decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report", common=9)
     assert table_of(tmp_path / "out") == {(10, 3), (11, 4)}
     report = read_report(report_paths(tmp_path / "out")[1])
-    assert report.common_ngrams == len(licence.split()) - LENGTH + 1
+    assert (report.common_ngrams, report.common_items) == (len(licence.split()) - LENGTH + 1, 1)
+    assert describe(report)[-1].startswith("4 n-grams of benchmarks, and near-duplicates of 1 items, are in so many")
     assert report.benchmarks["quiz"].shared_ngrams == (len(rule.split()) + 1 - LENGTH + 1) * len(items)
     decontaminate(tmp_path / "corpus", tmp_path / "all", (quiz,), OPTIONS, policy="report", common=0)
     assert len({row for row, _ in table_of(tmp_path / "all")}) == 11
@@ -190,6 +191,10 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"template": "{text}"}, r"quiz.jsonl line 1: .*text.*; name the fields that there are, as in --template"),
         ({"template": "question"}, "--template 'question': expected names of fields in braces"),
         ({"against": (write(tmp_path / "few.jsonl", [{"q": "too short"}]),)}, r"got none in few \(1 records\); try"),
+        (
+            {"against": (write(tmp_path / "empty.jsonl", []),)},
+            "empty.jsonl: expected items, a record each",
+        ),
         ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; mend or remove the record"),
         ({"against": (tmp_path / "corpus/web",)}, "items of the benchmark would be documents, too"),
         ({"against": (tmp_path,)}, "items of the benchmark would be documents, too"),
@@ -200,6 +205,9 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
         arguments = {"against": (quiz,), "options": OPTIONS, **changes}
         with pytest.raises(GristmillError, match=fault):
             decontaminate(tmp_path / "corpus", tmp_path / "out", **arguments)
+    (tmp_path / "out.benchmarks.json").write_text("xx")
+    with pytest.raises(InputError, match=r"out.benchmarks.json: expected what decontaminate found, got"):
+        read_report(tmp_path / "out.benchmarks.json")
     with pytest.raises(UsageError, match="give a folder outside it"):
         decontaminate(tmp_path / "corpus", tmp_path / "corpus/out", (quiz,), OPTIONS)
 
