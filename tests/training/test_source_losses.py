@@ -74,7 +74,7 @@ def test_the_losses_of_sets_are_told_apart_and_the_same_in_any_layout(
     constant, random = (losses(tmp_path / "one")[-1]["sets"][str(folder)] for folder in folders)
     assert constant["tokens"] * 3 == random["tokens"] == 2 * 8 * 16 * 3 // 4
     assert constant["loss"] < random["loss"] - 0.5
-    curves = read_panels(records)["training loss by source (nats/token)"]
+    curves = read_panels(records)["training loss by data set (nats/token)"]
     assert curves["constant"][-1] == (6, constant["loss"]) and curves["random"][-1] == (6, random["loss"])
     assert distinct_parts(["a/b", "a"]) == ["a/b", "a"]
 

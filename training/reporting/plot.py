@@ -147,7 +147,7 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     memory = [(step, value / _GIB) for step, value in _curve(records, "step", "memory_bytes")]
     panels = {
         "loss (nats/token)": {"train": _curve(records, "step", "loss"), "holdout": _curve(records, "eval", "loss")},
-        "training loss by source (nats/token)": _sets(records),
+        "training loss by data set (nats/token)": _sets(records),
         "holdout loss by source (nats/token)": _sources(records),
         "learning rate": {"": _curve(records, "step", "lr")},
         "gradient norm": {"": _curve(records, "step", "grad_norm")},
