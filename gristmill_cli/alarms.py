@@ -145,8 +145,8 @@ def _leaks(report: Report) -> Iterator[str]:
     """Items of benchmarks that are in so many documents that they were not looked for."""
     if report.common_items:
         yield (
-            f"items of benchmarks that are nearly in so many documents that they count as boilerplate: "
-            f"{report.common_items:,}; such an item is not looked for: try --decontaminate.common 0"
+            f"near-duplicates of {report.common_items:,} items of benchmarks are in so many documents that they count "
+            "as boilerplate and are not looked for: try --decontaminate.common 0"
         )
 
 
