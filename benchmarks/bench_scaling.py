@@ -36,8 +36,8 @@ from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.to_hash import to_hash
 from gristmill.console import wide_console
 from gristmill.engine.executors.context import ExecutionContext
+from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.options import RunOptions
-from gristmill.engine.scratch import Scratch
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2

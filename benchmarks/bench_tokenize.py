@@ -26,8 +26,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
-from gristmill.io.readers import plan_slices, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.text import utf8_size
 from preprocessing.tokenize_corpus import BATCH_CHARACTERS
 from preprocessing.tokenizer.loading import new_encoder

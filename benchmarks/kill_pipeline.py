@@ -27,7 +27,7 @@ import tyro
 from rich.table import Table
 
 from gristmill.console import wide_console
-from gristmill.storage.walking import walk
+from gristmill.storage.files import walk
 
 NOT_COMPARED = ("run.json",)  # holds the number of workers
 KILLS_A_ROUND = 10

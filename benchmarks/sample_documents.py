@@ -8,8 +8,7 @@ from pathlib import Path
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, list_corpus
-from gristmill.io.readers import plan_slices, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.text import utf8_size
 
 PAIR_CHARACTERS = 3000

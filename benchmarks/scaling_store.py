@@ -12,8 +12,8 @@ from unittest.mock import patch
 from obstore.exceptions import AlreadyExistsError
 
 from gristmill.batches import batched
+from gristmill.paths import object_name
 from gristmill.storage import objects
-from gristmill.urls import object_name
 
 BUCKET = Path("s3:/model")
 _PAGE = 1000  # objects in an answer to a LIST, and in a request to delete

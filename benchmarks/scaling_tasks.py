@@ -104,7 +104,7 @@ class ModelExecutor:
 
     Attributes:
         retried: Tasks that were tried again: none.
-        tasks, requests: Number of tasks, and of the requests that they would send: see staging.py and worker.py.
+        tasks, requests: Number of tasks, and of the requests that they would send: see staging.py and run_task.
 
         pickled: Bytes of the calls.
         seconds: Processor time that this class took, which is not the driver's.

@@ -27,14 +27,13 @@ from dedup.removal.clusters import Clusters
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.recorded import list_corpus
+from gristmill.engine.inputs import list_corpus
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.documents import CorpusFile, DocKey, Document
-from gristmill.io.readers import plan_slices, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.kernels import kernel
+from gristmill.paths import is_remote
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
-from gristmill.urls import is_remote
 
 if TYPE_CHECKING:
     import networkx

@@ -44,9 +44,9 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError, wrap_write_errors
+from gristmill.io.artefacts import is_table
 from gristmill.io.documents import source_of
 from gristmill.io.files import STATE_DIR
-from gristmill.io.parquet_tables import is_table
 
 STAGE = Stage("generate_connected_components", version=2, libraries=("pyarrow",))
 CLUSTERED = "clustered"

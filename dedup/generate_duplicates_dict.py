@@ -20,18 +20,18 @@ from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.steps import RemovalSettings
 from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
+from gristmill.io.artefacts import is_table
 from gristmill.io.documents import CorpusFile, paths_of
 from gristmill.io.files import STATE_DIR
-from gristmill.io.parquet_tables import is_table
+from gristmill.paths import name_of
 from gristmill.storage.files import is_file
-from gristmill.storage.names import name_of
 
 STAGE = Stage("generate_duplicates_dict", version=6, libraries=("pyarrow", "unicode"))
 

@@ -32,21 +32,21 @@ from dedup.minhash.text_digests import MatchOn
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
+from gristmill.io.artefacts import open_table_writer
 from gristmill.io.documents import paths_of
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, mark_finished
-from gristmill.io.parquet_tables import open_table_writer
+from gristmill.paths import name_of
 from gristmill.storage.files import is_file, remove_files
 from gristmill.storage.local import atomic_write
-from gristmill.storage.names import name_of
 
 STAGE = Stage("generate_exact_pairs", version=2, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"

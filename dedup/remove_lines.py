@@ -26,9 +26,9 @@ from dedup.candidates.repeated_units import (
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices

@@ -24,20 +24,19 @@ from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import READ, Counts
+from gristmill.engine.inputs import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_source
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
+from gristmill.io.artefacts import is_table
 from gristmill.io.documents import Document, paths_of, source_folder
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
-from gristmill.io.parquet_tables import is_table
-from gristmill.io.readers import Slice, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
 

@@ -19,7 +19,7 @@ import tyro
 
 from gristmill.arguments import check_words, expected, option_name, parse, suggestion, take_tables
 from gristmill.errors import InputError, UsageError, require
-from gristmill.urls import unknown_scheme_in
+from gristmill.paths import unknown_scheme_in
 
 Config = TypeVar("Config")
 INT64 = 2**63 - 1

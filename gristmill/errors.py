@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.urls import spell_urls
+from gristmill.paths import spell_urls
 
 
 class GristmillError(Exception):

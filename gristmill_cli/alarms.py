@@ -9,18 +9,18 @@ from tempfile import TemporaryDirectory
 from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
 from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.inputs import is_input_folder, list_corpus
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.recorded import is_input_folder, list_corpus
 from gristmill.errors import AlarmError, DamagedFile, GristmillError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.tokenizer_file import find_tokenizer_file
+from gristmill.paths import is_remote
 from gristmill.storage.files import exists
 from gristmill.storage.objects import download
 from gristmill.text import utf8_size
-from gristmill.urls import is_remote
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix

@@ -14,9 +14,9 @@ from gristmill.counts import INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_manifest import Manifest
+from gristmill.paths import is_remote, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
-from gristmill.urls import is_remote, object_name, spell_urls
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, show_funnel
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.run_stages import rules_version

@@ -23,8 +23,8 @@ from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
-from gristmill.io.readers import SLICE_BYTES, read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
+from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config, scan_inputs

@@ -24,8 +24,8 @@ from gristmill.io.documents import ASKED_FOR, Corpus, paths_of, scan_corpus
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
+from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
-from gristmill.urls import is_remote
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import (
     Alarms,

@@ -12,9 +12,9 @@ from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
+from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
-from gristmill.urls import spell_urls
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 

@@ -20,9 +20,9 @@ from gristmill.engine.ledger import Ledger
 from gristmill.engine.report import StepNote
 from gristmill.errors import InputError
 from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
-from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.run_config import StageName
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gristmill.limits import free_memory, usable_cores
+from gristmill.budget import free_memory, usable_cores
 from gristmill_planner.compute_time import layer_work
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device

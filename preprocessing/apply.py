@@ -14,17 +14,17 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import PARTS, Counts, Tally
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, PART_FIELD, Document, paths_of
-from gristmill.io.readers import Slice, read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 

@@ -17,20 +17,20 @@ from tyro.conf import Positional
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError, UsageError, require
+from gristmill.io.artefacts import stream_table, write_rows
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, paths_of
 from gristmill.io.external_sort import write_array
-from gristmill.io.parquet_tables import stream_table, write_rows
-from gristmill.io.readers import read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import exists, file_info, is_file, read_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size

@@ -11,17 +11,17 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Result, Stage
+from gristmill.io.artefacts import write_rows
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
-from gristmill.io.parquet_tables import write_rows
-from gristmill.io.readers import read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter

@@ -25,10 +25,10 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts, warn_of_losses
+from gristmill.engine.inputs import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
@@ -36,8 +36,8 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file
+from gristmill.paths import absolute
 from gristmill.storage.files import is_file
-from gristmill.storage.names import absolute
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, split_drops
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest

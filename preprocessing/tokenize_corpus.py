@@ -17,16 +17,16 @@ import numpy as np
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
+from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.recorded import list_corpus
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
-from gristmill.io.readers import read_documents
+from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.token_manifest import (
     MANIFEST,
     SHARD_SUFFIXES,
@@ -48,7 +48,6 @@ from gristmill.io.tokenizer_file import (
     require_tokenizers,
     special_id,
 )
-from gristmill.io.writers import Rejects
 from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size

@@ -20,8 +20,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
 from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
-from gristmill.io.readers import Slice, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.text import utf8_size
 
 DIGEST = [("high", "<u8"), ("low", "<u8")]

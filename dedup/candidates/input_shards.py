@@ -29,9 +29,9 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError, wrap_read_errors
 from gristmill.io.files import STATE_DIR
+from gristmill.paths import is_remote
 from gristmill.storage.files import is_folder, resolved
 from gristmill.storage.objects import download
-from gristmill.urls import is_remote
 
 Scope = Literal["global", "per-source"]
 

@@ -21,8 +21,8 @@ from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
 from gristmill.io.files import STATE_DIR, marks_in, reject_unfinished_files
+from gristmill.paths import name_of
 from gristmill.storage.files import file_info, list_names
-from gristmill.storage.names import name_of
 
 _PAIR_FILES = "duplicate_pairs*.txt"
 _ROW = "@0*(?P<{}>[0-9]{{1,13}})"  # of the digits that MAX_ROWS has

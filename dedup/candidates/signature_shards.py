@@ -14,13 +14,12 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
-from gristmill.engine.recorded import find_recorded
+from gristmill.engine.inputs import find_recorded
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import reject_unfinished
-from gristmill.storage.files import is_folder
+from gristmill.paths import is_remote
+from gristmill.storage.files import is_folder, walk
 from gristmill.storage.local import atomic_write
-from gristmill.storage.walking import walk
-from gristmill.urls import is_remote
 
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
 SUFFIX = ".signatures.arrow"

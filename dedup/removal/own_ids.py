@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dedup.removal.clusters import Clusters
 from gristmill.engine.task import FileSet
+from gristmill.io.artefacts import open_table_writer
 from gristmill.io.keys import Rows, pack_keys
-from gristmill.io.parquet_tables import open_table_writer
 from gristmill.storage.local import atomic_write
 
 ID = np.dtype([("key", "<u8"), ("size", "<i8")])  # the packed key of a document that has an id, and the id's bytes

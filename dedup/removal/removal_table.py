@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from dedup.removal.clusters import in_two_clusters, reject_repeated
 from dedup.removal.own_ids import IdFiles, OwnIds
 from gristmill.engine.task import FileSet
+from gristmill.io.artefacts import ROW_GROUP_SIZE, open_table_writer, stream_dict, write_stream
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import PackedKeys, stream_keys
-from gristmill.io.parquet_tables import ROW_GROUP_SIZE, open_table_writer
-from gristmill.io.pickles import stream_dict, write_stream
 
 KEPT = "kept"
 DUPLICATE = "duplicate"

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import tyro
 
+from gristmill.budget import free_memory, usable_cores
 from gristmill.errors import UsageError
-from gristmill.limits import free_memory, usable_cores
+from gristmill.paths import is_remote, object_name, paths_in
 from gristmill.storage.files import is_folder
-from gristmill.urls import is_remote, object_name, paths_in
 
 _PROCESSES_A_CORE = 2
 _LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten

@@ -26,8 +26,8 @@ from gristmill.counts import INCOMING, READ, Counts
 from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Task
+from gristmill.paths import is_remote
 from gristmill.storage.files import list_names
-from gristmill.urls import is_remote
 
 _NOTE = ".step"
 _HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits

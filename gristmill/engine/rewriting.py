@@ -19,10 +19,10 @@ from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
-from gristmill.io.corpus_names import normal_name, table_name
+from gristmill.io.artefacts import open_table, open_table_writer, stream_table
 from gristmill.io.documents import CorpusFile, source_of, stem
+from gristmill.io.file_formats import normal_name, table_name
 from gristmill.io.files import STATE_DIR, rejects_path
-from gristmill.io.parquet_tables import open_table, open_table_writer, stream_table
 from gristmill.io.readers import SLICE_BYTES, Slice
 from gristmill.io.writers import merge_schemas, reject_unwritable, schema_of, write_documents
 from gristmill.storage.local import concatenate

@@ -16,26 +16,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gristmill.budget import Budget
+import msgspec
+
+from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
-from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
-from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, StepResult, TaskId, run_name
-from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
+from gristmill.engine.executors.staging import Scratch, staged
+from gristmill.engine.inputs import Listed, ledger_folders, reject_changed, reject_incomplete
+from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, OutputRecord, StepResult, TaskId, run_name
 from gristmill.engine.options import RunOptions, words_of_work
-from gristmill.engine.outputs import Marks, Ownership
-from gristmill.engine.recorded import ledger_folders
+from gristmill.engine.outputs import DoneTasks, Marks, Ownership
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
-from gristmill.engine.task import Stage, Task, paths_read_by
-from gristmill.engine.worker import run_task
-from gristmill.errors import InputError
+from gristmill.engine.task import Result, Stage, Task, paths_read_by
+from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.files import PART, STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
-from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
-from gristmill.storage.local import remove_partial_files
+from gristmill.paths import absolute, is_remote, name_of
+from gristmill.storage.files import (
+    FileInfo,
+    file_info,
+    reject_read_only,
+    reject_unknown_scheme,
+    remove_files,
+    remove_folder,
+    resolved,
+)
+from gristmill.storage.local import flush_later, remove_partial_files
 from gristmill.storage.lock import stage_lock
-from gristmill.storage.names import absolute, name_of
-from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a stage as one task
 
@@ -132,7 +139,7 @@ class StageRun:
         return hash_files(self.place.executor, paths)
 
     def tag(self, path: Path) -> str:
-        """The content tag of a file (see lineage.py), which is noted as read."""
+        """The content tag of a file (see inputs.py), which is noted as read."""
         self.done.note_read(name_of(path))
         return self.done.tags.of(path)
 
@@ -292,3 +299,49 @@ def open_stage(
         if isinstance(reads, Mapping):
             run.check_listed(reads)
         yield run
+
+
+def run_task(
+    step: str,
+    task: Task,
+    identity: dict[str, str],
+    ledger: Ledger,
+    inputs: Mapping[Path, FileInfo],
+    hashes: Mapping[Path, str],
+    scratch: Scratch | None = None,
+    budget: Budget | None = None,
+) -> DoneRecord:
+    """Run one task and write its done record, in a worker process; `scratch` is for tasks that are staged.
+
+    `budget` is the memory of the worker, within which records are read.
+
+    Raises ConservationError, the task's errors, and InputError if one of the `inputs` is not as it was when the
+    task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
+    `hashes` gives.
+    """
+    local, began = {path: info for path, info in inputs.items() if not is_remote(path)}, time.process_time()
+    memory = {} if task.memory is None else {"memory": task.memory}
+    with staged(task, inputs, scratch, hashes) as copy:
+        _reject_changed(local, ledger)
+        with memory_budget(budget), flush_later():
+            result = copy.run(**memory)
+        _reject_changed(local, ledger)
+        counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+        counts = copy.name_objects(counts)
+        counts.check_conserved(f"{ledger.file.stem} {task.name}")
+        outputs = [
+            OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
+            for path, info, sha256 in copy.publish(task.outputs)
+        ]
+    spent = round(time.process_time() - began, 3)
+    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value), spent)
+    ledger.write(record)
+    return record
+
+
+def _reject_changed(inputs: Mapping[Path, FileInfo], ledger: Ledger) -> None:
+    for path, seen in inputs.items():
+        if file_info(path) != seen:
+            with wrap_read_errors(path):
+                path.stat()
+            raise InputError(f"{path} was changed while {ledger.file.stem} worked: run the same command again")

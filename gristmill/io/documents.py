@@ -19,9 +19,9 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.corpus_names import CORPUS_SUFFIXES as CORPUS_SUFFIXES
-from gristmill.io.corpus_names import INDEX_PREFIX as INDEX_PREFIX
-from gristmill.io.corpus_names import (
+from gristmill.io.file_formats import CORPUS_SUFFIXES as CORPUS_SUFFIXES
+from gristmill.io.file_formats import INDEX_PREFIX as INDEX_PREFIX
+from gristmill.io.file_formats import (
     READABLE,
     TEXT_FORMATS,
     name_fault,
@@ -32,15 +32,14 @@ from gristmill.io.corpus_names import (
 )
 from gristmill.io.files import STATE_DIR, reject_unfinished
 from gristmill.io.text_records import decode_value
-from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
+from gristmill.paths import is_remote
+from gristmill.storage.files import Found, is_file, is_folder, reject_unknown_scheme, walk_all
 from gristmill.storage.listings import listed_once
 from gristmill.storage.objects import refresh
-from gristmill.storage.walking import Found, walk_all
-from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
-METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of walking.py
+METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of storage/files.py
 CACHE = "cache of Hugging Face datasets"
 ODD_NAME = "name that is no key"
 ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
@@ -320,7 +319,7 @@ def scan_corpus(
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
     text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
-    `find` may know the files of a folder already. A file whose name cannot be used (see corpus_names.py) is not read
+    `find` may know the files of a folder already. A file whose name cannot be used (see file_formats.py) is not read
     with `skip_odd_names`.
 
     Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,

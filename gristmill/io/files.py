@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import InputError, UsageError
-from gristmill.storage.files import is_file, list_names, read_files, remove_files, write_file
+from gristmill.paths import absolute, folders_above, is_remote
+from gristmill.storage.files import is_file, is_link_to_parent, list_names, read_files, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
-from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
-from gristmill.storage.walking import is_link_to_parent
-from gristmill.urls import folders_above, is_remote
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 REJECTS_SUFFIX = ".malformed"

@@ -14,9 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
+from gristmill.io.artefacts import (
+    encode_names,
+    integers,
+    is_table,
+    load_pickle,
+    open_table,
+    open_table_writer,
+    stream_table,
+    write_sets,
+)
 from gristmill.io.external_sort import ExternalSorter, write_records
-from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table, open_table_writer, stream_table
-from gristmill.io.pickles import load_pickle, write_sets
 
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending

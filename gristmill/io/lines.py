@@ -1,6 +1,6 @@
 """Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error.
 
-What is compressed, and how, is told by a file's first bytes, and by its name where these say nothing (first_bytes.py).
+What is compressed, and how, is told by a file's first bytes, and by its name where these say nothing (file_formats.py).
 A .gz, .zst, .bz2 or .xz file is a sequence of streams (gzip members, zstd frames), which are all read, over a padding
 of zero bytes where the format allows one. A stream that is truncated or corrupt is an error, wherever it lies in the
 file. So is a file without a stream, as one of 0 bytes is: nothing, compressed, is some bytes, and a download that was
@@ -20,8 +20,7 @@ import zstandard
 
 from gristmill.budget import MemoryReservation
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
-from gristmill.io.corpus_names import compression_of
-from gristmill.io.first_bytes import FIRST, compression_in, reject_stand_in
+from gristmill.io.file_formats import FIRST, compression_in, compression_of, reject_stand_in
 
 CHUNK = 1 << 18  # bytes read, and decompressed, at a time
 _MAX_WINDOW = 1 << 31  # bytes of decompressed data that a stream may refer back to; `zstd --long=31` needs them all

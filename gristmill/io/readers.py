@@ -1,5 +1,7 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
+import base64
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -12,9 +14,16 @@ import pyarrow as pa
 
 from gristmill.budget import MemoryReservation
 from gristmill.counts import MALFORMED, READ, Counts, Damage
-from gristmill.errors import DamagedFile, GristmillError, InputError, UsageError, require, wrap_read_errors
+from gristmill.errors import (
+    DamagedFile,
+    GristmillError,
+    InputError,
+    UsageError,
+    require,
+    wrap_read_errors,
+    wrap_write_errors,
+)
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
-from gristmill.io.corpus_names import FILE_FORMATS, LINE_FORMATS, READABLE, TABLE_FORMATS, WEB_FORMATS, parse_name
 from gristmill.io.documents import (
     AS_UTF8,
     ONE_SLICE,
@@ -27,7 +36,16 @@ from gristmill.io.documents import (
     list_corpus,
     slices_at,
 )
-from gristmill.io.first_bytes import is_compressed
+from gristmill.io.file_formats import (
+    FILE_FORMATS,
+    LINE_FORMATS,
+    READABLE,
+    TABLE_FORMATS,
+    WEB_FORMATS,
+    is_compressed,
+    parse_name,
+)
+from gristmill.io.files import rejects_path
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_chunks, read_lines, read_whole, without_mark
 from gristmill.io.text_records import (
     BadRecord,
@@ -44,7 +62,6 @@ from gristmill.io.text_records import (
     take_text,
 )
 from gristmill.io.web_records import MAX_PAGE_BYTES, MEMORY_A_BYTE, read_archive, text_of_page
-from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
@@ -123,6 +140,37 @@ def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[
             f"{path}: expected a folder, or a file of a known format: {READABLE}; *.txt, *.md, *.html, *.csv or *.tsv"
         )
     return [CorpusFile(path, path.name, path.stat().st_size, text_column)]
+
+
+class Rejects:
+    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
+
+    Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
+    as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
+    `add` creates a new one.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.path = rejects_path(output)
+        if os.path.lexists(self.path):  # most often not, and unlink takes a lock that other processes wait for
+            with wrap_write_errors(self.path):
+                self.path.unlink(missing_ok=True)
+
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
+        raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
+        entry = {"file": file, "line": line, "reason": reason, **_raw_field(raw)}
+        with wrap_write_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as stored:
+                stored.write(msgspec.json.Encoder().encode_lines((entry,)))
+
+
+def _raw_field(raw: bytes) -> dict[str, str]:
+    try:
+        return {"raw": raw.decode()}
+    except UnicodeDecodeError:
+        return {"raw_base64": base64.b64encode(raw).decode()}
 
 
 def read_documents(

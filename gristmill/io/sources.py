@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from gristmill.errors import UsageError, require
-from gristmill.io.corpus_names import (
+from gristmill.io.documents import Corpus, CorpusFile, Reading, UnreadFile, scan_corpus
+from gristmill.io.file_formats import (
     FILE_FORMATS,
     LINE_FORMATS,
     TABLE_FORMATS,
@@ -16,10 +17,9 @@ from gristmill.io.corpus_names import (
     name_fault,
     parse_name,
 )
-from gristmill.io.documents import Corpus, CorpusFile, Reading, UnreadFile, scan_corpus
 from gristmill.io.text_records import fields_named
+from gristmill.paths import is_remote
 from gristmill.storage.files import file_info, is_file
-from gristmill.urls import is_remote
 
 FORMATS = (LINE_FORMATS[0], *TABLE_FORMATS, *WEB_FORMATS, *TEXT_FORMATS)
 

@@ -16,8 +16,8 @@ import sentencepiece
 
 from gristmill.errors import UsageError
 from gristmill.io.tiktoken_ranks import is_ranks, ranks_to_json
+from gristmill.paths import is_remote
 from gristmill.storage.files import is_file, read_file
-from gristmill.urls import is_remote
 
 Kind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]
 JSON = "tokenizer.json"

@@ -1,14 +1,12 @@
-"""Writers: .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, written atomically, and files of malformed records.
+"""Writers: .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, written atomically.
 
 Values in a .parquet are as JSON has them: an object is a struct, a list a list, whole numbers int64, others double;
 points in time are text. A field that a record lacks is null. A field has one type in all records; whole and other
 numbers mix.
 """
 
-import base64
 import gzip
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +18,8 @@ import pyarrow.parquet
 import zstandard
 
 from gristmill.batches import batched
-from gristmill.errors import UsageError, wrap_write_errors
-from gristmill.io.corpus_names import LINE_FORMATS, compression_of, parse_name
-from gristmill.io.files import rejects_path
+from gristmill.errors import UsageError
+from gristmill.io.file_formats import LINE_FORMATS, compression_of, parse_name
 from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
@@ -62,37 +59,6 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
 def zstd_compressor() -> zstandard.ZstdCompressor:
     """Compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
-
-
-class Rejects:
-    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
-
-    Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
-    as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
-    `add` creates a new one.
-    """
-
-    def __init__(self, output: Path) -> None:
-        self.path = rejects_path(output)
-        if os.path.lexists(self.path):  # most often not, and unlink takes a lock that other processes wait for
-            with wrap_write_errors(self.path):
-                self.path.unlink(missing_ok=True)
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
-        raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
-        entry = {"file": file, "line": line, "reason": reason, **_raw_field(raw)}
-        with wrap_write_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as stored:
-                stored.write(msgspec.json.Encoder().encode_lines((entry,)))
-
-
-def _raw_field(raw: bytes) -> dict[str, str]:
-    try:
-        return {"raw": raw.decode()}
-    except UnicodeDecodeError:
-        return {"raw_base64": base64.b64encode(raw).decode()}
 
 
 def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from gristmill.errors import StorageError, UsageError
+from gristmill.paths import ObjectName, hide_passwords
 from gristmill.storage.listings import FileInfo, Tree
 from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
-from gristmill.urls import ObjectName, hide_passwords
 
 _RETRIES: dict[str, Any] = {"max_retries": 5, "base_wait_time": 1, "max_wait_time": 16}
 _SECONDS = 60  # without a byte

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.urls import ObjectName, is_remote, object_name
+from gristmill.paths import ObjectName, is_remote, object_name
 
 
 class FileInfo(NamedTuple):

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
-from gristmill.urls import is_remote
+from gristmill.paths import is_remote
 
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
 _SMALL_BYTES = 64 << 10  # of a file that is hashed without a buffer, whose allocation would take longer

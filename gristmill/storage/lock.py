@@ -21,10 +21,10 @@ from typing import BinaryIO
 
 from gristmill.arguments import seconds_in
 from gristmill.errors import GristmillError, StorageError, TakenOver, wrap_write_errors
+from gristmill.paths import is_remote
 from gristmill.storage.files import FileInfo, read_files
 from gristmill.storage.local import atomic_write_bytes, flush_later
 from gristmill.storage.objects import RETRIES, delete_objects, read_object, swap_object
-from gristmill.urls import is_remote
 
 _WORKERS = "-workers"
 _POLLS = 30  # of a lease in its time

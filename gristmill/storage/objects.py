@@ -22,10 +22,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import from_url
 
 from gristmill.errors import InputError, StorageError, UsageError
+from gristmill.paths import ObjectName, hide_passwords, object_name
 from gristmill.storage import hub
 from gristmill.storage.listings import FileInfo, Level, Tree, kept_tree
 from gristmill.storage.problems import Refusal, explain_control, explain_problem, has_controls, reject_bucket
-from gristmill.urls import ObjectName, hide_passwords, object_name
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
 _LONGEST = 10_000  # parts

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from gristmill.errors import GristmillError, StorageError, UsageError
-from gristmill.urls import ObjectName, hide_passwords
+from gristmill.paths import ObjectName, hide_passwords
 
 _SOURCE = "\n\nDebug source:"  # after it comes the same again
 _PLACE = re.compile(r"(?s)(?:for path|at location) .*?(?=: Error performing | not found: | already exists: )")

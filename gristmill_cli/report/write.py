@@ -6,8 +6,8 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError, require
+from gristmill.paths import spell_urls
 from gristmill.storage.files import write_file
-from gristmill.urls import spell_urls
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
 from gristmill_cli.report.records import is_data_run, read_data_run

@@ -13,8 +13,7 @@ from typing import Any
 
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.documents import CorpusFile, list_corpus
-from gristmill.storage.files import exists, file_info, is_file, is_folder, read_file
-from gristmill.storage.walking import walk
+from gristmill.storage.files import exists, file_info, is_file, is_folder, read_file, walk
 from preprocessing.contamination.benchmarks import ALL_FIELDS, EACH
 
 _SUFFIXES = (".yaml", ".yml")

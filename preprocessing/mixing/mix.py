@@ -23,8 +23,7 @@ from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import KEY_FIELD, Document
-from gristmill.io.readers import Slice, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers

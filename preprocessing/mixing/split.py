@@ -22,9 +22,9 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import STATE_DIR
 from gristmill.io.writers import Sink, open_jsonl_writer
+from gristmill.paths import is_remote
 from gristmill.storage.files import is_file, is_folder
 from gristmill.storage.local import unique_partial_path
-from gristmill.urls import is_remote
 from preprocessing.mixing.sampling import select_kth
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,

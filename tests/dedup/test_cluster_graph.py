@@ -15,7 +15,7 @@ from dedup import generate_connected_components, to_hash
 from dedup.cluster_graph import cluster_graph, show_cluster
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.parquet_tables import write_table
+from gristmill.io.artefacts import write_table
 from gristmill.text import matching_form
 from tests.object_store import object_store
 

@@ -15,7 +15,7 @@ from dedup.generate_connected_components import ALONE, CLUSTERED
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from gristmill.io.pickles import load_pickle
+from gristmill.io.artefacts import load_pickle
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gristmill.limits import free_memory, usable_cores
+from gristmill.budget import free_memory, usable_cores
 
 ALL_CORES = len(os.sched_getaffinity(0))
 

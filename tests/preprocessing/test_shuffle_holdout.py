@@ -14,8 +14,8 @@ from gristmill.counts import READ, REPEATED, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
+from gristmill.io.artefacts import write_table
 from gristmill.io.keys import write_keys
-from gristmill.io.parquet_tables import write_table
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from tyro.conf import Positional
 
+from gristmill.budget import free_memory
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
-from gristmill.limits import free_memory
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint

@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from gristmill.budget import free_memory
 from gristmill.errors import UsageError
-from gristmill.limits import free_memory
 from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
 from training.memory.memory_config import MemoryConfig
 from training.parallel.layout import Layout

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from gristmill.engine.executors.local import Executor, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.staging import Scratch, open_scratch
 from gristmill.engine.executors.task_queue import TaskQueue
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
-from gristmill.engine.scratch import Scratch, open_scratch
 from gristmill.errors import UsageError
+from gristmill.paths import is_remote
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.storage.lock import lease_seconds, stage_lock
-from gristmill.urls import is_remote
 
 
 class ExecutionContext(NamedTuple):

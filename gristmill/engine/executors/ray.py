@@ -23,8 +23,8 @@ from ray.exceptions import RayError, RayTaskError
 from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.shards import attempt, check_same_code, code_versions
+from gristmill.engine.executors.staging import open_scratch
 from gristmill.engine.executors.task_queue import Failure
-from gristmill.engine.scratch import open_scratch
 from gristmill.errors import GristmillError, UsageError
 
 _WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down

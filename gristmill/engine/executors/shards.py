@@ -24,11 +24,10 @@ from msgspec.structs import replace as changed
 
 from gristmill.budget import Budget
 from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.staging import TAKEN_OVER
+from gristmill.engine.executors.staging import TAKEN_OVER, Scratch
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.report import log_lines
-from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import (
     FinishedElsewhere,
@@ -39,9 +38,9 @@ from gristmill.errors import (
     UsageError,
     WorkerDied,
 )
+from gristmill.paths import is_remote
 from gristmill.storage.files import is_file
 from gristmill.storage.lock import lease_seconds
-from gristmill.urls import is_remote
 
 _ATTEMPTS = 3  # at a task, if the object store fails
 _LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the queue

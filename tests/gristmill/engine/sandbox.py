@@ -20,10 +20,10 @@ import pytest
 from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
 from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.ledger import DoneRecord, Ledger
-from gristmill.engine.scratch import Scratch
+from gristmill.engine.run import run_task
 from gristmill.engine.task import Task, paths_read_by, relocate
-from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, rejects_path
 from gristmill.storage.files import FileInfo
 

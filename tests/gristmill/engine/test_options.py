@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.budget import usable_cores
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.report import print_summary
 from gristmill.engine.run import open_stage
 from gristmill.errors import UsageError
-from gristmill.limits import usable_cores
 from tests.gristmill.engine.upper_stage import STAGE
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine import done
+from gristmill.engine import outputs
 from gristmill.engine.executors.local import Call
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Result, Stage, Task, identify
 from gristmill.errors import ConservationError, InputError, OutputError, StorageError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects
 from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage
 
@@ -52,7 +52,7 @@ def test_a_task_is_identified_once(source: Path, tmp_path: Path, monkeypatch: py
         seen.append(task.name)
         return identify(task, *arguments)
 
-    monkeypatch.setattr(done, "identify", counting)
+    monkeypatch.setattr(outputs, "identify", counting)
     assert upper_stage(source, tmp_path / "out").ran == len(seen) == TASKS
 
 

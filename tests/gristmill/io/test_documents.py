@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import Counts, Tally
-from gristmill.engine.recorded import list_source
+from gristmill.engine.inputs import list_source
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, scan_corpus, scan_source
-from gristmill.io.readers import plan_slices, read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.writers import open_jsonl_writer
 
 LINES = [
     b'{"text":"one","meta":{"n":123456789012345678901234567890,"f":1.00,"e":-1E+2}}',

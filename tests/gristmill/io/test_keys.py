@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io import parquet_tables as module
+from gristmill.io import artefacts as module
+from gristmill.io.artefacts import open_table_writer, write_table
 from gristmill.io.keys import read_keys, stream_keys, write_keys
-from gristmill.io.parquet_tables import open_table_writer, write_table
 
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "why": pa.string()})
 NAMES = st.text("ab/é东", min_size=1, max_size=3)

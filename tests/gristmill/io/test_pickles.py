@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.errors import InputError, UsageError
+from gristmill.io.artefacts import load_pickle, stream_dict, write_sets, write_stream
 from gristmill.io.keys import read_keys, write_keys
-from gristmill.io.pickles import load_pickle, stream_dict, write_sets, write_stream
 
 SLIMPAJAMA = defaultdict(set, {"book/a.jsonl": {3, 1}, "c4/b@1.jsonl.zst": {0}})
 

@@ -21,8 +21,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import arrow_tables, readers
 from gristmill.io.arrow_tables import records
 from gristmill.io.documents import DocKey, Document, list_corpus
-from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
-from gristmill.io.writers import Rejects
+from gristmill.io.readers import Rejects, Slice, plan_slices, read_corpus, read_documents
 
 
 def read_all(root: Path, rejects: Path) -> tuple[list[Document], Counts, list[dict]]:

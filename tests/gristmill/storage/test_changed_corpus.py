@@ -11,9 +11,9 @@ import pytest
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
+from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.objects import read_object, write_object
-from gristmill.urls import object_name
 from preprocessing.normalize_text import normalize_text
 from tests.object_store import BUCKET, Store
 

@@ -12,6 +12,7 @@ from gristmill.errors import InputError
 from gristmill.io.documents import Document
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import (
+    HIDDEN,
     exists,
     file_info,
     hash_file,
@@ -25,10 +26,11 @@ from gristmill.storage.files import (
     remove_files,
     remove_folder,
     resolved,
+    walk,
+    walk_all,
     write_file,
 )
 from gristmill.storage.local import atomic_write, locked
-from gristmill.storage.walking import HIDDEN, walk, walk_all
 
 NAMES = ("a b.txt", "deep/er@1/ö.jsonl", "deep/x", "deeper", ".hidden/y", "deep/.gristmill/z")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.storage.names import join, name_of, relative_to
+from gristmill.paths import join, name_of, relative_to
 
 FOLDERS = ("/", "/a", "/a/b", "/a/b/c", "/ab", "/s3:/bucket/a", "/s3:/other")
 RELATIVE = ("c", "c.txt", "c/d.txt", "../c", "../../c/d", "../../../../c", "..", "../..", ".", "./c", "../b/../c", ".c")

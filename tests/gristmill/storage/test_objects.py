@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import InputError, UsageError
+from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.objects import (
     delete_objects,
@@ -21,7 +22,6 @@ from gristmill.storage.objects import (
     upload,
     write_object,
 )
-from gristmill.urls import object_name
 from tests.object_faults import Times, short_body
 from tests.object_store import Store
 

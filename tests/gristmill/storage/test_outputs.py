@@ -11,9 +11,9 @@ import pytest
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
+from gristmill.paths import object_name
 from gristmill.storage import files, objects
 from gristmill.storage.local import atomic_write_bytes
-from gristmill.urls import object_name
 from tests.gristmill.engine.upper_stage import QUIET
 from tests.object_faults import Environment, refuse
 from tests.object_store import Store

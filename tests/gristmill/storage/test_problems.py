@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import staged
-from gristmill.engine.scratch import Scratch
+from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, InputError, StorageError, UsageError
 from gristmill.io.documents import list_corpus
+from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.files import FileInfo, is_file, list_folder, read_file, write_file
 from gristmill.storage.problems import explain_problem
-from gristmill.urls import object_name
 from tests.object_faults import dropped, refuse, unavailable
 
 REGION = "the bucket is in another region: set AWS_REGION to the bucket's region"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.recorded import find_recorded
+from gristmill.engine.inputs import find_recorded
 from gristmill.errors import InputError
 from gristmill.io.files import mark_unfinished
 from gristmill.storage import objects

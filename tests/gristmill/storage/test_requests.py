@@ -9,9 +9,9 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE
+from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.files import list_folder, write_file
-from gristmill.urls import object_name
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.upper_stage import QUIET, join

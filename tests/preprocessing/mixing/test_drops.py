@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from gristmill.errors import InputError
+from gristmill.io.artefacts import write_table
 from gristmill.io.keys import KeySet, write_keys
-from gristmill.io.parquet_tables import write_table
 from gristmill.storage.local import flush_later
 from preprocessing.mixing.drops import load_drops, split_drops
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from gristmill.config import Range
 from gristmill.errors import require
-from gristmill.urls import is_remote
+from gristmill.paths import is_remote
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig

@@ -38,7 +38,7 @@ def test_every_call_is_made_once(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_is_raised_unchanged(workers: int) -> None:
-    from gristmill.io.pickles import load_pickle
+    from gristmill.io.artefacts import load_pickle
 
     bad = Path(__file__)  # a file, and no pickle
     with pytest.raises(InputError, match=r"test_local\.py is not a pickle"):
@@ -151,7 +151,7 @@ def wait_for_workers(pid: int) -> list[psutil.Process]:
 
 
 def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> None:
-    """And see none of its modules under another name, such as gristmill/urls.py as a module of its own."""
+    """And see none of its modules under another name, such as gristmill/paths.py as a module of its own."""
     shutil.copytree(ROOT / "gristmill", tmp_path / "gristmill", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "empty").mkdir()
     script = (
@@ -160,7 +160,7 @@ def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> N
         "from gristmill.engine.executors.local import Call, LocalExecutor\n"
         "from importlib.util import find_spec\n"
         "with LocalExecutor(2) as executor:\n"
-        "    where = executor.submit(Call(find_spec, {'name': 'gristmill.urls'})).result().origin\n"
+        "    where = executor.submit(Call(find_spec, {'name': 'gristmill.paths'})).result().origin\n"
         "    print(where, executor.submit(Call(find_spec, {'name': 'urls'})).result())\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -172,7 +172,7 @@ def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> N
         text=True,
         timeout=patience(60),
     )
-    assert done.stdout == f"{tmp_path / 'gristmill/urls.py'} None\n", done.stdout + done.stderr
+    assert done.stdout == f"{tmp_path / 'gristmill/paths.py'} None\n", done.stdout + done.stderr
 
 
 def test_calls_with_absolute_paths_share_their_sets_of_files() -> None:

@@ -24,9 +24,9 @@ from benchmarks.process_memory import descendants
 from gristmill.budget import Budget, memory_budget, reserve_memory
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.shards import check_same_code, code_versions
+from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import Task
 from gristmill.errors import InputError, UsageError
 from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage

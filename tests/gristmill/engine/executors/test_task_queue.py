@@ -9,10 +9,10 @@ from msgspec.structs import replace as posted
 from gristmill.counts import Counts
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.shards import code_versions, shard_executor
+from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
 from gristmill.engine.ledger import DoneRecord
 from gristmill.engine.options import RunOptions, Shard
-from gristmill.engine.scratch import Scratch
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
 

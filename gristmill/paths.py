@@ -1,13 +1,14 @@
-"""Paths of objects: `s3://bucket/key` is the path `s3:/bucket/key`, relative or below any folder.
+"""Paths of files and of objects: `s3://bucket/key` is the path `s3:/bucket/key`, relative or below any folder.
 
 So an object's path is joined, named and compared like any other. No local folder can be called `s3:`, `gs:`, `az:`
-or `hf:`.
+or `hf:`. Files are compared by name: the absolute path without `..` (name_of).
 """
 
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ _SPELT = re.compile(rf"(?:(?<![\w.-])/[^\s'\"]*/|(?<![\w/.-])/)?\b({'|'.join(SCH
 _HUB_DATASET = re.compile(r"[^/]*/[^/]*/[^/@]*(?:@(?:refs/(?:pr|convert)/)?[^/]*)?|[^/]*/[^/]*|[^/]*")  # or a part
 _USER = re.compile(r"(//|^)[^/\s]+@")
 _UNKNOWN = re.compile(r"([A-Za-z][\w+.-]+):(?=/)")
+_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")  # an empty part of a path, `.` or `..`
 
 
 class ObjectName(NamedTuple):
@@ -130,3 +132,56 @@ def spell_urls(text: str) -> str:
     'cannot read s3://bucket/a.jsonl: try s3://bucket/b'
     """
     return _SPELT.sub(r"\1://", text)
+
+
+def name_of(path: Path | str) -> str:
+    """The absolute path of a file, by which it is compared with others.
+
+    >>> name_of("/a/./b.txt"), name_of("/s3:/bucket/a/../b.txt")
+    ('/a/b.txt', '/s3:/bucket/b.txt')
+    """
+    text = str(path)
+    is_absolute = text[:1] == "/"
+    if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
+        return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
+    if ".." in text and not is_remote(text):  # after a link, `..` is the parent of what the link leads to
+        return os.path.realpath(text)
+    return os.path.abspath(text)
+
+
+def absolute(path: Path) -> Path:
+    """The same as a Path; one that is absolute and has no `..` is returned as it is."""
+    name = name_of(path)
+    return path if name == str(path) else Path(name)
+
+
+def join(folder: str, relative: str) -> str:
+    """The absolute path of a file, given relative to a folder of such a name.
+
+    >>> join("/a/b", "c.txt"), join("/a/b", "../c.txt"), join("/", "c.txt")
+    ('/a/b/c.txt', '/a/c.txt', '/c.txt')
+    """
+    while relative.startswith("../"):
+        folder, relative = folder.rpartition("/")[0] or "/", relative[3:]
+    if folder != "/" and not _ODD_PART.search(relative):
+        return f"{folder}/{relative}"
+    return os.path.normpath(os.path.join(folder, relative))
+
+
+def relative_to(folder: str, name: str) -> str:
+    """The other way round: the path of a file relative to a folder, both given as absolute paths.
+
+    >>> relative_to("/a/b", "/a/b/c.txt"), relative_to("/a/b", "/a/c.txt")
+    ('c.txt', '../c.txt')
+    """
+    if name.startswith(f"{folder}/"):
+        return name[len(folder) + 1 :]
+    if folder == "/" or f"{folder}/".startswith(f"{name.rstrip('/')}/"):
+        return os.path.relpath(name, folder)
+    above, slash, file = name.rpartition("/")
+    return f"{_folder_relative_to(folder, above or slash)}/{file}"
+
+
+@lru_cache(maxsize=1024)
+def _folder_relative_to(folder: str, other: str) -> str:
+    return os.path.relpath(other, folder)

@@ -1,11 +1,12 @@
-"""Names of corpus files: which can be parts of keys; the format and the compression that a suffix stands for."""
+"""Formats of corpus files, by name and by first bytes; names that can be parts of keys."""
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.errors import UsageError
+from gristmill.errors import DamagedFile, UsageError
 
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
@@ -13,9 +14,7 @@ WEB_FORMATS = ("warc", "wet")
 FILE_FORMATS = ("txt", "md", "html")  # a file is a document
 TEXT_FORMATS = (*FILE_FORMATS, "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
-
 _SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
-
 JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
 _WEB_SUFFIXES = tuple(f".{name}{end}" for name in WEB_FORMATS for end in ("", *_COMPRESSIONS))
 CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS) + _WEB_SUFFIXES
@@ -26,6 +25,21 @@ INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated 
 _MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
 _NAMED = 8  # folders that an error lists
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
+FIRST = 64  # bytes that are looked at
+_COMPRESSED = {
+    "gz": re.compile(rb"\x1f\x8b"),
+    "zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second begins a frame to skip
+    "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+}
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # as no compressed stream and no table begins
+_PAGE = "HTML page"
+_STAND_INS = {  # what a file is: how it begins, and what to do
+    "pointer of Git LFS": (rb"version https://git-lfs", "and not the file itself: fetch it with git lfs pull"),
+    _PAGE: (rb"(?i)\s*(?:<!doctype html|<html)", "as a server sends for a file that it does not give: fetch it again"),
+    "Parquet file": (rb"PAR1", "whatever its name says: name it .parquet"),
+    "Arrow file": (rb"ARROW1\0\0", "whatever its name says: name it .arrow"),
+}
 
 
 class CorpusName(NamedTuple):
@@ -137,3 +151,50 @@ def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None
             f"data set {source!r}: {root} has another name, and no folder of this one: it holds "
             f"{', '.join(folders[:_NAMED])}{more}. Give the name of one of these, or all"
         )
+
+
+def compression_in(name: str, first: bytes) -> str:
+    """The compression of a file by its first bytes, or else by its name; '' for none.
+
+    >>> compression_in("a.jsonl", bytes.fromhex("1f8b08")), compression_in("a.jsonl.gz", b'{"text": 1}')
+    ('gz', '')
+    >>> compression_in("a.jsonl.gz", b"rubbish"), compression_in("a.jsonl", b"rubbish")
+    ('gz', '')
+    """
+    for compression, magic in _COMPRESSED.items():
+        if magic.match(first):
+            return compression
+    return "" if _JSON.match(first) else compression_of(name)
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a local file is compressed, by its first bytes or its name."""
+    with path.open("rb") as file:
+        return bool(compression_in(path.name, file.read(FIRST)))
+
+
+def reject_stand_in(path: Path, first: bytes) -> None:
+    """Raise DamagedFile where a file of text is, by its first bytes, something in its place."""
+    parts = parse_name(path.name)
+    is_text = parts is not None and parts.format in TEXT_FORMATS
+    for fault, (pattern, what) in _STAND_INS.items():
+        if re.match(pattern, first) and not (is_text and fault == _PAGE):
+            raise _named(path, fault, what)
+
+
+def reject_stand_in_for_table(path: Path) -> None:
+    """As reject_stand_in, of a .parquet or .arrow file that cannot be read as one."""
+    first = b""
+    with suppress(OSError), path.open("rb") as file:
+        first = file.read(FIRST)
+    for fault, (pattern, what) in _STAND_INS.items():
+        if re.match(pattern, first) and not what.endswith(path.suffix):
+            raise _named(path, fault, what)
+    if _JSON.match(first):
+        raise _named(path, "JSON", "and no table: name it .jsonl")
+
+
+def _named(path: Path, fault: str, what: str) -> DamagedFile:
+    article = "an" if fault[0] in "AH" else "a"
+    kind = fault if fault == "JSON" else f"{article} {fault}"
+    return DamagedFile(path, fault, f"this is {kind}, {what}, or remove it to continue without it.")
