@@ -67,6 +67,7 @@ def test_documents_without_a_signature_are_counted_beside_those_that_have_one(
         assert counts.total(ALONE, name).documents == read[name] - together
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["c.parquet", "c.pickle"])
 @pytest.mark.parametrize(("memory", "workers"), [("4G", 1), ("1M", 1), ("300M", 2), ("50K", 2)])
 def test_the_same_bytes_by_any_way(

@@ -141,6 +141,7 @@ def test_components_unite_them_with_the_other_pairs(corpus: Path, tmp_path: Path
         f"book/a @1 ::.jsonl@{row}" for row in (1, 2, 4))}  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("memory", "workers"), [("4K", 1), ("40K", 2), ("1G", 2)])
 def test_how_it_runs_changes_no_byte(
     large: Path, tmp_path: Path, memory: str, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -188,6 +189,7 @@ def test_too_many_malformed_records_publish_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "DUP" / OUT).exists()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("pattern", ["digests/**/*.bin", "copies-*.bin"])
 def test_killed_and_started_again(
     large: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str

@@ -61,6 +61,7 @@ def assert_whole(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_to_hash(
     norm: Path, minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, workers: int
@@ -73,6 +74,7 @@ def test_to_hash(
     assert_whole(contents(tmp_path), contents(minhash))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("pattern", "workers"), [("bands/*/*.bin", 2), ("edges/*.bin", 1)])
 def test_generate_duplicate_pairs(
     minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int
@@ -89,6 +91,7 @@ def test_generate_duplicate_pairs(
     assert not list(killed.rglob("*.bin"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("pattern", "workers"), [("bands/*/*.bin", 1), ("edges/*.bin", 2)])
 def test_generate_connected_components(
     minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int

@@ -67,6 +67,7 @@ def test_a_call_ends_with_its_caller(tmp_path: Path, number: int) -> None:
         assert errors.decode().endswith("run the same command again to resume\n") and errors.count(b"\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_training_of_a_tokenizer_obeys_within_seconds(tmp_path: Path, number: int, workers: int) -> None:

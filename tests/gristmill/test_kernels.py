@@ -53,6 +53,7 @@ def change(path: Path, old: str, new: str) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
+@pytest.mark.thorough
 def test_a_change_in_a_called_kernel_is_compiled(site: Path) -> None:
     both = [start(site), start(site)]  # at the same time, with nothing compiled
     first = {output(process).partition(" ")[2] for process in both}

@@ -53,6 +53,7 @@ if __name__ == "__main__":
 STOPPED = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("number", STOPPED)
 @pytest.mark.parametrize("sent_to", ["driver", "worker", "both"])
 def test_a_signal_that_arrives_in_a_callback_from_c_is_not_lost(tmp_path: Path, sent_to: str, number: int) -> None:

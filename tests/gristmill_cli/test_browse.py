@@ -180,6 +180,7 @@ def test_a_folder_of_no_run_and_a_damaged_table(tmp_path: Path, name: str, said:
     assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_chromium_shows_100_000_clusters_within_two_seconds(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "dup").mkdir()

@@ -28,6 +28,7 @@ def different(one: Path, other: Path) -> list[str]:
     return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 
 
+@pytest.mark.thorough
 def test_a_changed_corpus_and_back_again_elsewhere(
     finished: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
@@ -35,6 +36,7 @@ def test_every_page_with_commands_is_run_by_a_test() -> None:
     assert {page for page in PAGES if commands(page)} == TRAINING | NODES | DATA | tutorials
 
 
+@pytest.mark.thorough
 def test_stages_by_hand(tmp_path: Path) -> None:
     """As a reader types them: the bytes are those of one run, which the page begins with."""
     corpus = make_corpus(tmp_path / "corpus")

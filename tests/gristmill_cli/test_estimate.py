@@ -65,6 +65,7 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Pat
     assert "--workers say where a run works and do not change an estimate" in printed.err
 
 
+@pytest.mark.thorough
 def test_benchmarks_are_indexed_once_whatever_the_corpus(corpus: Path, tmp_path: Path) -> None:
     costs = []
     for items in (10, 4000):

@@ -45,6 +45,7 @@ def test_the_funnel_has_each_rule_and_the_table_each_document(config: RunConfig)
     assert json.loads((config.out / "funnel.json").read_text())["went"]
 
 
+@pytest.mark.thorough
 def test_three_shards_write_the_bytes_of_one_process(config: RunConfig, tmp_path: Path) -> None:
     alone = replace(config, out=tmp_path / "one", until="filter_quality")
     run(alone)

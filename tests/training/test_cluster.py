@@ -79,6 +79,7 @@ def finish(*processes: subprocess.Popen[str]) -> None:
         assert process.returncode == 0, said
 
 
+@pytest.mark.thorough
 def test_two_nodes_train_as_the_page_says(
     variables: dict[str, str], tmp_path: Path, corpus: Path, train_in_ranks: Callable[[int, Path, list[str]], None]
 ) -> None:

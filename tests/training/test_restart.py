@@ -47,6 +47,7 @@ def test_ranks_that_fail_and_are_killed_are_restarted_and_resume(
     assert resumed[0] == 4 and resumed[1] >= 4 and len(resumed) == 2, said
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
     config: TrainConfig, tmp_path: Path, run_ranks: Callable[..., list[Any]]
 ) -> None:

@@ -58,6 +58,7 @@ def ranks(request, tmp_path_factory) -> tuple[Path, tiktoken.Encoding]:
         return path, tiktoken.Encoding(**({"name": name} | own if own else getattr(openai_public, name)()))
 
 
+@pytest.mark.every(3)
 @given(text=st.one_of(st.text(), st.lists(st.sampled_from([*PROSE, " ", "\n", "12345", "'s", "e\u0301"])).map("".join)))
 def test_ids_of_a_rank_file_are_those_of_tiktoken(ranks, text: str) -> None:
     path, reference = ranks
@@ -67,6 +68,7 @@ def test_ids_of_a_rank_file_are_those_of_tiktoken(ranks, text: str) -> None:
     assert found.decode(found.encode(text)) == text
 
 
+@pytest.mark.every(3)
 def test_a_rank_file_is_encoded_by_gigatoken_and_has_its_publishers_special_tokens(ranks) -> None:
     path, reference = ranks
     found = opened(path)

@@ -66,6 +66,7 @@ def remove(path: Path, store: Store) -> None:
     delete_objects([path])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("happens", "message"), [
     (overwrite, r"upper/{} is not what upper wrote: it was changed .* run upper again"),
     (damage, r"upper/{} is not what upper wrote: it was changed or damaged since\. Remove it, run upper again"),

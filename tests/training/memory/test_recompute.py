@@ -118,6 +118,7 @@ def _gradients(model: ParallelModel, share: Batch, recompute: str) -> list[Tenso
     return [w.local.grad for w in model.params]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("preset", "precision"), [("llama", "bf16"), ("gpt2", "fp32")])
 def test_recomputation_under_every_kind_of_layout(run_ranks: RunRanks, preset: str, precision: str) -> None:
     for ranks in run_ranks(2, spread_gradients, preset, precision):

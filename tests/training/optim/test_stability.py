@@ -152,6 +152,7 @@ def losses(out_dir: Path) -> list[tuple[int, float, bool]]:
     return [(r["step"], r["loss"], r.get("skipped", False)) for r in found]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_ranks_skip_an_overflow_and_the_loss_scale_is_checkpointed(
     config: TrainConfig, run_ranks: RunRanks, layout: str

@@ -44,6 +44,7 @@ def test_the_least_that_states_take(name: str) -> None:
     assert state_bytes(1000, 1000 // layout.shards, layout, precision, memory, moments, device) == 1000 * each
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("launcher", [[sys.executable], TORCHRUN])
 def test_a_model_that_does_not_fit_is_refused_at_once(corpus: Path, tmp_path: Path, launcher: list[str]) -> None:
     sizes = ["--model.width", "65536", "--model.layers", "200", "--model.heads", "512"]

@@ -68,6 +68,7 @@ def train_with(
     run_ranks(n, train, replace(config, out_dir=out_dir, parallel=layout, optim=optim))
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_under_any_layout_with_the_same_losses(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def stored_rows(checkpoint: Path, name: str) -> list[tuple[int, int]]:
     return sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in entry.chunks)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_more_ranks_than_heads_of_keys_and_values(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def held_between_micro_batches(layout: ParallelConfig, precision: str) -> float:
     return max(amounts) / sum(p.numel() for part in model.parts for p in part.parameters())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_zero_2_and_3_hold_sharded_gradients_between_micro_batches(run_ranks: RunRanks, precision: str) -> None:
     for zero in (2, 3):

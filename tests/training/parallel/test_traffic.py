@@ -16,6 +16,7 @@ CHOICE += ("2D", "3D", "ring", "Ulysses")
 COMPRESSED = ("PowerSGD", "PowerSGD, tp, sequence parallel", "int8", "int8, tp, pp")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CHOICE)
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_traffic_in_bf16_is_that_of_the_formulas(run_ranks: RunRanks, name: str, preset: Any) -> None:
@@ -27,6 +28,7 @@ def test_traffic_in_bf16_is_that_of_the_formulas(run_ranks: RunRanks, name: str,
             assert counted["tp", "all-reduce"].calls > 60  # chunks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_compressed_gradients_have_the_bytes_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
     for preset in ("llama", "gpt2") if ", pp" not in name else ("llama",):

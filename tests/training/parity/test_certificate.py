@@ -60,12 +60,14 @@ def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout
     return replace(Case.of(preset, asked.resolve(processes, model, 24), recompute), precision=precision)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("chosen", COVERING, ids=str)
 def test_a_covering_set_of_layouts_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
     assert row.passed, row.reason
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chosen", [case for case in kinds_of_layouts(COVERING) if case.processes <= 2], ids=str)
 def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
     """Float32 has other kernels, and these do not know how kinds are combined; `gristmill parity` combines them."""
@@ -267,6 +269,7 @@ if torch.__version__ >= "2.13":  # older ones refuse this schedule
     FAULTS.append((ends_not_summed, case("gpt2", pp=2, schedule="zbv"), "gradient"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str

@@ -62,6 +62,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("chosen", [*filter(is_here, feature_cases()[0]), DROPPED], ids=str)
 def test_training_agrees_with_an_independent_reference(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
@@ -363,6 +364,7 @@ def test_a_fault_that_all_share_turns_red_by_a_finite_difference(certifier: Cert
     assert seen_in in row.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not COMPILED, reason="no C++ compiler")
 def test_compiled_blocks_agree_with_an_independent_reference(certifier: Certifier) -> None:
     row = certifier.certify(COMPILED[0])

@@ -55,6 +55,7 @@ ROWS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
     row = ROWS[name]

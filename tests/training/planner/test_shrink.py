@@ -55,6 +55,7 @@ def test_what_is_left_goes_to_the_largest_degree() -> None:
     assert shrunk_layout(ParallelConfig(dp=2, pp=64, virtual_stages=1, micro_batches=128)).pp == 4
 
 
+@pytest.mark.thorough
 def test_one_trains(corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None]) -> None:
     """For a few steps; rows of the benchmark bench_presets.py train all of them for 20."""
     path = tmp_path / "bloom.toml"

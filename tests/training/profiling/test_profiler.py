@@ -54,6 +54,7 @@ def test_a_run_that_is_looked_into_has_the_losses_of_one_that_is_not(config: Tra
     assert steps == sorted(steps)  # Weights & Biases leaves out what comes after a later step
 
 
+@pytest.mark.thorough
 def test_ranks_trace_a_step_that_they_measure(
     start_training: Callable[..., subprocess.Popen[str]], torchrun: list[str], tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def come_back_late(cluster: Any, node: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("lose", [kill, come_back_late])
 def test_tasks_of_a_lost_node_run_elsewhere(
     cluster: Any, driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions,
@@ -169,6 +170,7 @@ def refuse_often(folder: Path, address: str) -> int:
     return errors
 
 
+@pytest.mark.thorough
 def test_errors_at_the_same_time_do_not_abort_the_driver(
     cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_user_s_modules_are_found_on_the_paths_of_driver_and_node(
         (tmp_path, "of_driver.py"), (user_folder, "of_node.py"), (ROOT / "gristmill", "__init__.py"))]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_large_record_is_held_by_a_lock_of_the_node(
     cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_three_processes_share_a_stage(tmp_path: Path, source: Path) -> None:
     assert upper_stage(source, tmp_path / "out", Settings(seconds=SECONDS)).ran == 0
 
 
+@pytest.mark.thorough
 def test_a_process_with_other_options_waits_and_then_does_its_own_work(tmp_path: Path, source: Path) -> None:
     first = start(source, tmp_path / "out", "0/2", SECONDS)
     while not (tmp_path / "out/.gristmill/upper.queue/step.json").exists():
@@ -75,6 +76,7 @@ def test_a_process_with_other_options_waits_and_then_does_its_own_work(tmp_path:
     assert [first.returncode, other.returncode] == [0, 0]
 
 
+@pytest.mark.thorough
 def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) -> None:
     """Of a long task, too."""
     two = [start(source, tmp_path / "out", f"{i}/2", 1.0, GRISTMILL_LOG_SECONDS="0.1") for i in range(2)]

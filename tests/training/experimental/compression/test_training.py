@@ -46,6 +46,7 @@ def saved(out_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("method", "ranks", "others"),
     [("powersgd", 2, {}), ("int8", 2, {}), ("powersgd", 4, {"tp": 2}), ("int8", 4, {"pp": 2})],

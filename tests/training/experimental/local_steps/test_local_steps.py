@@ -167,6 +167,7 @@ def _times(factor: int, mean: Callable[[list[Tensor]], None]) -> Callable[[list[
     return scaled
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [

@@ -237,6 +237,7 @@ def test_what_cannot_be_is_refused(exact: AsyncConfig, changes: dict[str, Any], 
         train_async(replace(exact, **changes))
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_a_server_and_workers(exact: AsyncConfig, corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
     options = ["--out_dir", str(tmp_path / "run"), "--port", str(exact.port), "--optim.steps", "3"]
