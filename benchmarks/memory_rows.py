@@ -144,7 +144,8 @@ def _then_mark(live: LiveBytes, forward: Callable[..., Any], *arguments: Any) ->
 
 def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
     """A step without an outer one, whose buffers the formulas do not count."""
-    tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1))
+    generator = torch.Generator().manual_seed(model.world.rank)  # tokens decide how many rows a rank's experts get
+    tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1), generator=generator)
     batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
     model.forward_backward(batch, 1e-3)
     for param in model.params:
@@ -187,6 +188,7 @@ def table_rows() -> list[Row]:
         *rows,
         *(Row(llama, ParallelConfig(zero=zero), "bf16", "none", 2, optimizer="muon", ema=True) for zero in (0, 1, 3)),
         *sparse_rows(),
+        *sink_rows(),
         Row(llama, ParallelConfig(), "fp16"),
         Row(llama, ParallelConfig(zero=2, micro_batches=4), "fp16", processes=2),
     ]
@@ -205,6 +207,22 @@ def sparse_rows() -> list[Row]:
     return [
         *(Row(model, _ONE, "bf16", mode) for model in (sparse, mixed, latent) for mode in modes),
         *(Row(sparse, layout, "bf16", "none", size) for layout, size in layouts),
+    ]
+
+
+def sink_rows() -> list[Row]:
+    """Attention with sinks, windows in every second layer, and experts with biases."""
+    model = small(
+        "gpt-oss-20b", vocab_size=2048, context=128, head_dim=32, window=32, ffn_width=96, experts=8,
+        experts_per_token=2, expert_width=128,
+    )  # fmt: skip
+    modes: tuple[tuple[Precision, Recompute], ...] = (
+        ("fp32", "none"), ("fp32", "full"), ("bf16", "none"), ("bf16", "full"),
+    )  # fmt: skip
+    return [
+        *(Row(model, _ONE, precision, mode) for precision, mode in modes),
+        Row(model, ParallelConfig(ep=2, zero=1), "bf16", processes=2),
+        Row(model, ParallelConfig(tp=2), "bf16", processes=2),
     ]
 
 

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from operator import le, mul
 from typing import ClassVar, Literal
 
+from gristmill_planner.block_memory import BlockFeatures, block_features, mlp_features
 from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
@@ -22,16 +23,14 @@ from training.model.model_config import ModelConfig
 from training.optim.optim_config import part_of
 from training.parallel.parameter_shapes import ParameterShape
 from training.parallel.pipeline.schedules import Schedule, pipeline_passes
-from training.parallel.tensor.options import kv_copies
 from training.parallel.traffic_inputs import rank_parameters
 
 BUCKET_BYTES = 25 << 20
 """Of gradient sums in a bucket."""
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Of the logits at a time."""
+_FORWARD_FIRST = ("gpipe", "looped-bfs")  # schedules whose first backward pass follows all forward passes
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]
-# of ffn_width features; others keep 2
-_MLP_TENSORS = {"swiglu": 4, "swiglu-clamped": 7, "geglu": 5, "gelu-fast": 3, "relu": 1}
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,25 @@ class RankMemory:
         """Of all kinds and of what operations work with, at the fullest moment of a step.
 
         That is in the loss, where all activations are there; in the first block of a backward pass, with what is
-        computed again; or when a backward pass ends, with all gradients. Gradients of earlier micro-batches are there
-        all along.
+        computed again; in its last block, with the gradients of the others; or when it ends, with all gradients.
+        Sums of earlier micro-batches' gradients are there all along.
         """
         run, layout = self.run, self.run.layout
-        summed = self._summed if layout.micro_batches > 1 else 0
+        summed = self._summed if layout.micro_batches > 1 and layout.schedule not in _FORWARD_FIRST else 0
         if layout.zero == 2 and layout.pp > 1:  # a pipeline waits for the last ones in its next backward pass
             summed += self._buckets
-        one = max(map(self._stage, self._stages))  # of which a backward pass frees all
-        kept = self.activations - self._computed_again
-        in_mlp = 2 * self._tokens * self._e * self._widest // run.parts
-        moments = kept + self.logits + summed, self.activations + in_mlp + summed, max(0, kept - one) + self.gradients
+        others = max(0, self._kept - max(map(self._stage, self._stages)))  # a backward pass frees all of one
+        in_mlp = max(mlp_features(run.model, sparse) for sparse, _ in self._kinds_here) // run.parts
+        in_block = self._bytes(in_mlp, 0)
+        last_block = max(self._block("none", *kind) for kind in self._kinds_here) + self._hidden + in_block
+        earlier = self.gradients - self._wide * (self._held.block + self._held.end) // layout.shards
+        of_output = self._of_output * (self._e if self.run.precision != "bf16" else 0)  # there a sum, as of the logits
+        moments = (
+            self._kept + self.logits + summed + of_output + self._waiting,
+            self.activations + in_block + max(summed, self._wide * self._of_output) + self._waiting,
+            others + last_block + max(summed, earlier),
+            others + self.gradients,
+        )
         return self.states + self.gathered + max(moments)
 
     # states
@@ -129,14 +136,22 @@ class RankMemory:
         that awaits its backward pass has one.
         """
         layout, held, wide = self.run.layout, self._held, self._wide
-        waiting = 0
-        if self._has_loss and layout.pp > 1 and not layout.on_grid:
-            in_flight = max(numbers[len(self._stages) - 1] for numbers in self._in_flight)
-            waiting = (in_flight - 1) * self._e * self._vocabulary * self.run.model.width
         if layout.zero == 3:
-            return self._summed + (self._e + wide) * max(held.block, held.end) + waiting
+            return self._summed + (self._e + wide) * max(held.block, held.end) + self._waiting
         summed = self._summed * (2 if layout.tensor == "2.5d" else 1)
-        return (min(summed + self._buckets, wide * held.total) if layout.shards > 1 else summed) + waiting
+        return (min(summed + self._buckets, wide * held.total) if layout.shards > 1 else summed) + self._waiting
+
+    @cached_property
+    def _of_output(self) -> int:
+        """Elements of the output matrix's gradient, which the loss computes."""
+        return self._vocabulary * self.run.model.width if self._has_loss and not self.run.layout.on_grid else 0
+
+    @cached_property
+    def _waiting(self) -> int:
+        """In a pipeline those of the micro-batches that await their backward passes, but for one."""
+        if not self._of_output or self.run.layout.pp == 1:
+            return 0
+        return self._e * self._of_output * (max(numbers[len(self._stages) - 1] for numbers in self._in_flight) - 1)
 
     @cached_property
     def _summed(self) -> int:
@@ -165,7 +180,17 @@ class RankMemory:
 
     @cached_property
     def activations(self) -> int:
-        """What micro-batches in flight keep for their backward passes at the most, and a block that is computed again.
+        """What is kept for backward passes at the most, and a block that is computed again.
+
+        By then the gradient of the block's output is in the place of that output and of the loss's gradient.
+        """
+        found = [self._features(self.run.recompute, *kind) for kind in self._kinds_here]
+        again = max(self._bytes(each.again, each.again_wide) for each in found)
+        return self._kept + (max(0, again + self._hidden * (-1 if self._has_loss else 1)) if again else 0)
+
+    @cached_property
+    def _kept(self) -> int:
+        """What micro-batches in flight keep for their backward passes at the most.
 
         Where backward is split (Qi et al. 2023), a micro-batch keeps all until the pass for weights, and the gradients
         from which those follow. In a pipeline torch receives each micro-batch of a step in a buffer of its own.
@@ -175,7 +200,7 @@ class RankMemory:
         split = [self.run.layers[stage] * self._split_gradients for stage in stages]
         most = max(sum(map(mul, numbers, (*kept, *split))) for numbers in self._in_flight)
         others = sum(0 <= at < layout.stages and at not in stages for stage in stages for at in (stage - 1, stage + 1))
-        return most + self._computed_again + layout.micro_batches * others * self._hidden
+        return most + layout.micro_batches * others * self._hidden
 
     def _stage(self, stage: int) -> int:
         """What one micro-batch keeps in a stage: its blocks, tables of positions, and its end.
@@ -202,35 +227,37 @@ class RankMemory:
         layers = range(first, first + self.run.layers[stage])
         return Counter((model.is_sparse(layer), model.layer_window(layer) > 0) for layer in layers)
 
+    @cached_property
+    def _kinds_here(self) -> set[tuple[bool, bool]]:
+        """Kinds of the rank's layers."""
+        return {kind for stage in self._stages for kind in self._kinds(stage)}
+
     def _block(self, recompute: Recompute, sparse: bool, windowed: bool) -> int:
         """Bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
+        found = self._features(recompute, sparse, windowed)
+        return self._bytes(found.kept, found.wide)
+
+    def _features(self, recompute: Recompute, sparse: bool, windowed: bool) -> BlockFeatures:
         model, layout = self.run.model, self.run.layout
         in_ring = layout.cp > 1 and layout.context == "ring"
         copied = not (model.sinks or in_ring)  # whose attention has no copies of windows
         by_windows = windowed and (model.window or 0) < self.run.seq_len and copied
         divided = layout.sequence_parallel, layout.on_grid
-        features, wide = _block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
+        found = block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
         if layout.context == "ulysses" and recompute == "none":  # outputs, before and after the exchange
-            features += model.q_width // self.run.parts
-        return self._tokens * (features * self._e + wide * self._wide)
+            return found._replace(kept=found.kept + model.q_width // self.run.parts)
+        return found
 
-    @cached_property
-    def _computed_again(self) -> int:
-        """A block as if nothing were computed again, less what it kept, with the gradient of its output."""
-        if self.run.recompute == "none":
-            return 0
-        kinds = {kind for stage in self._stages for kind in self._kinds(stage)}
-        return (
-            max(0, *(self._block("none", *kind) - self._block(self.run.recompute, *kind) for kind in kinds))
-            + self._hidden
-        )
+    def _bytes(self, features: int, wide: int) -> int:
+        """Of a micro-batch, of features a token in the compute dtype and in float32."""
+        return self._tokens * (features * self._e + wide * self._wide)
 
     @cached_property
     def _split_gradients(self) -> int:
         """Of a block whose backward pass is split: the gradients of the outputs of its products and norms."""
         model, divided = self.run.model, (False, self.run.layout.on_grid)
-        features, _ = _block_features(model, self.run.parts, divided, False, "selective", model.experts > 0)
-        return self._tokens * features * self._e
+        features = block_features(model, self.run.parts, divided, False, "selective", model.experts > 0)
+        return self._bytes(features.kept, 0)
 
     @cached_property
     def _in_flight(self) -> tuple[tuple[int, ...], ...]:
@@ -240,7 +267,7 @@ class RankMemory:
         """
         layout = self.run.layout
         pp, count = layout.pp, layout.micro_batches
-        if layout.schedule not in ("gpipe", "looped-bfs") and count > 4 * pp and count % pp == 0:
+        if layout.schedule not in _FORWARD_FIRST and count > 4 * pp and count % pp == 0:
             count = 4 * pp  # all rounds are alike
         return _most_in_flight(pp, layout.schedule, layout.virtual_stages, count, self.rank) if pp > 1 else ((1, 0),)
 
@@ -292,14 +319,6 @@ class RankMemory:
         return (numel - experts) // shards + experts // within
 
     @cached_property
-    def _widest(self) -> int:
-        """Features inside the MLPs that a token passes, of the widest layer."""
-        model = self.run.model
-        chosen = (model.experts_per_token + model.shared_experts) * model.expert_width
-        dense, sparse = self._dense_and_sparse
-        return max(model.ffn_width if dense else 0, chosen if sparse else 0)
-
-    @cached_property
     def _dense_and_sparse(self) -> tuple[int, int]:
         """Layers of the rank."""
         kinds = sum(map(self._kinds, self._stages), Counter[tuple[bool, bool]]())
@@ -324,43 +343,6 @@ class RankMemory:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
         grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, layout.ep
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
-
-
-@lru_cache(4096)
-def _block_features(
-    model: ModelConfig, parts: int, divided: tuple[bool, bool], by_windows: bool, recompute: Recompute, sparse: bool
-) -> tuple[int, int]:
-    """Features a token that a block keeps, in the compute dtype and in float32.
-
-    Korthikanti et al. 2022, section 4, count 34 bytes a token and feature in 16 bits, with dropout and attention's
-    weights. Here those are never kept (Dao et al. 2022), and `selective` keeps the outputs of products and attention.
-    `divided`: the features between tensor-parallel regions, and those that go into them.
-    """
-    q, ffn = model.q_width // parts, (0 if sparse else model.ffn_width) // parts
-    rows = inner = 0
-    if sparse:
-        rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
-        ffn = inner + model.shared_experts * model.expert_width // parts
-    kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
-    hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
-    if recompute == "full":  # the input only (Chen et al. 2016)
-        return hidden, 0
-    compressed = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim  # of latent attention
-    statistics = model.heads // parts  # attention's log-sum-exp
-    if recompute == "selective":
-        return hidden + 2 * q + 2 * kv + compressed + 2 * whole + rows + ffn * (2 if model.is_gated else 1), statistics
-    # by windows: queries, and once more, with keys and values of two windows
-    attention = (8 * q if by_windows else q + 2 * kv) + (q + kv) * bool(model.qk_norm) + q
-    if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut
-        attention = 4 * q + model.value_width // parts + 2 * compressed - model.qk_rope_head_dim
-    streams = hidden * (1 if model.residual == "parallel" else 2) + 2 * whole
-    statistics += 2 * (1 if model.norm == "rms" else 2)
-    if sparse:  # the router reads a float32 copy; of the rows' order four int64 a choice
-        streams, statistics = streams - hidden, statistics + hidden + model.experts + 8 * model.experts_per_token
-        ffn = 3 * inner + _MLP_TENSORS["swiglu"] * (ffn - inner)  # gates, ups and their weighted products
-    else:
-        ffn *= _MLP_TENSORS.get(str(model.mlp), 2)
-    return streams + attention + rows + ffn, statistics
 
 
 @lru_cache(4096)

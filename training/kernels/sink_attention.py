@@ -21,7 +21,8 @@ def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Seen) -
 
     Memory grows with T, and with a window work with T x window.
     """
-    found: Tensor = _SinkAttention.apply(q, k, v, sinks, seen)
+    # values may be a part of a product with queries and keys, which would be kept with them
+    found: Tensor = _SinkAttention.apply(q, k, v.contiguous(), sinks, seen)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.memory_rows import KINDS, Row, compare, small, sparse_rows
+from benchmarks.memory_rows import KINDS, Row, compare, sink_rows, small, sparse_rows
 from training.experimental.parallel_config import ParallelConfig
 
 RunRanks = Callable[..., list[Any]]
@@ -16,10 +16,6 @@ SMALL = {"layers": 4, "width": 64, "vocabulary": 1024, "seq_len": 48}
 BLOOM, GLM, CODEGEEX = (small(name, **SMALL) for name in ("bloom", "glm", "codegeex"))
 MISTRAL = small("llama", **SMALL, window=20)  # which does not divide the sequence
 MIXED = small("llama", **SMALL, window=10, full_attention_every=2, mlp="swiglu-clamped")
-GPT_OSS = small(
-    "gpt-oss-20b", **SMALL, vocab_size=1024, context=48, head_dim=16, window=10, ffn_width=96, experts=8,
-    experts_per_token=2, expert_width=64,
-)  # fmt: skip
 BUCKET = 300_000  # bytes: several of them
 ROWS = {
     "one process": Row(LLAMA),
@@ -28,7 +24,6 @@ ROWS = {
     "norms of wide heads, tensor parallel": Row(QWEN, ParallelConfig(tp=2), processes=2),
     "window, bf16, selective": Row(MISTRAL, precision="bf16", recompute="selective"),
     "windows in every second layer": Row(MIXED),
-    "sinks, experts": Row(GPT_OSS, ParallelConfig(ep=2, zero=1), "bf16", processes=2),
     "bloom": Row(BLOOM),
     "glm": Row(GLM),
     "codegeex": Row(CODEGEEX),
@@ -50,7 +45,7 @@ ROWS = {
     "2d": Row(LLAMA, ParallelConfig(tp=4, tensor="2d", pp=2, micro_batches=2), processes=8),
     "2.5d": Row(LLAMA, ParallelConfig(tp=8, tensor="2.5d", depth=2, micro_batches=2), "bf16", processes=8),
     "3d": Row(LLAMA, ParallelConfig(tp=8, tensor="3d", micro_batches=2), "bf16", "full", processes=8),
-    **{f"sparse or latent: {row}, {number}": row for number, row in enumerate(sparse_rows()[::2])},
+    **{f"sparse or latent: {row}": row for row in sparse_rows() if row.resolved.pp > 1 or row.resolved.zero == 3},
     "two kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, pp=2), "bf16", processes=4, sequences=4),
 }
 
@@ -67,3 +62,14 @@ def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) ->
             assert pairs[kind][0] == pytest.approx(pairs[kind][1], rel=0.02), (rank, pairs)
         assert pairs["peak"][0] == pytest.approx(pairs["peak"][1], rel=0.15), (rank, pairs)
         assert measured["activations"] and measured["gradients"] and measured["moments"]
+
+
+SPARSE = [row for row in (*sparse_rows(), *sink_rows()) if row.resolved.pp == 1 and row.resolved.zero < 3]
+
+
+@pytest.mark.parametrize("row", SPARSE, ids=str)
+def test_formulas_of_sparse_models_are_within_three_percent(run_ranks: RunRanks, row: Row) -> None:
+    ((estimate, measured),) = compare(row, run_ranks).values()
+    assert estimate["peak"] == pytest.approx(measured["peak"], rel=0.03)
+    routed = row.resolved.ep > 1  # a rank's experts get more or fewer rows than the mean, as routers choose
+    assert estimate["activations"] == pytest.approx(measured["activations"], rel=0.06 if routed else 0.03)

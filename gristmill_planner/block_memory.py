@@ -1,0 +1,76 @@
+"""Activations of one block: the features a token that it keeps for its backward pass, and those computed again."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.parallel.tensor.options import kv_copies
+
+# of the features inside an MLP; others keep 2
+_MLP_TENSORS = {"swiglu": 4, "swiglu-clamped": 7, "geglu": 5, "gelu-fast": 3, "relu": 1}
+
+
+class BlockFeatures(NamedTuple):
+    """Features a token, in the compute dtype and, `wide`, in float32."""
+
+    kept: int
+    wide: int
+    again: int = 0
+    """Those that recomputation adds to what is kept, until the block's backward pass ends."""
+    again_wide: int = 0
+
+
+@lru_cache(4096)
+def block_features(
+    model: ModelConfig, parts: int, divided: tuple[bool, bool], by_windows: bool, recompute: Recompute, sparse: bool
+) -> BlockFeatures:
+    """Of a dense or sparse block, divided into `parts` by tensor parallelism.
+
+    Korthikanti et al. 2022, section 4, count 34 bytes a token and feature in 16 bits, with dropout and attention's
+    weights. Here those are never kept (Dao et al. 2022), and `selective` keeps the outputs of products and attention.
+    `divided`: the features between tensor-parallel regions, and those that go into them. `by_windows`: attention works
+    with copies of windows.
+    """
+    q, inner, rows, dense = model.q_width // parts, 0, 0, model.ffn_width // parts  # dense: that all tokens pass
+    if sparse:
+        rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
+        dense = model.shared_experts * model.expert_width // parts
+    kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
+    hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
+    sums = model.heads // parts  # attention's log-sum-exp
+    products, kept_as_is = q + 2 * kv, kv if model.positions == "rope" else q + 2 * kv
+    # by windows: queries, and once more, with keys and values of two windows
+    attention = (8 * q if by_windows else products) + (q + kv) * bool(model.qk_norm) + q
+    if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut
+        values = model.value_width // parts
+        compressed = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
+        attention = 4 * q + values + 2 * compressed - model.qk_rope_head_dim
+        products = q + compressed + model.heads * model.qk_nope_head_dim // parts + values
+        kept_as_is = compressed
+    streams = hidden * (1 if model.residual == "parallel" else 2) + 2 * whole
+    wide = sums + 2 * (1 if model.norm == "rms" else 2)
+    if sparse:  # the router reads a float32 copy; of the rows' order four int64 a choice
+        streams -= 0 if dense else hidden
+        wide += hidden + model.experts + 8 * model.experts_per_token
+    # of experts gates, ups and their weighted products
+    features = streams + attention + rows + 3 * inner + _MLP_TENSORS.get(str(model.mlp), 2) * dense
+    if recompute == "none":
+        return BlockFeatures(features, wide)
+    if recompute == "full":  # the input only (Chen et al. 2016)
+        return BlockFeatures(hidden, 0, features - hidden, wide)
+    into_mlp = dense * (2 if model.is_gated else 1)
+    kept = hidden + products + q + whole * (1 + (dense > 0)) + into_mlp + rows + 2 * inner
+    as_it_is = hidden + q + into_mlp + (0 if by_windows else kept_as_is)  # others are copied: rotated, sorted, normed
+    return BlockFeatures(kept, sums + model.experts * sparse, features - as_it_is, wide - sums)
+
+
+def mlp_features(model: ModelConfig, sparse: bool) -> int:
+    """What a backward pass works with inside an MLP beyond what it keeps: gradients of the features that go in and out.
+
+    Experts' features are combined once more from gates and ups, as only their weighted products are kept.
+    """
+    if not sparse:
+        return 2 * model.ffn_width
+    combined = _MLP_TENSORS.get(str(model.mlp), 2) - 3
+    return ((4 + combined) * model.experts_per_token + 2 * model.shared_experts) * model.expert_width
