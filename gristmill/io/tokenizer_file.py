@@ -203,18 +203,31 @@ def find_tokenizer_file(given: Path) -> Path:
 def _download(repository: str) -> Path:
     """The tokenizer of a repository of the Hub, in the cache of huggingface_hub, with its tokenizer_config.json."""
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HfHubHTTPError,
+            HTTPError,
+            LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
+        )
     except ImportError as error:
         raise UsageError(
             f"{repository}: there is no such file; to read it from the Hub: pip install 'gristmill[hub]'"
         ) from error
     name, _, revision = repository.partition("@")
+    unreachable = ""  # why; then only the cache is looked in, as a download would be tried for half a minute
+    try:
+        get_hf_file_metadata(hf_hub_url(name, JSON, revision=revision or None))
+    except (HfHubHTTPError, ValueError):
+        pass  # the download says it
+    except (HTTPError, OfflineModeIsEnabled) as error:
+        unreachable = _first_line(error)
     for file in _NAMES:
         try:
-            found = Path(hf_hub_download(name, file, revision=revision or None))
+            found = Path(hf_hub_download(name, file, revision=revision or None, local_files_only=bool(unreachable)))
         except LocalEntryNotFoundError as error:
-            cause = _first_line(error.__cause__ or error)
+            cause = unreachable or _first_line(error.__cause__ or error)
             raise UsageError(f"{repository}: there is no such file, and the Hub cannot be reached ({cause})") from error
         except EntryNotFoundError:
             continue
@@ -224,7 +237,7 @@ def _download(repository: str) -> Path:
             ) from error
         for companion in COMPANIONS if file == JSON else ():
             with suppress(EntryNotFoundError):
-                hf_hub_download(name, companion, revision=revision or None)
+                hf_hub_download(name, companion, revision=revision or None, local_files_only=bool(unreachable))
         return found
     raise UsageError(f"{repository}: the repository has no {', '.join(_NAMES)}")
 

@@ -84,7 +84,10 @@ class _Dataset:
     def _resolve(self) -> str:
         if _COMMIT.fullmatch(self.revision):
             return self.revision
-        found, _ = _ask(self._name, f"{self._api}/revision/{quote(self.revision, safe='')}", params={"expand": "sha"})
+        # A Hub that cannot be reached at the first question is most likely not there: the user hears it at once.
+        options: dict[str, Any] = {} if self._commit else {"retry_on_exceptions": ()}
+        url = f"{self._api}/revision/{quote(self.revision, safe='')}"
+        found, _ = _ask(self._name, url, params={"expand": "sha"}, **options)
         return str(found["sha"])
 
     def _list(self, key: str) -> Iterator[tuple[str, FileInfo]]:

@@ -161,4 +161,13 @@ def test_a_repository_that_is_not_there_is_refused_in_a_sentence(hub: Hub, tmp_p
     assert found.stderr.startswith("error: org/other: there is no such file, nor repository")
     hub.url = "http://127.0.0.1:9"
     found = find_in_a_process("org/name", hub, tmp_path / "hub")
-    assert found.returncode == 2 and "the Hub cannot be reached" in found.stderr.splitlines()[-1]
+    assert found.returncode == 2
+    (sentence,) = found.stderr.splitlines()
+    assert "the Hub cannot be reached" in sentence
+
+
+def test_without_the_hub_a_repository_is_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:
+    assert find_in_a_process("org/name", hub, tmp_path / "hub").returncode == 0
+    hub.url = "http://127.0.0.1:9"
+    found = find_in_a_process("org/name", hub, tmp_path / "hub")
+    assert (found.returncode, found.stderr) == (0, "")

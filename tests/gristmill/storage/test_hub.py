@@ -197,10 +197,13 @@ def test_a_private_dataset_is_read_with_a_token(hub: Hub, monkeypatch: pytest.Mo
     assert is_folder(ROOT) and read_file(ROOT / "data/web/raw") == DATA
 
 
-def test_without_a_network_or_the_package(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_or_the_package(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match=r"the Hub cannot be reached.*check the network and HF_ENDPOINT"):
         is_folder(ROOT / "data")
+    assert not caplog.records  # it was not asked again, which the library says with two lines each time
     hub.faults = [lambda *_: (200, {}, b"<html>")]
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     with pytest.raises(StorageError, match="what answers is not the Hub: check the network and HF_ENDPOINT"):
