@@ -57,13 +57,15 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
         check_words(words, {name: kind for name, (kind, _) in options.items()})
         return parse(parser, _spell_flags(options, words, positional, prog), prog, _MARKERS)()
 
-    sys.exit(run_with_exit_code(call))
+    resumes = any(RunOptions in get_type_hints(function).values() for function in chosen.values())
+    sys.exit(run_with_exit_code(call, resumes))
 
 
-def run_with_exit_code(action: Callable[[], Any]) -> int:
+def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
     """Call `action`; print its result, or the GristmillError it raises; return the exit code.
 
-    A character that the encoding of standard output lacks, as in the name of a source, is printed as its number.
+    After a signal it says that the same command resumes, if it `resumes`. A character that the encoding of standard
+    output lacks, as in the name of a source, is printed as its number.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -76,7 +78,7 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
                 wide_console().print(result)
     except GristmillError as error:
         if signal.SIGTERM in received:  # the signal went to the workers, too, and they ended first
-            return _resumable("terminated", TERMINATED)
+            return _ended("terminated", TERMINATED, resumes)
         if isinstance(error, FinishedElsewhere):
             print(error, file=sys.stderr)
             return error.exit_code
@@ -84,7 +86,7 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         is_terminated = signal.SIGTERM in received
-        return _resumable("terminated", TERMINATED) if is_terminated else _resumable("interrupted", INTERRUPTED)
+        return _ended(*(("terminated", TERMINATED) if is_terminated else ("interrupted", INTERRUPTED)), resumes)
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         discard_output()
         return 0
@@ -101,8 +103,8 @@ def _print_error(message: str) -> None:
     print(f"{start} {message}", file=sys.stderr, flush=True)
 
 
-def _resumable(what: str, exit_code: int) -> int:
-    print(f"{what}: run the same command again to resume", file=sys.stderr)
+def _ended(what: str, exit_code: int, resumes: bool) -> int:
+    print(f"{what}: run the same command again to resume" if resumes else what, file=sys.stderr)
     return exit_code
 
 

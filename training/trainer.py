@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from training.checkpoint.branch import BranchSource
-from training.checkpoint.checkpoint import CheckpointManager, load_model, recorded_model
+from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model, recorded_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
 from training.checkpoint.shard_plans import State
@@ -141,11 +141,13 @@ class Trainer:
         return source
 
     def _load_weights(self, checkpoint: Path) -> None:
+        record = find_record(checkpoint)
+        if record is not None:  # before its tensors are read, whose shapes say less than the options do
+            require_same_model(record, self.plan.model, self.plan.tokenizer)
         stored = recorded_model(checkpoint)
         has_biases = stored is not None and stored.balance == "bias"  # else they begin at zero
         state = model_state(self.model.params, buffers=self.model.buffers if has_biases else {})
         source = load_model(checkpoint, state, self.checkpoints.group, self.reporter.say)
-        require_same_model(source, self.plan.model, self.plan.tokenizer)
         self.hugging_face = source.hugging_face
 
     def start(self) -> None:

@@ -146,3 +146,16 @@ def test_the_limit_of_open_files_is_not_blamed_on_the_input(tmp_path: Path) -> N
     assert done.stderr.splitlines() == [
         f"error: {what}{limit}" for what in ("cannot read corpus/1.jsonl: ", "cannot read corpus/a.parquet: ", "")
     ]
+
+
+def test_only_a_command_that_resumes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def looks() -> None:
+        raise KeyboardInterrupt
+
+    def works(options: RunOptions = RunOptions()) -> None:
+        raise KeyboardInterrupt
+
+    for function, said in ((looks, "interrupted"), (works, "interrupted: run the same command again to resume")):
+        with pytest.raises(SystemExit) as end:
+            command(function, arguments=[])
+        assert (end.value.code, capsys.readouterr().err) == (130, f"{said}\n")

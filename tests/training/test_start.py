@@ -34,6 +34,8 @@ def test_a_refused_init_from_does_not_claim_the_folder(config: TrainConfig, tmp_
         with pytest.raises(UsageError, match=error):
             train(replace(one_step, init_from=wrong, seed=7, model=replace(config.model, rope_base=10_000.0)))
         assert [path.name for path in one_step.out_dir.iterdir()] == [".lock"]
+    with pytest.raises(UsageError, match=r"of another model: .*model.experts 0 there and 4 here"):
+        train(replace(one_step, init_from=other.out_dir, model=ModelConfig(experts=4)))
     # the corrected options, another seed: those of the model that are not given are the checkpoint's
     train(replace(one_step, init_from=other.out_dir, model=ModelConfig()))
     assert RunPlan.of(replace(one_step, init_from=other.out_dir, model=ModelConfig())).model.rope_base == 500.0
@@ -196,7 +198,7 @@ def test_a_start_from_another_model_says_what_is_wrong(config: TrainConfig, tmp_
     with pytest.raises(UsageError, match=rf"a vocabulary of {vocabulary - 1}, .*try gristmill tokenize --tokenizer"):
         train(later)
     record.write_text(json.dumps(fields))
-    with pytest.raises(InputError, match="another model"):
+    with pytest.raises(UsageError, match=r"another model: .*model\.norm 'rms' there and 'layer' here"):
         train(replace(later, model=ModelConfig(preset="gpt2")))
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/config.json").write_text("{}")

@@ -226,13 +226,18 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     return found
 
 
-def recorded_model(folder: Path) -> ModelConfig | None:
-    """The model of the checkpoint that `open_checkpoint` would find, by its record alone; None if none is readable."""
+def find_record(folder: Path) -> CheckpointRecord | None:
+    """The record of the checkpoint that `open_checkpoint` would find, unverified; None if none is readable."""
     if not (folder / RECORD).is_file():
         inside = folder / "checkpoints"
         finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
         folder = next(iter(finished), folder)
-    record, _ = read_record(folder)
+    return read_record(folder)[0]
+
+
+def recorded_model(folder: Path) -> ModelConfig | None:
+    """The model of that checkpoint."""
+    record = find_record(folder)
     return ModelConfig.from_record(record.model) if record else None
 
 
@@ -240,7 +245,7 @@ def load_model(folder: Path, state: State, group: CheckpointGroup, say: Callable
     """Fill `state`, such as a model's parameters, from a checkpoint that `open_checkpoint` finds; returns its record.
 
     Every rank calls it. Raises UsageError where there is none, InputError where it is damaged or names or shapes
-    differ. Call `require_same_model` to compare the other model options.
+    differ. Call `require_same_model` before, which names the options that differ.
     """
     path, record = open_checkpoint(folder, group, say)
     read_shards(state, path, group.process_group)

@@ -45,6 +45,7 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "use_mrope": (False,),
 }  # fmt: skip
 # without effect on an exported model: a bias of the choice has no place among the tensors of a family
+_NEAREST, _OTHER_SIZES = 3, "other sizes"  # families that a refusal names
 _NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss", "capacity_factor"}
 
 
@@ -152,14 +153,17 @@ def ids_of_tokens(end: int, begin: int) -> dict[str, int | None]:
 
 
 def find_family(model: ModelConfig) -> ModelFamily:
-    """The first family that represents a resolved model. Raises UsageError if none does, with the differences."""
-    found = {}
+    """The first family that represents a resolved model. Raises UsageError if none does, with the nearest ones'."""
+    found = dict[str, list[str]]()
     for family in FAMILIES.values():
         found[family.architecture] = list(_differences(family, model))
         if not found[family.architecture]:
             return family
-    reasons = "; ".join(f"{name} has {', '.join(differences)}" for name, differences in found.items())
-    raise UsageError(f"no Hugging Face architecture has this mixture of parts, so it cannot be exported: {reasons}")
+    nearest = sorted(found, key=lambda name: (_OTHER_SIZES in found[name][0], len(found[name])))[:_NEAREST]
+    reasons = "; ".join(f"{name} has {', '.join(found[name])}" for name in nearest)
+    raise UsageError(
+        f"no Hugging Face architecture has this mixture of parts, so it cannot be exported; the nearest: {reasons}"
+    )
 
 
 def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
@@ -167,7 +171,7 @@ def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
     try:
         _, there = read_hf_config(write_hf_config(family, model, -1, torch.float32))
     except GristmillError as error:
-        yield f"other sizes: {error}"
+        yield f"{_OTHER_SIZES}: {error}"
         return
     unused = {"rope_base"} if model.positions != "rope" else set()
     unused |= {"ffn_width"} if len(model.sparse_layers) == model.layers else set()

@@ -23,6 +23,7 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
         export_hf(run, tmp_path / "hf")
     assert "LlamaForCausalLM has norm 'rms' and not 'layer', mlp 'swiglu' and not 'gelu'" in str(told.value)
     assert "GPT2LMHeadModel has kv_heads 4 and not 2, positions 'learned' and not 'rope'" in str(told.value)
+    assert str(told.value).count("ForCausalLM has ") == 2  # the nearest three of thirteen
     assert not (tmp_path / "hf").exists()
     with pytest.raises(UsageError, match="bias True and not False"):
         find_family(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
