@@ -5,6 +5,7 @@ Documents → matching form → shingles → hashes → signature → shard.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,6 @@ import tyro
 from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from dedup.candidates.shard_target import ShardTarget
 from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
@@ -33,7 +33,8 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import Document, paths_of, source_folder
+from gristmill.io.documents import CorpusFile, Document, paths_of, source_folder
+from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.readers import Rejects, Slice, read_documents
@@ -132,6 +133,43 @@ def to_hash(
     if run.ran and not options.quiet:
         _print_notes(counts, sketch, skip if keys else None)
     return counts
+
+
+@dataclass(frozen=True)
+class ShardTarget:
+    """Where shards are written: `folder`, in the `root` of all data sets, which has the ledger and the marks.
+
+    `part` is the data set; empty for all, and for a folder of one data set that does not have its name.
+    """
+
+    root: Path
+    folder: Path
+    part: str
+    dataset: str
+
+    @classmethod
+    def of(cls, dataset: str, input_dir: Path, output_dir: Path) -> "ShardTarget":
+        """Of the command line's arguments."""
+        if dataset != "all" and output_dir.absolute().name == dataset:
+            return cls(output_dir.absolute().parent, output_dir, dataset, dataset)
+        if source_folder(input_dir, dataset) != input_dir:
+            return cls(output_dir, output_dir / dataset, dataset, dataset)
+        return cls(output_dir, output_dir, "", dataset)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of the tasks of this part."""
+        return f"{self.part}/" if self.part else ""
+
+    def shard(self, part: Slice) -> Path:
+        """The path of a slice's shard."""
+        name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
+        return self.folder / f"{name}{SUFFIX}"
+
+    def clear_marks(self, files: list[CorpusFile], stage: str) -> None:
+        """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
+        for folder in {self.folder, *(self.folder / file.source for file in files)}:
+            clear_marks(folder, stage)
 
 
 @leaves_out_damaged

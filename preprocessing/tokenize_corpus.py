@@ -51,8 +51,7 @@ from gristmill.io.tokenizer_file import (
 from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
-from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
-from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder
+from preprocessing.tokenizer.loading import LONG_TEXT, EnginesDifferError, JsonEncoder, load_encoder
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:

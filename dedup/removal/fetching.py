@@ -18,7 +18,7 @@ from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
-from dedup.removal.own_ids import FoundIds
+from dedup.removal.removal_table import FoundIds
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result

@@ -21,8 +21,7 @@ from dedup.removal.fetching import (
     fetch_texts,
     scatter_fetched,
 )
-from dedup.removal.own_ids import IdFiles, join_ids, write_clusters
-from dedup.removal.removal_table import write_removals
+from dedup.removal.removal_table import IdFiles, join_ids, write_clusters, write_removals
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun

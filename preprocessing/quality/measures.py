@@ -6,15 +6,17 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocessing.quality.characters import SCRIPTS, SENTENCE_ENDS, script_shares
 from preprocessing.quality.language import identify
 from preprocessing.quality.repetition import repeated_ngrams, top_ngram
 from preprocessing.quality.words import (
     ALPHABETIC,
+    SCRIPTS,
+    SENTENCE_ENDS,
     STOP_WORDS,
     SYMBOL,
     Words,
     WordSplitter,
+    script_shares,
 )
 
 _PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")

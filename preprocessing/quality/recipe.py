@@ -5,17 +5,17 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 from preprocessing.quality.language import LIBRARIES as LANGUAGE
 from preprocessing.quality.language import check_language, languages
-from preprocessing.quality.lines import LineRules
-from preprocessing.quality.lists import listed_domain, read_list
 from preprocessing.quality.measures import MEASURES, UNBOUNDED, TextMeasures
-from preprocessing.quality.personal import PersonalRules
+from preprocessing.quality.rewriting import LineRules, PersonalRules
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
@@ -263,3 +263,31 @@ def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | Per
             wanted = "true or false" if kinds[name] is bool else "a whole number of 0 or more"
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {wanted}, got {given!r}")
     return _REWRITES[key](**value)
+
+
+def read_list(path: Path) -> frozenset[str]:
+    """The entries of a list, in lower case. Raises UsageError."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: expected a list, a UTF-8 file with an entry a line, got {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _: int) -> frozenset[str]:
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    return frozenset(entry for line in lines if (entry := line.partition("#")[0].strip().lower()))
+
+
+def listed_domain(url: str, domains: frozenset[str]) -> str:
+    """The domain of an address, or one above it, that is in a list; empty if none is.
+
+    >>> listed_domain("https://www.shop.example.com/a?b", frozenset(["example.com"]))
+    'example.com'
+    """
+    try:
+        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    except ValueError:  # no address
+        return ""
+    parts = host.split(".")
+    return next((found for at in range(len(parts)) if (found := ".".join(parts[at:])) in domains), "")

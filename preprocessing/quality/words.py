@@ -3,7 +3,7 @@
 A piece between spaces loses signs at its ends (brackets, quotes, commas, currencies, 's), each a word of its own; a
 full stop at the end stays with an abbreviation and with an initial; English contractions are two words, and hyphens
 between letters are words. The rules are those of the tokenizer of spaCy for English, but for URLs, emoticons and
-rare forms.
+rare forms. Also the signs, the ends of sentences and the scripts that rules know.
 """
 
 import hashlib
@@ -11,19 +11,25 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Iterable
+from functools import cache, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocessing.quality.characters import SENTENCE_ENDS, is_symbol
-
+SENTENCE_ENDS = frozenset(".!?։؟۔܀܁܂߹।॥၊။።፧፨᙮᠃᠉‼‽⁇⁈⁉⸮⸼。꓿﹒﹖﹗！．？｡")
+_SIGNS = frozenset(["Pd", "Ps", "Pe", "Pi", "Pf", "Cc"])
+_MORE_SIGNS = frozenset("！：％，；？、。…►")
+SCRIPTS = {  # by the words with which Unicode's names of their letters begin
+    "latin": ("LATIN",), "cyrillic": ("CYRILLIC",), "greek": ("GREEK",), "arabic": ("ARABIC",), "hebrew": ("HEBREW",),
+    "devanagari": ("DEVANAGARI",), "thai": ("THAI",), "hangul": ("HANGUL",), "kana": ("HIRAGANA", "KATAKANA"),
+    "han": ("CJK",),
+}  # fmt: skip
 ALPHABETIC, SYMBOL, ENDS_SENTENCE, PUNCTUATION = 1, 2, 4, 8
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _STOP_BIT = {word: 1 << (8 + number) for number, word in enumerate(STOP_WORDS)}
 _MOST_PIECES, _LONGEST_KEPT = 1 << 19, 64  # of the memory of distinct pieces, and characters of one that is remembered
-
 _QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉"
 _MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 _CURRENCY = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
@@ -81,6 +87,46 @@ _HAVE_ENDINGS = frozenset(
         "did", "had", "has",
     ]
 )  # fmt: skip
+
+
+def script_shares(text: str) -> dict[str, float]:
+    """The share of each of SCRIPTS in the letters of a text, from 0 to 1.
+
+    >>> {script: share for script, share in script_shares("Grain, зерно!").items() if share}
+    {'latin': 0.5, 'cyrillic': 0.5}
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    counts = np.bincount(_script_table()[codes], minlength=len(SCRIPTS) + 2)[1:]
+    letters = max(1, int(counts.sum()))
+    return {script: int(count) / letters for script, count in zip(SCRIPTS, counts, strict=False)}
+
+
+@cache
+def _script_table() -> NDArray[np.uint8]:
+    """For each code point 0 if it is no letter, else the number of its script from 1, or one more than there are."""
+    numbers = {start: number for number, starts in enumerate(SCRIPTS.values(), 1) for start in starts}
+    table = np.zeros(0x110000, np.uint8)
+    for code in range(0x110000):
+        if unicodedata.category(chr(code))[0] == "L":
+            start = unicodedata.name(chr(code), "").replace("-", " ").partition(" ")[0]
+            table[code] = numbers.get(start, len(SCRIPTS) + 1)
+    return table
+
+
+def is_symbol(word: str) -> bool:
+    """Whether a word has none but signs: ASCII punctuation, brackets, quotes, dashes, marks and control characters.
+
+    >>> is_symbol("--"), is_symbol("3"), is_symbol("»")
+    (True, False, True)
+    """
+    return all(map(_is_sign, word))
+
+
+@lru_cache(1 << 12)
+def _is_sign(c: str) -> bool:
+    if c.isascii():
+        return (not c.isalnum() and not c.isspace()) or unicodedata.category(c) == "Cc"
+    return unicodedata.category(c) in _SIGNS or c in _MORE_SIGNS or c in SENTENCE_ENDS
 
 
 def split_piece(piece: str) -> list[str]:

@@ -22,8 +22,7 @@ from gristmill.io.token_shards import open_shards, read_sources
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
-from preprocessing.tokenizer.json_encoder import JsonEncoder
-from preprocessing.tokenizer.loading import load_encoder
+from preprocessing.tokenizer.loading import JsonEncoder, load_encoder
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.tokenizers_of_models import BEGIN, END, content_of

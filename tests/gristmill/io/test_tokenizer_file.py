@@ -25,7 +25,7 @@ from gristmill.io.tokenizer_file import (
     read_config,
     special_id,
 )
-from preprocessing.tokenizer.json_encoder import JsonEncoder
+from preprocessing.tokenizer.loading import JsonEncoder
 from tests.hub_server import Hub, running_hub
 from tests.tokenizers_of_models import BEGIN, END, PROSE, content_of, write_ranks
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.io.tokenizer_file import JsonTokenizer, open_tokenizer
-from preprocessing.tokenizer.json_encoder import EnginesDifferError, JsonEncoder
+from preprocessing.tokenizer.loading import EnginesDifferError, JsonEncoder
 from tests.tokenizers_of_models import BEGIN, END, FAST, PROSE, SLOW, content_of
 
 FRAGMENTS = [
