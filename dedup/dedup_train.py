@@ -20,20 +20,19 @@ from tyro.conf import Positional
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.inputs import is_input_folder, list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.file_formats import normal_name
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import open_jsonl_writer
-from gristmill.storage.files import FileInfo, file_info, list_names
+from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -67,7 +66,7 @@ def dedup_train(
         Documents read, written and contaminated, per source.
     """
     folder = src_dir / f"chunk{chunk}"
-    if not is_input_folder(folder):
+    if not is_folder(folder):
         found = ", ".join(sorted(name for name in list_names(src_dir) if name.startswith("chunk"))) or "no chunk"
         raise UsageError(f"{folder}: expected a chunk that pass2 wrote; {src_dir} has {found}")
     for source in (src_dir, tgt_dir):

@@ -20,7 +20,6 @@ from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.steps import RemovalSettings
 from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
@@ -28,7 +27,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import CorpusFile, paths_of
+from gristmill.io.documents import CorpusFile, list_corpus, paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file

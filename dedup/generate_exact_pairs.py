@@ -32,7 +32,6 @@ from dedup.minhash.text_digests import MatchOn
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
@@ -41,7 +40,7 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, re
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.artefacts import open_table_writer
-from gristmill.io.documents import paths_of
+from gristmill.io.documents import list_corpus, paths_of
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.paths import name_of

@@ -26,15 +26,13 @@ from dedup.candidates.repeated_units import (
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
+from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
+from gristmill.io.documents import CorpusFile
 from gristmill.io.external_sort import MAX_SCATTERED
 
 STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
@@ -76,13 +74,8 @@ def remove_lines(
         Documents read, written, and left out as nothing was left of them, and the bytes that others lost (changed).
     """
     check_limits(least, min_characters)
-    files = list_corpus(data_dir, text_column=text_column)
-    reject_overlapping_folders(data_dir, target_dir)
-    targets, table = plan_targets(files, target_dir, format=format), lost_path(target_dir)
-    with open_stage(
-        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
-    ) as run:
-        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+    table = lost_path(target_dir)
+    with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
         repeats = _find_repeats(
             run, files, {"unit": unit, "min_characters": min_characters, "scope": scope}, least, keep
         )

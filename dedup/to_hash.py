@@ -24,7 +24,6 @@ from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.inputs import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.report import note_count_mismatch
@@ -33,7 +32,7 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import CorpusFile, Document, paths_of, source_folder
+from gristmill.io.documents import CorpusFile, Document, list_source, paths_of, source_folder
 from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE

@@ -9,16 +9,15 @@ from tempfile import TemporaryDirectory
 from dedup.candidates.cluster_samples import warn_of_clusters
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
 from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.inputs import is_input_folder, list_corpus
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import AlarmError, DamagedFile, GristmillError
-from gristmill.io.documents import CorpusFile
+from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import is_remote
-from gristmill.storage.files import exists
+from gristmill.storage.files import exists, is_folder
 from gristmill.storage.objects import download
 from gristmill.text import utf8_size
 from gristmill_cli.funnel import HELD_OUT, TRAIN
@@ -158,7 +157,7 @@ def _token_sizes(config: RunConfig) -> Iterator[str]:
     given, trained = config.tokenizer.file, config.out / "tokenizer" / model_name(config.tokenizer.model_type)
     if not config.alarms.bytes_a_token or not (given or exists(trained)):
         return
-    if not is_input_folder(config.clean):  # removed to save space, once its tokens were written
+    if not is_folder(config.clean):  # removed to save space, once its tokens were written
         return
     by_source = dict[str, list[CorpusFile]]()
     for file in list_corpus(config.clean, text_column=config.text_column):

@@ -14,15 +14,12 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import PARTS, Counts, Tally
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
-from gristmill.engine.run import open_stage
+from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, PART_FIELD, Document, paths_of
+from gristmill.io.documents import PART_FIELD, Document
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
@@ -70,12 +67,8 @@ def apply(
     Returns:
         Documents read, written, and dropped by the function, per source.
     """
-    files = list_corpus(data_dir, text_column=text_column)
-    reject_overlapping_folders(data_dir, target_dir)
-    targets = plan_targets(files, target_dir, format=format)
     arguments = {"function": function, "version": version_of(function)}
-    with open_stage(STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir]) as run:
-        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+    with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format) as (run, files, targets):
         done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)
         return run.finish(done.counts)
 

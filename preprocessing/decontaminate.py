@@ -17,17 +17,15 @@ from tyro.conf import Positional
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
+from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.artefacts import stream_table, write_rows
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, paths_of
+from gristmill.io.documents import CorpusFile, Document, list_corpus, paths_of
 from gristmill.io.external_sort import write_array
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
@@ -135,13 +133,8 @@ def decontaminate(
     check_limits(margin, min_ngrams, common, near)
     benchmarks = list_benchmarks(against, template)
     reject_own_corpus([*against, *paths_of(benchmarks)], [data_dir])
-    files = list_corpus(data_dir, text_column=text_column)
-    reject_overlapping_folders(data_dir, target_dir)
-    targets, (table, report) = plan_targets(files, target_dir, format=format), report_paths(target_dir)
-    with open_stage(
-        STAGE, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table, report]
-    ) as run:
-        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+    table, report = places = report_paths(target_dir)
+    with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, places) as (run, files, targets):
         index = IndexFiles(*(run.work / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
         task = Task("index", index_benchmarks, {"files": benchmarks, "index": index, "near": near > 0}, index)
         (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])

@@ -15,7 +15,6 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.inputs import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
@@ -23,7 +22,7 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damag
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import paths_of, source_folder
+from gristmill.io.documents import list_source, paths_of, source_folder
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents

@@ -11,15 +11,11 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.rewriting import OutputFormat, plan_targets, rewrite_corpus
-from gristmill.engine.run import open_stage
+from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Result, Stage
 from gristmill.io.artefacts import write_rows
-from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
@@ -68,14 +64,8 @@ def filter_quality(
     """
     content = read_recipe(recipe)
     rules = parse_recipe(content, recipe)
-    files = list_corpus(data_dir, text_column=text_column)
-    reject_overlapping_folders(data_dir, target_dir)
-    targets, table = plan_targets(files, target_dir, format=format), removed_path(target_dir)
-    stage = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries))
-    with open_stage(
-        stage, target_dir, options, reads={data_dir: paths_of(files)}, publishes=[target_dir], files=[table]
-    ) as run:
-        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+    stage, table = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries)), removed_path(target_dir)
+    with open_rewriting(stage, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
         done = rewrite_corpus(
             run, "judge", files, targets, judge_slices, {"rules": content, "lists": dict(rules.lists)},
             table=table,

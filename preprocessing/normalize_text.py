@@ -18,7 +18,7 @@ import tyro
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
@@ -86,7 +86,6 @@ def normalize_text(
         corpus, reads = join_corpora(found), dict[Path, list[Path]]()
         files = corpus.files
         for folder, part in found:
-            reject_overlapping_folders(folder, target_dir)
             reads.setdefault(folder, []).extend(paths_of(part.files))
         targets = plan_targets(files, target_dir, zst)
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]

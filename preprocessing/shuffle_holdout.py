@@ -25,15 +25,15 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.inputs import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus, paths_of
+from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import absolute
@@ -101,7 +101,6 @@ def pass1(
     """
     check_seed(seed)
     files = list_corpus(input_dir, text_column=text_column)
-    reject_overlapping_folders(input_dir, out_dir)
     sources = {file.source for file in files}
     amounts = source_amounts(bytes, tokens, tokenizer and find_tokenizer_file(tokenizer), weights, sources)
     source_weight, stage = source_weights(weights, sources), PASS_1
@@ -255,11 +254,9 @@ def pass2(
         Documents read, written to train and held out, per source.
     """
     check_holdout(holdout)
-    for source, target in ((input_dir, train_dir), (input_dir, holdout_dir)):
-        reject_overlapping_folders(source, target)
     _reject_nested(train_dir, holdout_dir)
     manifest = BucketManifest.load(manifest_path(input_dir))
-    reject_unfinished_inputs(input_dir)
+    reject_unfinished(input_dir)
     if not 0 <= start < min(end, MIN_PARTS):
         raise UsageError(
             f"pass2 {start} {end}: expected 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
@@ -270,7 +267,7 @@ def pass2(
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
     is_whole = len(parts) == manifest.parts
     with open_stage(
-        PASS_2, train_dir, options, reads={input_dir: [manifest_path(input_dir), *recorded_paths(input_dir)]},
+        PASS_2, train_dir, options, reads={input_dir: [manifest_path(input_dir)]},
         publishes=[train_dir, holdout_dir], part="" if is_whole else f"chunk{chunk}/{start}-{end}",
     ) as run:  # fmt: skip
         run.tag(manifest_path(input_dir))  # was read above

@@ -17,14 +17,13 @@ import numpy as np
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, paths_of
+from gristmill.io.documents import Document, list_corpus, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.token_manifest import (
@@ -122,7 +121,6 @@ def tokenize_corpus(
     """
     tokenizer = find_tokenizer_file(tokenizer)
     target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir, text_column=text_column)
-    reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
     if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH, *COMPANIONS):

@@ -19,14 +19,13 @@ from gristmill.apart import call_apart
 from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.inputs import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import paths_of
+from gristmill.io.documents import list_corpus, paths_of
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.tiktoken_ranks import QWEN2

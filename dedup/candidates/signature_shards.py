@@ -14,11 +14,11 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
-from gristmill.engine.inputs import find_recorded
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.paths import is_remote
 from gristmill.storage.files import is_folder, walk
+from gristmill.storage.listings import listed_once
 from gristmill.storage.local import atomic_write
 
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
@@ -160,13 +160,11 @@ def shard_paths(folder: Path) -> list[Path]:
 
     InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
     """
-    recorded = find_recorded(folder)
-    if recorded is None and not is_folder(folder):
-        raise UsageError(f"{folder}: expected the folder that to_hash wrote to, and there is none of that name")
-    if recorded is None:
+    with listed_once(folder):
+        if not is_folder(folder):
+            raise UsageError(f"{folder}: expected the folder that to_hash wrote to, and there is none of that name")
         reject_unfinished(folder)
-    found = walk(folder) if recorded is None else (file.path for file in recorded)
-    paths = sorted(path for path in found if path.name.endswith(SUFFIX))
+        paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
     if not paths:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
     if special := next((path for path in paths if not is_remote(path) and not path.is_file()), None):

@@ -14,8 +14,8 @@ from typing import Any, Self
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.engine.inputs import MISSING, FileTags, is_hash, matches
 from gristmill.engine.ledger import CLAIMS, READS, READS_OF_PARTS, DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import (

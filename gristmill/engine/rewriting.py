@@ -7,6 +7,7 @@ step parquet writes the files with them.
 from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,12 +16,14 @@ import pyarrow as pa
 
 from gristmill.batches import batched
 from gristmill.counts import Counts
-from gristmill.engine.run import StageRun, StepResult
+from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_unknown_files
+from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
-from gristmill.engine.task import FileSet, Result, Task
+from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import open_table, open_table_writer, stream_table
-from gristmill.io.documents import CorpusFile, source_of, stem
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus, paths_of, source_of, stem
 from gristmill.io.file_formats import normal_name, table_name
 from gristmill.io.files import STATE_DIR, rejects_path
 from gristmill.io.readers import SLICE_BYTES, Slice
@@ -49,6 +52,28 @@ def plan_targets(
                 f"{' and '.join(names)} would be written to one file, {target_dir / output}: rename all but one of them"
             )
     return {name: target_dir / output for name, output in outputs.items()}
+
+
+@contextmanager
+def open_rewriting(
+    stage: Stage,
+    data_dir: Path,
+    target_dir: Path,
+    options: RunOptions,
+    text_column: str,
+    format: OutputFormat,
+    files: Sequence[Path] = (),
+) -> Iterator[tuple[StageRun, list[CorpusFile], Targets]]:
+    """Context: a run of a stage that writes the corpus `data_dir` anew, the files of that, and the output of each.
+
+    `files`: see open_stage. Raises UsageError for a folder that is no corpus, OutputError if other files are in
+    `target_dir`.
+    """
+    corpus = list_corpus(data_dir, text_column=text_column)
+    targets, reads = plan_targets(corpus, target_dir, format=format), {data_dir: paths_of(corpus)}
+    with open_stage(stage, target_dir, options, reads=reads, publishes=[target_dir], files=files) as run:
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        yield run, corpus, targets
 
 
 def rewrite_corpus(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from gristmill.counts import Counts
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.staging import Scratch, staged
-from gristmill.engine.inputs import Listed, ledger_folders, reject_changed, reject_incomplete
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, OutputRecord, StepResult, TaskId, run_name
+from gristmill.engine.lineage import Listed, ledger_folders, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions, words_of_work
-from gristmill.engine.outputs import DoneTasks, Marks, Ownership
+from gristmill.engine.outputs import DoneTasks, Marks, Ownership, reject_overlapping_folders
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors
@@ -139,7 +140,7 @@ class StageRun:
         return hash_files(self.place.executor, paths)
 
     def tag(self, path: Path) -> str:
-        """The content tag of a file (see inputs.py), which is noted as read."""
+        """The content tag of a file (see lineage.py), which is noted as read."""
         self.done.note_read(name_of(path))
         return self.done.tags.of(path)
 
@@ -266,6 +267,8 @@ def open_stage(
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
+    Raises UsageError if an input folder is one of `publishes`, or one of the two lies in the other.
+
     Args:
         stage: Its name and versions.
         root: Folder with the ledger in its `.gristmill`; most outputs are in it.
@@ -279,6 +282,8 @@ def open_stage(
             ledger of its own; a call for the whole takes over those of all parts.
     """
     options.check()
+    for source, target in product(reads, publishes):
+        reject_overlapping_folders(source, target)
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
     StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])

@@ -8,8 +8,8 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.inputs import writer_of
 from gristmill.engine.ledger import StepResult
+from gristmill.engine.lineage import writer_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError

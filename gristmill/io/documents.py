@@ -10,7 +10,7 @@ writers.py writes them.
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -151,7 +151,6 @@ class Document(msgspec.Struct):
         return _ENCODER.encode_lines((self.fields,))
 
 
-Find = Callable[[Path], list[Found] | None]  # the files of a folder if they are known without a listing
 _ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON type are written as strings
 
 
@@ -312,15 +311,13 @@ def scan_corpus(
     prefix: str = "",
     text_column: str = "text",
     read_also: Collection[str] = (),
-    find: Find | None = None,
     skip_odd_names: bool = False,
 ) -> Corpus:
     """Find every file below `root`, read or not; links are followed, our own state folders are left out.
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
-    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
-    `find` may know the files of a folder already. A file whose name cannot be used (see file_formats.py) is not read
-    with `skip_odd_names`.
+    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv. A file whose
+    name cannot be used (see file_formats.py) is not read with `skip_odd_names`.
 
     Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,
     InputError if a file cannot be read, or a stage has not finished writing the folder.
@@ -335,7 +332,7 @@ def scan_corpus(
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
     odd: list[tuple[str, str]] = []
-    for path, size, found in (find and find(root)) or _find_files(root):
+    for path, size, found in _find_files(root):
         reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
         if not reason and (fault := name_fault(name)):
             odd.append((name, fault))
@@ -367,8 +364,8 @@ def _find_files(root: Path) -> list[Found]:
         return list(walk_all(root, STATE_DIR))
 
 
-def scan_source(folder: Path, source: str, text_column: str = "text", find: Find | None = None) -> Corpus:
-    """Find the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
+def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
+    """The files of one source that are read, named `<source>/…`, or those of every source if `source` is 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
     a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
@@ -382,13 +379,13 @@ def scan_source(folder: Path, source: str, text_column: str = "text", find: Find
         )
     prefix = "" if source == "all" else f"{source}/"
     listed = source_folder(folder, source)
-    found = scan_corpus(listed, prefix, text_column, find=find)
-    reject_unknown_source(listed, source, (file.name for file in found.files))
-    return found
+    files = list_corpus(listed, prefix, text_column)
+    reject_unknown_source(listed, source, (file.name for file in files))
+    return files
 
 
 def source_folder(folder: Path, source: str) -> Path:
-    """The folder that scan_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
+    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
     is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
     return folder / source if is_root else folder
 

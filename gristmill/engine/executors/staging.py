@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.inputs import changed_input, missing_input
+from gristmill.engine.lineage import changed_input, missing_input
 from gristmill.engine.task import FileSet, Result, Task, parts_of, paths_read_by, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges

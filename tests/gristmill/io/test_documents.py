@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import Counts, Tally
-from gristmill.engine.inputs import list_source
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, scan_corpus, scan_source
+from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, list_source, scan_corpus, scan_source
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.io.writers import open_jsonl_writer
 

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.files import RUN_FILE
 from gristmill.paths import object_name
 from gristmill.storage import objects
@@ -75,5 +75,8 @@ def test_a_folder_in_what_a_whole_run_wrote_is_not_asked_for_ledgers(
         find_short(out / "norm", out / "filtered.pickle", 0, "all", 200, options=QUIET)
         lists.append(sum("list-type" in path for _, path in store.requests))
     assert lists[0] == lists[1]
+    write_file(folder / "run2/norm/book/00/own.jsonl", b'{"text": "of a user"}\n')
+    with pytest.raises(InputError, match=r"00/own.jsonl is in the output of normalize_text, which did not write it"):
+        find_short(folder / "run2/norm", folder / "run2/filtered.pickle", 0, "all", 200, options=QUIET)
     with pytest.raises(UsageError, match=r"norm/book/00 is deep in .*norm, which `gristmill run` wrote: give a folder"):
         copy_stage(folder / "in3", folder / "run2/norm/book/00")
