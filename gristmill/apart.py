@@ -1,6 +1,6 @@
 """Call a function in a process of its own, which ends at once when this one is to end.
 
-For calls of libraries that last minutes and let Python handle no signal meanwhile, as the training of a tokenizer does.
+For calls of libraries that last minutes, in which Python handles no signal, such as the training of a tokenizer.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _SIGNAL_AT_DEATH = 1  # of the parent: PR_SET_PDEATHSIG of Linux's prctl
 def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
     """What `function`, of a module that can be imported, returns for `arguments` in a new process, or raises there.
 
-    The process is killed if an exception is raised here meanwhile, as that of a signal, and if this process is killed.
+    The process is killed if a signal, or another exception, interrupts the call here, and if this process is killed.
     Raises WorkerDied if it died by itself.
     """
     folders = [str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)]

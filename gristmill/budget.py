@@ -32,13 +32,13 @@ _MOST_BYTES = 1 << 60  # a larger limit is none: version 1 writes 2^63 - 4096
 class Budget:
     """Bytes that a worker may use: `share` at any time, and `reserve` beyond it while it holds the file `lock`.
 
-    `whole` is what all workers have together.
+    `total` is what all workers have together.
     """
 
     share: int
     reserve: int
     lock: Path
-    whole: int
+    total: int
 
     @property
     def most(self) -> int:
@@ -84,10 +84,10 @@ class MemoryReservation:
         """The error to raise for `what`, such as a file's line, which needs `size` bytes, more than can be held."""
         assert self._gate is not None
         budget = self._gate.budget
-        wanted = -(-size * budget.whole // budget.most // _MIB)
+        needed = -(-size * budget.total // budget.most // _MIB)
         return UsageError(
             f"{what} takes about {-(-size // _MIB):,} MiB of memory while it is worked on, and --memory "
-            f"{budget.whole // _MIB}MiB leaves {budget.most // _MIB:,} MiB to one worker: give --memory {wanted}MiB "
+            f"{budget.total // _MIB}MiB leaves {budget.most // _MIB:,} MiB to one worker: give --memory {needed}MiB "
             "or more"
         )
 
@@ -166,7 +166,7 @@ class _Gate:
             if _is_at(file, self.budget.lock):
                 self._file = file
             else:
-                file.close()  # of a holder that has removed it meanwhile
+                file.close()  # of a holder that has removed it in between
 
     def leave(self) -> None:
         self.holders -= 1

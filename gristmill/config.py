@@ -77,9 +77,9 @@ def check_ranges(options: Any, prefix: str = "") -> None:
     for name, allowed in options.RANGES.items():
         value = getattr(options, name)
         faults = [allowed.fault(x) for x in (value if isinstance(value, tuple) else (value,)) if x is not None]
-        if wanted := next(filter(None, faults), ""):
+        if fault := next(filter(None, faults), ""):
             default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
-            raise UsageError(f"{prefix}{name} is {value}; expected {wanted}; try --{prefix}{name} {default}")
+            raise UsageError(f"{prefix}{name} is {value}; expected {fault}; try --{prefix}{name} {default}")
 
 
 def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -26,7 +26,7 @@ from preprocessing.quality.recipe import read_recipe
 CARD = "README.md"
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")  # the Hub's categories
 _YOURS = b"<!-- What follows is yours: gristmill card keeps it when it writes the card again. -->"
-_NOT_TOLD = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed")
+_LEFT_OUT = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed")
 
 
 def card(run: Positional[Path], name: str = "") -> Text:
@@ -34,7 +34,7 @@ def card(run: Positional[Path], name: str = "") -> Text:
 
     Its head is a dataset card's, so that the folder can be put on the Hub as it is. The same records give the same
     bytes; what you write below its last line stays. Licences are not in it: records seldom name them, and nothing here
-    can check them. Of paths only names are told.
+    can check them. Of paths it has the names alone.
 
     Args:
         run: The --out of a finished `gristmill run`; also s3://bucket/folder.
@@ -110,8 +110,8 @@ def _lines(
     yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
     yield f"{tokenizer.sha256}.\n"
     yield "## Options\n\n```json"
-    told = _without_folders({key: value for key, value in options.items() if key not in _NOT_TOLD})
-    yield msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+    shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
+    yield msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
     yield "```\n"
 
 

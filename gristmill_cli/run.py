@@ -79,7 +79,7 @@ def check_run(config: RunConfig) -> None:
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     out, stages = config.out, plan_stages(config, options)
     first, end = choose_stages(config, stages)
-    check_output(config)  # another process may have written there meanwhile
+    check_output(config)  # another process may have written there since
     _record_config(config)
     if config.explain or config.explain_tasks:
         by_option = _explain(out, stages[first:end])

@@ -28,12 +28,14 @@ from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import (
+    ASKED_BY,
     Alarms,
     Decontaminate,
     Dedup,
     Lines,
     RunConfig,
     Tokenizer,
+    has_stage,
 )
 from gristmill_cli.run_records import load_json
 from preprocessing.contamination.benchmarks import check_first_items
@@ -244,26 +246,17 @@ def check_output(config: RunConfig) -> None:
             "remove the folder"
         )
     now = msgspec.to_builtins(config, enc_hook=str)
-    for option in ("recipe", "apply.function", "lines.unit", "decontaminate.against"):
-        had, has = _has_stage(before, option), _has_stage(now, option)
-        if had != has:
+    for stage in ("filter_quality", "apply", "remove_lines", "decontaminate"):
+        if (had := has_stage(before, stage)) != has_stage(now, stage):
             raise OutputError(
-                f"{config.out} holds a run {'with' if had else 'without'} --{option}: give another --out, or remove "
-                "the folder"
+                f"{config.out} holds a run {'with' if had else 'without'} --{ASKED_BY[stage]}: give another --out, or "
+                "remove the folder"
             )
 
 
 def _has_run(out: Path) -> bool:
     recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
     return {"corpus", "dedup"} <= recorded.keys() or is_folder(out / STATE_DIR)
-
-
-def _has_stage(options: dict[str, Any], option: str) -> bool:
-    """Whether options of a run ask for the stage that an option adds."""
-    value: Any = options
-    for name in option.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return bool(value) and value != "none"
 
 
 def _reject_scratch_in_corpus(config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -25,6 +25,21 @@ StageName = Literal[
     "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
     "train_tokenizer", "tokenize_corpus", "tokenize_holdout",
 ]  # fmt: skip
+
+ASKED_BY = {  # stages that not every run has, and the option that adds each or, a tokenizer's file, takes it out
+    "apply": "apply.function", "filter_quality": "recipe", "remove_lines": "lines.unit",
+    "decontaminate": "decontaminate.against", "generate_exact_pairs": "dedup.exact",
+    "train_tokenizer": "tokenizer.file",
+}  # fmt: skip
+
+
+def has_stage(options: Any, stage: str) -> bool:
+    """Whether a run with these options, as run.json has them, has a stage."""
+    if stage not in ASKED_BY:
+        return True
+    for name in ASKED_BY[stage].split("."):
+        options = options.get(name) if isinstance(options, dict) else None
+    return (bool(options) and options != "none") != (stage == "train_tokenizer")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
-from gristmill_cli.run_config import StageName
+from gristmill_cli.run_config import StageName, has_stage
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN, _LOCK, _QUEUE = "run", ".lock", ".queue"
@@ -233,16 +233,8 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
         return {}
     if "dedup" not in options:  # a training run has a file of the same name
         return {}
-    asked = {
-        "filter_quality": options.get("recipe"),
-        "remove_lines": options.get("lines", {}).get("unit", "none") != "none",
-        "decontaminate": options.get("decontaminate", {}).get("against"),
-        "apply": options.get("apply", {}).get("function"),
-        "train_tokenizer": not options.get("tokenizer", {}).get("file"),
-        "generate_exact_pairs": options.get("dedup", {}).get("exact"),
-    }
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
-    names = [name for name in get_args(StageName) if asked.get(name, True)]
+    names = [name for name in get_args(StageName) if has_stage(options, name)]
     states = {name: "finished" if name in finished else "waiting" for name in names}
     current = next((name for name, its in states.items() if its == "waiting"), None)
     if current and state in ("working", "stopped"):

@@ -144,8 +144,8 @@ def decontaminate(
             run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
             table=table,
         )  # fmt: skip
-        told = {"table": table, "common": boilerplate, "summary": summary, "report": report}
-        run.step("report", [Task("report", write_report, told, (report,))])
+        found = {"table": table, "common": boilerplate, "summary": summary, "report": report}
+        run.step("report", [Task("report", write_report, found, (report,))])
         counts = run.finish(done.counts)
     if not options.quiet:
         for line in describe(read_report(report)):

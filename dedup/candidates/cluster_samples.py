@@ -92,13 +92,13 @@ def compare_samples(samples: Sequence[ClusterSample], shards: Sequence[Signature
 
     Similarities are estimated from the `shards`; documents without a signature, as exact copies are, are passed over.
     """
-    wanted: dict[str, set[int]] = {}
+    sampled: dict[str, set[int]] = {}
     for file, row in (member for sample in samples for member in sample.members):
-        wanted.setdefault(file, set()).add(row)
+        sampled.setdefault(file, set()).add(row)
     signed = {}
     for shard in shards:
         for rows, values in shard.batches():
-            for place in np.flatnonzero(np.isin(rows, list(wanted[shard.file]))).tolist():
+            for place in np.flatnonzero(np.isin(rows, list(sampled[shard.file]))).tolist():
                 signed[shard.file, int(rows[place])] = np.array(values[place])
     counts = Counts({}, [])
     for sample in samples:

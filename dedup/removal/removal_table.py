@@ -115,9 +115,9 @@ class OwnIds:
 
     def of(self, files: NDArray[np.integer], rows: Rows) -> pa.StringArray:
         """The ids of documents, null without one, given the numbers of files (n) and rows (n)."""
-        wanted = pack_keys(files, rows)
-        places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        return self.values.take(pa.array(places, mask=self.keys[places] != wanted)).cast(pa.string())
+        keys = pack_keys(files, rows)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return self.values.take(pa.array(places, mask=self.keys[places] != keys)).cast(pa.string())
 
 
 def write_clusters(input_file: Path, ids: IdFiles, output: Path) -> None:

@@ -128,10 +128,10 @@ def name_fault(name: str) -> str:
 def reject_odd_names(faults: Sequence[tuple[str, str]]) -> None:
     """Raise UsageError if there are names that cannot be parts of keys: (name, fault) of each."""
     if faults:
-        told = [f"{name!r} ({fault})" for name, fault in faults[:_NAMED]]
+        shown = [f"{name!r} ({fault})" for name, fault in faults[:_NAMED]]
         more = f" and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
         raise UsageError(
-            f"{len(faults):,} file name{'s' * (len(faults) > 1)} cannot be part of a key: {', '.join(told)}{more}. "
+            f"{len(faults):,} file name{'s' * (len(faults) > 1)} cannot be part of a key: {', '.join(shown)}{more}. "
             "Rename them, or leave these files out by --skip_odd_names"
         )
 

@@ -1,6 +1,6 @@
 """Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error.
 
-What is compressed, and how, is told by a file's first bytes, and by its name where these say nothing (file_formats.py).
+The compression follows from a file's first bytes, or from its name where these say nothing (file_formats.py).
 A .gz, .zst, .bz2 or .xz file is a sequence of streams (gzip members, zstd frames), which are all read, over a padding
 of zero bytes where the format allows one. A stream that is truncated or corrupt is an error, wherever it lies in the
 file. So is a file without a stream, as one of 0 bytes is: nothing, compressed, is some bytes, and a download that was

@@ -91,7 +91,7 @@ def scan_sources(
     """The folder and the files of each source, named `NAME/…`; other folders in `root` are not looked at.
 
     `text_column` is the field of the text where a source names none. Raises as scan_corpus, and UsageError for a source
-    that is not as Source.check wants it.
+    that Source.check refuses.
     """
     found = []
     for name, source in sorted(sources.items()):
@@ -135,18 +135,16 @@ def _only_file(path: Path, source: str, column: str) -> CorpusFile:
     return CorpusFile(path, name, info.size, column)
 
 
-def _of_format(corpus: Corpus, wanted: str, place: Path) -> Corpus:
+def _of_format(corpus: Corpus, format: str, place: Path) -> Corpus:
     """The files of one format; the others are not read."""
-    if not wanted:
+    if not format:
         return corpus
     formats = {file.name: parts.format for file in corpus.files if (parts := parse_name(file.name))}
-    is_wanted = {
-        name: found == wanted or (found in LINE_FORMATS and wanted == FORMATS[0]) for name, found in formats.items()
-    }
-    files = [file for file in corpus.files if is_wanted[file.name]]
-    others = [UnreadFile(file.name, file.size, f"not {wanted}") for file in corpus.files if not is_wanted[file.name]]
+    chosen = LINE_FORMATS if format == FORMATS[0] else (format,)
+    files = [file for file in corpus.files if formats[file.name] in chosen]
+    others = [UnreadFile(it.name, it.size, f"not {format}") for it in corpus.files if formats[it.name] not in chosen]
     if not files:
         raise UsageError(
-            f"{place} holds no file of the format {wanted}, only {', '.join(sorted(set(formats.values())))}"
+            f"{place} holds no file of the format {format}, only {', '.join(sorted(set(formats.values())))}"
         )
     return replace(corpus, files=files, unread=[*corpus.unread, *others])

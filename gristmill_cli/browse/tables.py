@@ -146,8 +146,8 @@ class RunTables:
     def __enter__(self) -> "RunTables":
         named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
         clusters = named if is_file(self.out / named) else CLUSTERS
-        wanted = {"clusters": clusters, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
-        there = {name: self.out / path for name, path in wanted.items() if is_file(self.out / path)}
+        tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
+        there = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
         copies = self._stack.enter_context(local_copies(list(there.values())))
         self.tables = {name: PagedTable(copy) for name, copy in zip(there, copies, strict=True)}
         self.clusters = ClusterIndex(self.tables["clusters"]) if "clusters" in self.tables else None

@@ -214,7 +214,7 @@ def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
 
 def _sum_removals(file: pq.ParquetFile) -> Removals:
     found, total, row = Removals(), file.metadata.num_rows, 0
-    wanted = {place * total // _SPREAD for place in range(_SPREAD)} if total else set[int]()
+    spread_over = {place * total // _SPREAD for place in range(_SPREAD)} if total else set[int]()
     least = list[tuple[float, int, Pair]]()
     for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):
         count = batch.num_rows
@@ -230,7 +230,7 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
         bins = np.bincount(np.clip((measured * BINS).astype(int), 0, BINS - 1), minlength=BINS)
         found.similar = [old + new for old, new in zip(found.similar, bins.tolist(), strict=True)]
         order = np.lexsort((np.arange(count), np.nan_to_num(similar, nan=2.0)))[:_LEAST].tolist()
-        spread = [place - row for place in wanted if row <= place < row + count]
+        spread = [place - row for place in spread_over if row <= place < row + count]
         for place in {*order, *spread}:
             (it,) = batch.slice(place, 1).to_pylist()
             keys = DocKey(it["file"], it["row"]), DocKey(it["kept_file"], it["kept_row"])

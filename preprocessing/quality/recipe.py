@@ -260,8 +260,8 @@ def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | Per
         if name not in kinds:
             raise UsageError(f"recipe {recipe}: {key}: unknown rule {name!r}; {one_of(name, list(kinds))}")
         if type(given) is not kinds[name] or (isinstance(given, int) and given < 0):
-            wanted = "true or false" if kinds[name] is bool else "a whole number of 0 or more"
-            raise UsageError(f"recipe {recipe}: {key}.{name}: expected {wanted}, got {given!r}")
+            expected = "true or false" if kinds[name] is bool else "a whole number of 0 or more"
+            raise UsageError(f"recipe {recipe}: {key}.{name}: expected {expected}, got {given!r}")
     return _REWRITES[key](**value)
 
 

@@ -203,7 +203,7 @@ class ShardExecutor:
         def own(call: Call) -> Call:
             task = call.arguments["task"]
             if task.memory is not None:  # planned by the process in charge, which may have more
-                task = replace(task, memory=min(task.memory, budget.whole // processes))
+                task = replace(task, memory=min(task.memory, budget.total // processes))
             return replace(call, arguments=call.arguments | {"scratch": scratch, "budget": budget, "task": task})
 
         return own
