@@ -27,7 +27,7 @@ from gristmill.arguments import check_words, option_name, parse, suggestion
 from gristmill.engine.options import RunOptions
 from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, UsageError, require
 from gristmill.paths import unknown_scheme_in
-from gristmill.process_end import TERMINATED, discard_output, raised_signals
+from gristmill.processes import TERMINATED, discard_output, raised_signals
 
 INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
 _NO_DOCUMENTS = "reads_no_documents"  # attribute of a function: see there

@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from gristmill.errors import OutputError, wrap_write_errors
-from gristmill.process_end import discard_output
+from gristmill.processes import discard_output
 
 
 class OutputConsole(Console):

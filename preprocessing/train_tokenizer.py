@@ -15,7 +15,6 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 import sentencepiece
 
-from gristmill.apart import call_apart
 from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import Counts
@@ -30,6 +29,7 @@ from gristmill.io.lines import split_lines
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.tiktoken_ranks import QWEN2
 from gristmill.io.tokenizer_file import require_tokenizers
+from gristmill.processes import call_apart
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
 from preprocessing.mixing.sampling import check_seed, random_number

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gristmill.apart import call_apart
 from gristmill.errors import DamagedFile, WorkerDied
+from gristmill.processes import call_apart
 from tests.patience import patience
 
 
@@ -49,7 +49,7 @@ def test_a_call_returns_and_raises_as_it_would_here() -> None:
 def test_a_call_ends_with_its_caller(tmp_path: Path, number: int) -> None:
     pid_file = tmp_path / "pid"
     script = (
-        "from pathlib import Path; from gristmill.apart import call_apart; from gristmill.command import *\n"
+        "from pathlib import Path; from gristmill.processes import call_apart; from gristmill.command import *\n"
         "from tests.gristmill.test_apart import hold_the_interpreter\n"
         f"call = lambda: call_apart(hold_the_interpreter, pid_file=Path({str(pid_file)!r}))\n"
         "raise SystemExit(run_with_exit_code(call))"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.process_end import raised_signals
+from gristmill.processes import raised_signals
 from tests.patience import patience
 
 IN_CALLBACK = """

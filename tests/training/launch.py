@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.process_end import exit_with_parent
+from gristmill.processes import exit_with_parent
 from tests.patience import patience
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.process_end import exit_with_parent
+from gristmill.processes import exit_with_parent
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs

@@ -25,7 +25,7 @@ import pyarrow
 
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, WorkerDied
-from gristmill.process_end import (
+from gristmill.processes import (
     TERMINATED,
     Terminated,
     delayed_signals,

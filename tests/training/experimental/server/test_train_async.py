@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.bench_replicas import free_port
 from gristmill.errors import UsageError
-from gristmill.process_end import exit_with_parent
+from gristmill.processes import exit_with_parent
 from tests.patience import patience
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded

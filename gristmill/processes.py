@@ -1,25 +1,36 @@
-"""How processes end: at SIGTERM and Ctrl-C, when their parent is killed, and in time; and how one has ended, in words.
+"""Processes: how they end, at SIGTERM and Ctrl-C, when their parent is killed, and in time; calls in a process apart.
 
 Both signals raise an exception in the main thread, which ends its work in order. Python drops an exception that is
-raised in a callback from C, as while numba compiles, or in a finalizer: then the signal is sent again.
+raised in a callback from C, as while numba compiles, or in a finalizer: then the signal is sent again. A call of a
+library that lasts minutes, in which Python handles no signal, such as the training of a tokenizer, is made in a process
+of its own, which is killed.
 """
 
+import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from gristmill.errors import WorkerDied
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that handles SIGTERM
 _EXIT_SECONDS = 5.0
 _AGAIN_SECONDS = 0.05
 _FIRST = 1000  # priority of a finalizer before those of multiprocessing
+_SERVE = "from gristmill.processes import serve; serve()"
+_SIGNAL_AT_DEATH = 1  # of the parent: PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Terminated(KeyboardInterrupt):
@@ -159,3 +170,49 @@ def how_ended(processes: Iterable[BaseProcess]) -> str:
 def discard_output() -> None:
     """Send what is still in the buffer of standard output nowhere: Python would fail to write it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
+    """What `function`, of a module that can be imported, returns for `arguments` in a new process, or raises there.
+
+    The process is killed if a signal, or another exception, interrupts the call here, and if this process is killed.
+    Raises WorkerDied if it died by itself.
+    """
+    folders = [str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-c", _SERVE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+        try:
+            answer = child.communicate(pickle.dumps((os.getpid(), function, arguments)))[0]
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        how = f"exit code {child.returncode}" if child.returncode > 0 else signal.Signals(-child.returncode).name
+        raise WorkerDied(
+            f"the process of {function.__name__} died ({how}): most often the machine ran out of memory. Give a "
+            "smaller --sample, or more memory"
+        )
+    is_error, found = pickle.loads(answer)
+    if is_error:
+        raise found
+    return found
+
+
+def serve() -> None:
+    """Read a call from standard input, make it, and write what comes of it to standard output."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a scheduler sends to all: the parent obeys
+        signal.signal(number, signal.SIG_IGN)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_DEATH, signal.SIGKILL)
+    parent, function, arguments = pickle.loads(sys.stdin.buffer.read())
+    if os.getppid() != parent:
+        return  # it died before
+    try:
+        answer = False, function(**arguments)
+    except Exception as error:
+        answer = True, error
+    with output:
+        output.write(pickle.dumps(answer))
