@@ -20,8 +20,7 @@ import tyro
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter
+from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from gristmill_planner.published_runs import (
     PROCESSES,
     PublishedRun,

@@ -29,8 +29,7 @@ from benchmarks.training_tables import PEER, TrainingRun, layout_table, pipeline
 from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter
+from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from training.config import TrainConfig
 from training.parallel.pipeline.schedules import SCHEDULES
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter
+from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 
 VOCABULARY = 512
 

@@ -22,7 +22,7 @@ from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.staging import remote_ranges as ranges_read_by
 from gristmill.engine.ledger import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
-from gristmill.io.token_manifest import ShardRecord, SourceRecord
+from gristmill.io.token_shards import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import split_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
 from preprocessing.mixing.sampling import choose_bin, find_kth

@@ -12,8 +12,8 @@ from dedup.clustering.keep_policy import LAST, BySource, First, Keep, Longest, p
 from dedup.clustering.lsh import Bands, band_digests, choose_bands, describe_recall, union_buckets
 from dedup.clustering.similarity import Features, KeptDocuments, Measure, SimilarityCheck, decide_cluster
 from dedup.clustering.union_find import UnionFind
+from dedup.minhash.shingles import compared_sets, digest_texts
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
-from dedup.minhash.text_digests import compared_sets, digest_texts
 from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 

@@ -28,7 +28,7 @@ from dedup.candidates.exact_copies import (
     scatter_digests,
 )
 from dedup.candidates.input_shards import Scope
-from dedup.minhash.text_digests import MatchOn
+from dedup.minhash.shingles import MatchOn
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts

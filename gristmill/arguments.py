@@ -3,10 +3,8 @@
 import contextlib
 import difflib
 import io
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,7 +16,6 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from gristmill.errors import UsageError, require
 
-_SHORTEST, _LONGEST = 0.1, 86_400  # seconds
 _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _FRAME = re.compile("[─│╭╮╰╯]+|-{8,}")  # the box that tyro draws around its errors
 _CHOICE = re.compile(
@@ -238,15 +235,3 @@ def one_of(given: str, names: Collection[str]) -> str:
     nearest = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.3)
     start = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
     return f"{start} {', '.join(names)}"
-
-
-def seconds_in(variable: str, default: int, hint: str = "") -> float:
-    """The seconds that an environment variable gives. Raises UsageError for what is none."""
-    given, seconds = os.environ.get(variable, str(default)), 0.0
-    with suppress(ValueError):
-        seconds = float(given)
-    require(
-        _SHORTEST <= seconds <= _LONGEST,
-        f"{variable} {given!r}: expected seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
-    )
-    return seconds

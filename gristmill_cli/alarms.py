@@ -14,7 +14,7 @@ from gristmill.errors import AlarmError, DamagedFile, GristmillError
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_folder

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from gristmill.counts import INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library

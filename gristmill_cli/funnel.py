@@ -22,7 +22,7 @@ from gristmill.counts import (
     list_faults,
 )
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
 from preprocessing.quality.recipe import RULES
 

@@ -20,7 +20,7 @@ from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files

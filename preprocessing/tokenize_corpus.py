@@ -26,17 +26,18 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.token_manifest import (
+from gristmill.io.token_shards import (
     MANIFEST,
     SHARD_SUFFIXES,
     Manifest,
     ShardRecord,
     SourceRecord,
     TokenizerRecord,
+    TokenShardWriter,
     token_dtype,
     with_suffix,
+    write_sources,
 )
-from gristmill.io.token_shards import TokenShardWriter, write_sources
 from gristmill.io.tokenizer_file import (
     COMPANIONS,
     AnyTokenizer,

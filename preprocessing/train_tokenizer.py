@@ -27,8 +27,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus, paths_of
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Rejects, Slice, read_documents
-from gristmill.io.tiktoken_ranks import QWEN2
-from gristmill.io.tokenizer_file import require_tokenizers
+from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.processes import call_apart
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size

@@ -17,8 +17,15 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter, write_sources
+from gristmill.io.token_shards import (
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    TokenizerRecord,
+    TokenShardWriter,
+    token_dtype,
+    write_sources,
+)
 from gristmill.storage.local import atomic_write_bytes, sha256_file
 
 SHARD, TOKENIZER = "characters", "tokenizer.model"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from gristmill.io.tiktoken_ranks import GPT4, QWEN2
+from gristmill.io.tokenizer_file import GPT4, QWEN2
 
 PROSE = [
     "the mill grinds grain into flour while water turns its wheel and nobody counts 12 or 7 sacks",

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.errors import InputError
-from gristmill.io.token_manifest import REMEDY, Manifest, require_known_ids, verify_checksums
-from gristmill.io.token_shards import map_shard, open_shards
+from gristmill.io.token_shards import REMEDY, Manifest, map_shard, open_shards, require_known_ids, verify_checksums
 
 
 def verify_shards(folder: Path) -> Manifest:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.errors import require
-from gristmill.io.token_manifest import Manifest, TokenizerRecord
+from gristmill.io.token_shards import Manifest, TokenizerRecord
 from training.checkpoint.checkpoint import recorded_model
 from training.config import TrainConfig
 from training.data.batch_schedule import BatchSplit

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
-from dedup.minhash.text_digests import MatchOn, digest_texts
+from dedup.minhash.shingles import MatchOn, digest_texts
 from gristmill.batches import batched, partition_of
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.exact_copies import BLOCK, DIGEST
 from dedup.candidates.input_shards import Scope
-from dedup.minhash.text_digests import digest_texts
+from dedup.minhash.shingles import digest_texts
 from gristmill.batches import batched, partition_of
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged

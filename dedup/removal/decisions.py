@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.clustering.keep_policy import INDEXED, Keep
 from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
-from dedup.minhash.shingles import HASHING_FACTOR
+from dedup.minhash.shingles import HASHING_FACTOR, compared_sets
 from dedup.minhash.signatures import signatures
-from dedup.minhash.text_digests import compared_sets
 from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, open_keep_order
 from dedup.removal.fetching import FETCHED, Fetched, TextReader, without_text
 from dedup.removal.removal_table import (

@@ -21,13 +21,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from gristmill.arguments import seconds_in
 from gristmill.counts import INCOMING, READ, Counts
 from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Task
 from gristmill.paths import is_remote
 from gristmill.storage.files import list_names
+from gristmill.storage.lock import seconds_in
 
 _NOTE = ".step"
 _HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from gristmill.arguments import seconds_in
-from gristmill.errors import GristmillError, StorageError, TakenOver, wrap_write_errors
+from gristmill.errors import GristmillError, StorageError, TakenOver, require, wrap_write_errors
 from gristmill.paths import is_remote
 from gristmill.storage.files import FileInfo, read_files
 from gristmill.storage.local import atomic_write_bytes, flush_later
 from gristmill.storage.objects import RETRIES, delete_objects, read_object, swap_object
 
 _WORKERS = "-workers"
+_SHORTEST, _LONGEST = 0.1, 86_400  # seconds
 _POLLS = 30  # of a lease in its time
 _RENEWALS = 4  # in this time
 _LOOKS = 100  # in this time, of a worker that waits for a renewal
@@ -36,6 +36,18 @@ _PROCESS = secrets.token_hex(8)  # in all leases of this process
 def lease_seconds() -> float:
     """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
     return seconds_in("GRISTMILL_LEASE_SECONDS", 30, ", or give all processes of a run the same")
+
+
+def seconds_in(variable: str, default: int, hint: str = "") -> float:
+    """The seconds that an environment variable gives. Raises UsageError for what is none."""
+    given, seconds = os.environ.get(variable, str(default)), 0.0
+    with suppress(ValueError):
+        seconds = float(given)
+    require(
+        _SHORTEST <= seconds <= _LONGEST,
+        f"{variable} {given!r}: expected seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
+    )
+    return seconds
 
 
 def _own_name() -> str:

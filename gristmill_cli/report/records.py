@@ -17,7 +17,7 @@ from gristmill.engine.ledger import Ledger
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair

@@ -11,8 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.io.token_manifest import SHARD_SUFFIXES, Manifest, ShardRecord, verify_checksums
-from gristmill.io.token_shards import TokenShard, TokenShardWriter, read_sources, write_sources
+from gristmill.io.token_shards import (
+    SHARD_SUFFIXES,
+    Manifest,
+    ShardRecord,
+    TokenShard,
+    TokenShardWriter,
+    read_sources,
+    verify_checksums,
+    write_sources,
+)
 from gristmill.storage.files import list_names
 
 _SHARD = re.compile(r"tokens_\d+")

@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill_cli.data_card import card
 from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run

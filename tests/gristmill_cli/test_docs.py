@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.io.readers import read_corpus
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.tokenizers_of_models import content_of

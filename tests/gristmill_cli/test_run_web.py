@@ -12,8 +12,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.io.token_manifest import Manifest
-from gristmill.io.token_shards import open_shards
+from gristmill.io.token_shards import Manifest, open_shards
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import run

@@ -17,8 +17,7 @@ from gristmill.counts import READ, WRITTEN
 from gristmill.engine.executors.staging import StagedTask
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.token_manifest import Manifest
-from gristmill.io.token_shards import open_shards, read_sources
+from gristmill.io.token_shards import Manifest, open_shards, read_sources
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus

@@ -17,8 +17,15 @@ import torch
 
 from gristmill.config import load_config
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter, write_sources
+from gristmill.io.token_shards import (
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    TokenizerRecord,
+    TokenShardWriter,
+    token_dtype,
+    write_sources,
+)
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.distributed.rank_pool import RankPool

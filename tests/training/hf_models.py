@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
 from training.distributed.process_group import init_distributed

@@ -12,7 +12,7 @@ import torch
 
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from tests.training.conftest import sentences, write_shards
 from training.config import TrainConfig
 from training.data.data_config import DataConfig

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_manifest import Manifest, ShardRecord
-from gristmill.io.token_shards import MAGIC
+from gristmill.io.token_shards import MAGIC, Manifest, ShardRecord
 from tests.patience import patience
 from training.config import TrainConfig
 from training.model.model_config import ModelConfig

@@ -10,7 +10,7 @@ import msgspec
 
 from gristmill.config import INT64
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.data.mix import Count, MixPlace

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import InputError
-from gristmill.io.token_manifest import REMEDY, Manifest, with_suffix
-from gristmill.io.token_shards import IDX_HEADER
+from gristmill.io.token_shards import IDX_HEADER, REMEDY, Manifest, with_suffix
 
 _MAPPED = 256  # indexes mapped at once: each takes a file descriptor
 

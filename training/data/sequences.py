@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest, require_known_ids
-from gristmill.io.token_shards import map_shard
+from gristmill.io.token_shards import Manifest, map_shard, require_known_ids
 from training.data.documents import DocumentIndex
 from training.kernels.cross_entropy import IGNORE_INDEX
 

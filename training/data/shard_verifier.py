@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from gristmill.io.token_manifest import verify_checksums
+from gristmill.io.token_shards import verify_checksums
 from training.data.sequences import TokenSequences
 
 _WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout

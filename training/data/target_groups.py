@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gristmill.io.token_manifest import Manifest
-from gristmill.io.token_shards import read_sources
+from gristmill.io.token_shards import Manifest, read_sources
 from training.data.sequences import DataSet
 from training.data.text import TextSequences
 

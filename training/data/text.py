@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
+from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.tokenizer_file import companions_of, open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
 from training.data.sequences import TokenSequences

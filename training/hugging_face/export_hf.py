@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from gristmill.budget import free_memory
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, require, wrap_write_errors
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote

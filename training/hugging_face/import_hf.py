@@ -14,7 +14,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import JSON, companions_of
 from gristmill.storage.local import atomic_write, sha256_file
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest, SourceRecord
+from gristmill.io.token_shards import Manifest, SourceRecord
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups, range_names

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError, require
-from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import sha256_file
 from training.data.text import before_document

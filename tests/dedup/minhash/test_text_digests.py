@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.text_digests import digest_texts
+from dedup.minhash.shingles import digest_texts
 from gristmill.text import matching_form
 
 

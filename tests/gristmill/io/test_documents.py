@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, list_source, scan_corpus, scan_source
+from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, list_source, scan_corpus
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.io.writers import open_jsonl_writer
 
@@ -330,4 +330,4 @@ def test_a_file_is_not_published_after_an_error(tmp_path: Path, name: str) -> No
 def test_a_folder_name_that_is_too_long_is_named(tmp_path: Path) -> None:
     for name in ("x" * 300, "x/" * 3000):
         with pytest.raises(InputError, match=f"cannot read {tmp_path}/x.*: File name too long"):
-            scan_source(tmp_path / name, "book")
+            list_source(tmp_path / name, "book")

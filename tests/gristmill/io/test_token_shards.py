@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_manifest import (
+from gristmill.io.token_shards import (
     Manifest,
     ShardRecord,
     SourceRecord,
     TokenizerRecord,
+    TokenShard,
+    TokenShardWriter,
+    open_shards,
+    read_sources,
     token_dtype,
     verify_checksums,
+    write_sources,
 )
-from gristmill.io.token_shards import TokenShard, TokenShardWriter, open_shards, read_sources, write_sources
 from tests.verify_shards import verify_shards
 
 END, SOURCES = 2, ["web", "code"]

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import UsageError
-from gristmill.io.tiktoken_ranks import GPT4, QWEN2
 from gristmill.io.tokenizer_file import (
+    GPT4,
+    QWEN2,
     JsonTokenizer,
     companions_of,
     find_tokenizer_file,

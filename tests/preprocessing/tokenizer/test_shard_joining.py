@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 import preprocessing.tokenizer.shard_joining as shard_joining
 from gristmill.errors import InputError
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShard, TokenShardWriter, read_sources, write_sources
+from gristmill.io.token_shards import (
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    TokenShard,
+    TokenShardWriter,
+    read_sources,
+    token_dtype,
+    write_sources,
+)
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name
 
 DOCUMENTS = [[[5, 6, 2], [2]], [], [[9, 2], list(range(3, 200)), [7, 7, 2]]]

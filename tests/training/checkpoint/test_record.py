@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.model.model_config import ModelConfig
 

@@ -15,8 +15,7 @@ from msgspec.structs import replace as replace_struct
 from gristmill.config import load_config
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import TokenizerRecord
-from gristmill.io.token_shards import open_shards
+from gristmill.io.token_shards import TokenizerRecord, open_shards
 from gristmill.io.tokenizer_file import open_tokenizer
 from preprocessing.tokenize_corpus import tokenize_corpus
 from tests.tokenizers_of_models import BEGIN, PROSE, content_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from msgspec.structs import replace as replace_struct
 
 from gristmill.errors import UsageError
-from gristmill.io.token_manifest import Manifest, TokenizerRecord
+from gristmill.io.token_shards import Manifest, TokenizerRecord
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
