@@ -85,9 +85,6 @@ def small_model(
 
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
 _MAX_STAGES = 16
-_SCHEDULES: tuple[Schedule, ...] = (
-    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev",
-)  # fmt: skip
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Pair = frozenset[tuple[str, object]]  # two options and their values
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
@@ -149,12 +146,12 @@ class Case:
     def counts_traffic(self) -> bool:
         """True if the traffic is compared with theory, whose formulas are for plain steps."""
         # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
-        is_newer = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
+        uncounted = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
         # on a cube queries have other tokens, and documents' positions are exchanged
-        is_newer |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
-        is_newer |= self.layout.ep > 1  # how many tokens ranks send is the router's choice
-        is_newer |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
-        return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not is_newer
+        uncounted |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
+        uncounted |= self.layout.ep > 1  # how many tokens ranks send is the router's choice
+        uncounted |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
+        return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not uncounted
 
     @property
     def of_reference(self) -> "Case":
@@ -244,12 +241,12 @@ def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
     """Pipeline schedules and stages per rank."""
     if pp == 1:
         return [("1f1b", 1)]
-    pairs = [
-        (s, n)
-        for s in _SCHEDULES
-        for n in ((SCHEDULES[s].stages_per_rank or 0,) if SCHEDULES[s].stages_per_rank else (2, 3))
-    ]
+    pairs = [(name, n) for name, kind in SCHEDULES.items() for n in _stages_per_rank(kind.stages_per_rank)]
     return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
+
+
+def _stages_per_rank(defined: int | None) -> tuple[int, ...]:
+    return (2, 3) if defined is None else (defined,)
 
 
 def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:

@@ -13,7 +13,7 @@ from gristmill_planner.planned_run import PlannedRun
 from gristmill_planner.step_time import layer_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.schedules import Schedule
+from training.parallel.pipeline.schedules import SCHEDULES, Schedule
 from training.parallel.tensor.options import divides_heads
 
 _HALVINGS = 12
@@ -55,7 +55,7 @@ def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence
     for schedule in schedules:
         cells = []
         for count in counts:
-            if schedule == "dualpipev" and count < 2 * ranks:
+            if count < SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks):
                 cells.append("")
                 continue
             seconds = pipeline_break_even(schedule, ranks, count, costs)

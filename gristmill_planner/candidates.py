@@ -134,9 +134,10 @@ def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Sche
     for schedule in request.software.schedules:
         if request.compiled and schedule in SPLIT_BACKWARD:
             continue
-        fixed = SCHEDULES[schedule].stages_per_rank
+        kind = SCHEDULES[schedule]
+        fixed = kind.stages_per_rank
         for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
-            enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
+            enough = count >= kind.least_micro_batches(pp, pp * virtual) and pp * virtual <= layers
             if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
                 yield schedule, virtual
 

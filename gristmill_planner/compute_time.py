@@ -205,8 +205,9 @@ def layer_of_rank(run: PlannedRun) -> RankWork:
     shards = parts if layout.on_grid else layout.sequence_shards
     ring = layout.cp if layout.context == "ring" else 1
     return layer_work(
-        run.model, rank_sequences(run), run.seq_len, parts, shards, run.software.flash, layout.tensor, ring, layout.ep
-    )
+        run.model, rank_sequences(run), run.seq_len, parts, shards, run.software.flash, layout.tensor, ring,
+        run.axes["ep"].ranks,
+    )  # fmt: skip
 
 
 def head_of_rank(run: PlannedRun) -> RankWork:

@@ -246,7 +246,7 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
         inputs = traffic_inputs(model, sequences, run.seq_len, run.precision, run.recompute)
         inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
         moments = [values for states in optimizer.moments().values() for values in states.values()]
-        place = {name: (axis.rank, axis.size) for name, axis in world.axes.items()}
+        place = {axis.name: (axis.rank, axis.size) for axis in world.axes.values()}
         return DryRun(
             rank,
             place,

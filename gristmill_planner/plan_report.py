@@ -120,7 +120,7 @@ def _division(choice: Choice, constants: Constants) -> str:
 
 def _experts(choice: Choice) -> list[str]:
     """What is assumed of them."""
-    if choice.run.layout.ep == 1:
+    if choice.run.axes["ep"].ranks == 1:
         return []
     return [
         f"Of the ranks that divide the experts the busiest is taken to get {IMBALANCE} times the mean of tokens: how "
@@ -199,7 +199,7 @@ def _waves(products: Sequence[Product], device: Device) -> list[str]:
 
 def _collectives(run: PlannedRun, seconds: float) -> list[str]:
     """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
-    layout, size = run.layout, hidden_bytes(run)
+    layout, size, ep = run.layout, hidden_bytes(run), run.axes["ep"].ranks
     if layout.on_grid:
         return [
             f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
@@ -208,14 +208,14 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
         ]
     found = [
         f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {run.parts}, twice a layer and pass"
-        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == layout.ep == 1 else "")
+        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == ep == 1 else "")
         + " (Shoeybi et al. 2019, section 3)"
     ]
-    if layout.ep > 1:
+    if ep > 1:
         rows = run.model.experts_per_token * size
         found.append(
             f"tokens to their experts and back: four all-to-alls of {rows / 1e6:.3g} MB a sparse layer over ep "
-            f"{layout.ep}, {IMBALANCE} times that on the busiest rank; with all other collectives {1e3 * seconds:.3g} "
+            f"{ep}, {IMBALANCE} times that on the busiest rank; with all other collectives {1e3 * seconds:.3g} "
             "ms a layer on average (Lepikhin et al. 2020)"
         )
     if layout.cp > 1:

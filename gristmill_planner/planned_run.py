@@ -105,7 +105,7 @@ class PlannedRun:
     def axes(self) -> dict[str, RankAxis]:
         """The axes of the mesh and of a grid by name, as training/parallel/mesh.py numbers the ranks."""
         (depth, side, _), (pp, replicate, shard, tp) = self.layout.grid, self.layout.mesh_shape
-        ep, (groups, within) = self.layout.ep, self.layout.expert_shape(self.layout.replicas, self.layout.shards)
+        groups, within, ep = self.layout.expert_mesh_shape
         return {
             "column": RankAxis(side, 1), "row": RankAxis(side, side), "depth": RankAxis(depth, side * side),
             "tp": RankAxis(tp, 1), "cp": RankAxis(self.layout.cp, tp), "shard": RankAxis(shard, tp),

@@ -226,7 +226,7 @@ def rank_parameters(run: PlannedRun) -> float:
 
 def rank_experts(run: PlannedRun) -> float:
     """Those of `rank_parameters` that are of experts, which expert-parallel ranks divide."""
-    return max(run.rank_layers) * layer_experts(run.model) / (run.axes["tp"].ranks * run.layout.ep)
+    return max(run.rank_layers) * layer_experts(run.model) / (run.axes["tp"].ranks * run.axes["ep"].ranks)
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from rich.console import Group
 from rich.style import Style
@@ -216,10 +216,7 @@ def _read(path: Path) -> tuple[ParallelConfig, int, list[TimedPass]] | None:
     return layout, int(first[5]), passes
 
 
-_DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (
-    "gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev",
-)  # fmt: skip
-
+_DRAWN = tuple(schedule for schedule in SCHEDULES if schedule != "looped-bfs")  # which is GPipe of several stages
 _MOST_SECONDS = 1e9  # of a pass
 
 
@@ -237,7 +234,7 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         f"--costs are {' '.join(map(str, given))}; expected seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
         "pass; try --costs 1 1 1",
     )
-    drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
+    drawn = [schedule for schedule in _DRAWN if _has_enough(schedule, ranks, micro_batches)]
     timelines = [simulate_schedule(schedule, ranks, micro_batches, costs) for schedule in drawn]
     draw_timelines(timelines, path)
     counts = [factor * ranks for factor in (1, 2, 4, 8)]
@@ -249,10 +246,14 @@ def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
     """Bubble ratio of every schedule by number of micro-batches."""
     table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in _DRAWN:
-        enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]
+        enough = [count for count in counts if _has_enough(schedule, ranks, count)]
         ratios = [simulate_schedule(schedule, ranks, count, costs).bubble_ratio for count in enough]
         table.add_row(schedule, *[""] * (len(counts) - len(enough)), *(f"{ratio:.3f}" for ratio in ratios))
     return table
+
+
+def _has_enough(schedule: Schedule, ranks: int, micro_batches: int) -> bool:
+    return micro_batches >= SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks)
 
 
 def draw_measured(path: Path, out_dir: Path) -> Group:

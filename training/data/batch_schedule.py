@@ -117,7 +117,7 @@ class BatchSplit:
         """
         parts, rows = runs * layout.dp * layout.micro_batches, layout.batch_shards
         by_runs = f"replicas.count {runs} x " if runs > 1 else ""
-        by_rows = f" x {rows} rows of the grid of parallel.tp {layout.tp}" if rows > 1 else ""
+        by_rows = f" x {rows} rows of {' '.join(layout.describe_tensor())}" if rows > 1 else ""
         sizes = [("batch_size", config.batch_size, ""), *(("batch_ramp", *each) for each in config.ramp)]
         for option, size, until in sizes:
             require(

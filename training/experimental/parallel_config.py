@@ -73,7 +73,7 @@ def _(layout: ParallelConfig) -> Experiment:
 
         return GridExperiment(layout)
     if layout.compression != "none":
-        from training.experimental.compression.experiment import CompressionExperiment
+        from training.experimental.compression.bucket import CompressionExperiment
 
         return CompressionExperiment(layout)
     return Experiment()

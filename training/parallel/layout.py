@@ -79,6 +79,12 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return self.pp, self.replicas // self.shards, self.shards, self.tp
 
     @property
+    def expert_mesh_shape(self) -> tuple[int, int, int]:
+        """Ranks along "expert_replicate", "expert_shard" and "ep": for experts in place of "replicate" x "shard"."""
+        shards = max(1, self.shards // self.ep)
+        return self.replicas // (self.ep * shards), shards, self.ep
+
+    @property
     def has_outer_replicas(self) -> bool:
         """True if the ranks along "replicate" have weights of their own, and gradients are not summed over them."""
         return False

@@ -9,8 +9,8 @@ Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes 
 context parallelism neighbours on "replicate" x "shard" have parts of the same sequences: they are an axis "cp" of their
 own, and for parameters replicas like others, over which gradients are summed and ZeRO shards.
 
-With expert parallelism the ranks along "replicate" x "shard" are, for experts alone, also "expert_replicate" x
-"expert_shard" x "ep": neighbours along "ep" have different experts.
+For experts alone the ranks along "replicate" x "shard" are "expert_replicate" x "expert_shard" x "ep": neighbours along
+"ep" have different experts. Without expert parallelism the first two are "replicate" and "shard" themselves.
 
 With local steps (DiLoCo) "replicate" of the mesh is the axis "outer": its ranks hold different weights, which are
 averaged at times; the axis "replicate" has one rank. The ranks of such a replica are neighbours.
@@ -31,8 +31,22 @@ from training.parallel.layout import Layout
 from training.sharding.axis import Axes, Axis, JointAxis
 
 AXES = ("pp", "replicate", "shard", "tp")
-EXPERT_AXES = ("expert_replicate", "expert_shard")
 OUTER = "outer"  # of replicas that take local steps
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The ranks that have the same parameters: ZeRO shards these along `shard`; `mesh` has both axes."""
+
+    replicate: Axis
+    shard: Axis
+    mesh: DeviceMesh
+
+    @property
+    def fsdp_mesh(self) -> DeviceMesh:
+        """The ranks that FSDP shards over; in several groups (hybrid sharding) also those that hold the same shard."""
+        names = self.replicate.name, self.shard.name
+        return self.mesh[names] if self.replicate.size > 1 else self.mesh[self.shard.name]
 
 
 @dataclass(frozen=True)
@@ -43,10 +57,11 @@ class World:
     axes: Axes
     device: torch.device
     timeout: timedelta
+    replicas: Replicas
+    expert_replicas: Replicas
+    """Those of the experts; without expert parallelism the same."""
     tp_axes: tuple[str, ...] = ("tp",)
     """The axes into which the tensor-parallel ranks are divided."""
-    of_experts: DeviceMesh | None = None
-    """With expert parallelism the ranks that have the same experts: "expert_replicate" x "expert_shard"."""
 
     @property
     def rank(self) -> int:
@@ -64,7 +79,7 @@ class World:
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
-        """The axis "pp", "replicate", "shard" or "tp", one of a grid, or "cp" with context parallelism."""
+        """The axis "pp", "replicate", "shard", "tp", "cp" or "ep", one of a grid, or of the replicas of experts."""
         return self.axes[name]
 
     @property
@@ -94,18 +109,14 @@ class World:
     @property
     def dp_size(self) -> int:
         """Number of data-parallel replicas: of groups of ranks that read different sequences."""
-        return self.outer.size * self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
+        return self.outer.size * self.axes["replicate"].size * self.axes["shard"].size // self.axes["cp"].size
 
     @property
     def dp_rank(self) -> int:
         """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
         shard, replicate = self.axes["shard"], self.axes["replicate"]
-        rank = (replicate.rank * shard.size + shard.rank) // self._cp_size
+        rank = (replicate.rank * shard.size + shard.rank) // self.axes["cp"].size
         return rank * self.outer.size + self.outer.rank
-
-    @property
-    def _cp_size(self) -> int:
-        return self.axes["cp"].size if "cp" in self.axes else 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x` over all ranks, in place; on `self.device` or the CPU."""
@@ -137,27 +148,28 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
         axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
     if tp_axes:
         axes |= further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
-    if layout.cp > 1:
-        neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
-        axes |= further_axes(("cp",), neighbours, limit)
-    of_experts = None
+    neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
+    axes |= further_axes(("cp",), neighbours, limit)
+    replicas = Replicas(axes["replicate"], axes["shard"], mesh)
+    of_experts = ranks.movedim(3, 1).reshape(-1, *layout.expert_mesh_shape)  # (…, replicate, shard, ep)
+    axes |= further_axes(("ep",), of_experts.flatten(0, 2), limit)
+    same_experts = replicas
     if layout.ep > 1:
-        of_data = ranks.movedim(3, 1).reshape(-1, *layout.expert_shape(layout.replicas, layout.shards), layout.ep)
-        axes |= further_axes(("ep",), of_data.reshape(-1, layout.ep), limit)
-        of_experts = _replicas_of_experts(of_data.movedim(3, 1).flatten(0, 1), device, limit)
-        axes |= {name: _axis(of_experts[name], name) for name in EXPERT_AXES}
-    return World(mesh, axes, device, limit, tuple(tp_axes) or ("tp",), of_experts)
+        same_experts = _expert_replicas(of_experts.movedim(3, 1).flatten(0, 1), device, limit)
+    axes |= {"expert_replicate": same_experts.replicate, "expert_shard": same_experts.shard}
+    return World(mesh, axes, device, limit, replicas, same_experts, tuple(tp_axes) or ("tp",))
 
 
-def _replicas_of_experts(ranks: Tensor, device: torch.device, timeout: timedelta) -> DeviceMesh:
-    """The mesh of the ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
-    groups = []
-    for dim in (1, 2):
+def _expert_replicas(ranks: Tensor, device: torch.device, timeout: timedelta) -> Replicas:
+    """The ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
+    names, groups = ("expert_replicate", "expert_shard"), []
+    for dim, name in enumerate(names, 1):
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
-        name = EXPERT_AXES[dim - 1]
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0])
     (own,) = [group for group in ranks if (group == dist.get_rank()).any()]
-    return DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=EXPERT_AXES)
+    mesh = DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=names)
+    replicate, shard = (_axis(mesh[name], name) for name in names)
+    return Replicas(replicate, shard, mesh)
 
 
 def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:

@@ -22,7 +22,6 @@ from training.parallel.context.context_parallel import apply_context
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data.fsdp import apply_fsdp
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
-from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.experiment import experiment_of
 from training.parallel.expert.dispatch import apply_expert_parallel
 from training.parallel.expert.options import is_expert
@@ -35,9 +34,8 @@ from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages
 from training.parallel.pipeline.placements import tied_axis
 from training.parallel.placement_table import placement_table
-from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import KV
-from training.parallel.tensor.tensor_parallel import apply_tensor_parallel, cut_parameters
+from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
@@ -72,7 +70,7 @@ def parallelize(
     files = allocate_parameters(parts, memory, world.device, world.rank)
     routing = Routing.of(parts, world, TokenOrder.of(layout, world))
     axes = _axes_of(decoder, table, layout, world)
-    reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
+    reducers = [_grad_reducer(part, layout, world, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)
     with torch.no_grad():
         for param in params:
@@ -117,9 +115,7 @@ def shard_model(
     pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.shards_parameters else dtype)
-        if layout.ep > 1:
-            cut_parameters(part, pieces)
-            apply_expert_parallel(part, world.axis("ep"))
+        apply_expert_parallel(part, pieces, world.axis("ep"))
         if not experiment_of(layout).shard_modules(part, pieces, world.axes):
             apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
         apply_context(part, layout, TokenOrder.of(layout, world), compiled)
@@ -154,23 +150,21 @@ def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, w
     if decoder.config.tied:
         axes["tied"] = tied_axis(layout, world)
     if any(KV in placement.replicated for placement in table.values()):
-        neighbours = world.mesh.mesh.reshape(-1, kv_copies(decoder.config, layout.tp))
+        neighbours = world.mesh.mesh.reshape(-1, layout.kv_copies(decoder.config))
         axes |= further_axes((KV,), neighbours, world.timeout)
     return axes
 
 
-def _grad_reducer(part: Decoder, layout: Layout, table: Mapping[str, Placement], axes: Axes, seed: int) -> GradReducer:
+def _grad_reducer(
+    part: Decoder, layout: Layout, world: World, table: Mapping[str, Placement], axes: Axes, seed: int
+) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
-    (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
     bucket = experiment_of(layout).make_bucket(part, table, axes, seed) or GradBucket
-    others = {}
-    if layout.ep > 1:
-        of_experts = axes["expert_shard"], axes["expert_replicate"]
-        others = {id(p): of_experts for name, p in part.named_parameters() if is_expert(name)}
-    return GradReducer(
-        plain, axes[shard], axes[replicate], layout.zero, layout.micro_batches, reduce_dtype, bucket, others
-    )
+    shard, replicate = world.replicas.shard, world.replicas.replicate
+    of_experts = world.expert_replicas.shard, world.expert_replicas.replicate
+    others = {id(p): of_experts for name, p in part.named_parameters() if is_expert(name)}
+    return GradReducer(plain, shard, replicate, layout.zero, layout.micro_batches, reduce_dtype, bucket, others)
 
 
 def _sharded_parameters(

@@ -12,14 +12,13 @@ from training.parallel.expert.options import is_expert
 from training.parallel.expert.placements import EXPERT_PARALLEL
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
-from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import joint_norms, tensor_parallel_table
 from training.sharding.placement import Placement
 
 
 def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
     """The placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
-    copies = kv_copies(decoder.config, layout.tp)
+    copies = layout.kv_copies(decoder.config)
     table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel, copies)
     if decoder.config.qk_norm_joint:
         table = table | joint_norms(copies)
@@ -29,6 +28,6 @@ def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
         found = [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
         assert len(found) == 1, f"{name} has {len(found)} rows in the placement table"
         twice = TIED if tied and name in ("embed.tokens.weight", "head.weight") else Placement()
-        data = EXPERT_PARALLEL if layout.ep > 1 and is_expert(name) else DATA_PARALLEL
+        data = EXPERT_PARALLEL if is_expert(name) else DATA_PARALLEL
         placements[name] = found[0] | data | twice
     return placements

@@ -111,8 +111,8 @@ class TrafficInputs:
         layout = self.layout
         if not p.of_experts:
             return p.rows_numel(layout.shards, self.rank.shard)
-        _, within = layout.expert_shape(layout.replicas, layout.shards)
-        return p.rows_numel(within, self.rank.shard // layout.ep % within)
+        _, shards, ep = layout.expert_mesh_shape
+        return p.rows_numel(shards, self.rank.shard // ep % shards)
 
 
 class Formulas:

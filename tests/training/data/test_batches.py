@@ -77,7 +77,9 @@ def test_an_indivisible_batch_is_an_error_that_suggests_a_divisible_one(
 
 def test_rows_of_a_grid_divide_the_batch_too() -> None:
     grid = ParallelConfig(dp=2, micro_batches=2, tp=8, tensor="2.5d", depth=2)
-    with pytest.raises(UsageError, match=r"micro_batches 2 x 4 rows of the grid of .*tp 8; try --data.batch_size 32"):
+    with pytest.raises(
+        UsageError, match=r"micro_batches 2 x 4 rows of tp 8 \(2.5d, 2 x 2 x 2\); try --data.batch_size 32"
+    ):
         BatchSplit.of(DataConfig(Path(), Path(), batch_size=20), grid)
     assert BatchSplit.of(DataConfig(Path(), Path(), batch_size=32), grid).micro_batch_size == 8
 

@@ -103,7 +103,14 @@ def test_full_size() -> None:
     run = replace(run, batch=2 * 8 * 12, layout=replace(run.layout, micro_batches=12))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = try_rank(run, 17)
-    assert found.place == {"pp": (0, 12), "replicate": (0, 1), "shard": (4, 8), "tp": (1, 4)}
+    assert found.place == {
+        "pp": (0, 12),
+        "replicate": (0, 1),
+        "shard": (4, 8),
+        "tp": (1, 4),
+        "cp": (0, 1),
+        "ep": (0, 1),
+    }
     assert found.agrees
     divided, whole = 12 * 14336**2 + 7 * 14336, 6 * 14336  # of a layer: matrices with q, k, v's and up's biases; others
     embedding = 250_880 * 14336 // 4 + 2 * 14336

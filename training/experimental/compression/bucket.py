@@ -5,7 +5,7 @@ replicas: gradients + old memories = what all of them get + new memories. Vector
 data parallelism have terms, are summed as they are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from training.experimental.compression.powersgd import PowerSGD, initial_q, is_s
 from training.model.decoder import Decoder
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
+from training.parallel.experiment import Experiment
 from training.parallel.pipeline.pipeline_stages import global_name
 from training.sharding.axis import Axes, Axis
 from training.sharding.placement import Placement
@@ -122,16 +123,22 @@ def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
     return [b for reducer in reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
 
 
-def compressed_buckets(
-    part: Decoder, options: CompressionOptions, table: Mapping[str, Placement], axes: Axes, seed: int
-) -> "partial[CompressedBucket]":
-    """Makes the buckets of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
-    names = {}
-    for local_name, p in part.named_parameters():
-        name = global_name(part, local_name)
-        others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
-        if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
-            names[id(p)] = name
-    return partial(
-        CompressedBucket, compression=Compression(options.compression, options.compression_rank, seed, names)
-    )
+class CompressionExperiment(Experiment):
+    """What gradient compression takes over: the buckets in which replicas sum gradients."""
+
+    def __init__(self, options: CompressionOptions) -> None:
+        self.options = options
+
+    def make_bucket(
+        self, part: Decoder, table: Mapping[str, Placement], axes: Axes, seed: int
+    ) -> Callable[..., GradBucket]:
+        """Of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
+        names, options = {}, self.options
+        for local_name, p in part.named_parameters():
+            name = global_name(part, local_name)
+            others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
+            if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
+                names[id(p)] = name
+        return partial(
+            CompressedBucket, compression=Compression(options.compression, options.compression_rank, seed, names)
+        )

@@ -4,11 +4,7 @@ For X of n x h and W of h x h' on l x l x l ranks a product gathers X's block an
 gathered tensor (l - 1) / l comes from other ranks, (l - 1) (n h + h h' + n h') / l^3 in all (Bian et al. 2021).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-
-from training.experimental.grids.grid_traffic import INT64, GridSizes, ModuleTraffic, Passes, vocabulary_part
-from training.parallel.parameter_shapes import ParameterShape
+from training.experimental.grids.grid_traffic import INT64, ModuleTraffic, Passes, vocabulary_part
 
 
 class CubeTraffic(ModuleTraffic):
@@ -65,35 +61,3 @@ class CubeTraffic(ModuleTraffic):
     @property
     def _ids(self) -> int:
         return vocabulary_part(self.sizes.model, self.sizes.side, self.sizes.row)
-
-
-def summed_parameters(every: Sequence[ParameterShape], cube: bool, depth: int) -> dict[str, list[ParameterShape]]:
-    """The parameters whose gradients are summed along each axis of a cube, or of a grid of `depth` layers."""
-    vectors = [p for p in every if not p.divided]
-    inner = [p for p in vectors if cube and _is_inner(p)]
-    return {
-        "depth": vectors if cube else [*every] if depth > 1 else [],
-        "row": [p for p in vectors if p not in inner],
-        "column": inner + [p for p in vectors if p.of_heads],
-    }
-
-
-def _is_inner(p: ParameterShape) -> bool:
-    """True for the bias of a product away from the residual stream, which is divided over rows."""
-    return p.name.endswith(tuple(f".{name}.bias" for name in ("q", "k", "v", "gate", "up")))
-
-
-def cube_parameters(sizes: GridSizes, parameters: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
-    """The blocks of global parameters that a rank of a cube has."""
-    for p in parameters:
-        rows, *inputs = p.shape
-        if p.of_heads and not inputs:
-            yield p
-        elif not inputs:
-            yield replace(p, shape=(rows // sizes.side,), of_heads=False)
-        elif p.name.endswith(("positions.weight", "query.weight")):
-            yield replace(p, shape=(rows, inputs[0] // sizes.side), of_heads=False)
-        else:
-            vocabulary = p.name in ("embed.tokens.weight", "head.weight")
-            part = vocabulary_part(sizes.model, sizes.side, sizes.row) if vocabulary else rows // sizes.side
-            yield replace(p, shape=(part, inputs[0] // sizes.side**2), divided=True)

@@ -6,11 +6,9 @@ table 1). In 2.5D n is the tokens of one layer of the grid (Wang et al. 2021).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from training.model.model_config import ModelConfig
-from training.parallel.parameter_shapes import ParameterShape
 
 INT64 = 8
 
@@ -116,22 +114,7 @@ class GridTraffic(ModuleTraffic):
         self.add("column", "all-reduce", 2 * times, 3 * times * sizes.tokens * sizes.wide)
 
 
-def vocabulary_part(model: ModelConfig, side: int, column: int) -> int:
-    """Ids of a grid column; the last one may have fewer."""
+def vocabulary_part(model: ModelConfig, side: int, index: int) -> int:
+    """Ids of a grid's column, or of a cube's row; the last one may have fewer."""
     part = -(-model.vocab_size // side)
-    return min(part, model.vocab_size - column * part)
-
-
-def grid_parameters(sizes: GridSizes, parameters: Sequence[ParameterShape]) -> Iterator[ParameterShape]:
-    """The blocks of global parameters that a rank of a grid has."""
-    for p in parameters:
-        if p.of_heads and len(p.shape) == 1:
-            yield p
-        elif len(p.shape) == 1:
-            yield replace(p, shape=(p.shape[0] // sizes.side,), of_heads=False)
-        elif p.name.endswith(("positions.weight", "query.weight")):
-            yield replace(p, shape=(p.shape[0], p.shape[1] // sizes.side), of_heads=False)
-        else:
-            vocabulary = p.name in ("embed.tokens.weight", "head.weight")
-            rows = vocabulary_part(sizes.model, sizes.side, sizes.column) if vocabulary else p.shape[0] // sizes.side
-            yield replace(p, shape=(rows, p.shape[1] // sizes.side), divided=True)
+    return min(part, model.vocab_size - index * part)

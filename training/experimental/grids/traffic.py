@@ -1,11 +1,15 @@
 """Traffic of grids and cubes: the blocks that a rank has, and what its modules and gradients send in a step."""
 
-from training.experimental.grids.cube_traffic import CubeTraffic, cube_parameters, summed_parameters
-from training.experimental.grids.grid_traffic import GridSizes, GridTraffic, Passes, grid_parameters
+from dataclasses import replace
+
+from training.experimental.grids.cube_traffic import CubeTraffic
+from training.experimental.grids.grid_traffic import GridSizes, GridTraffic, Passes, vocabulary_part
 from training.experimental.grids.options import GridOptions
 from training.model.model_config import ModelConfig
 from training.parallel.parameter_shapes import ParameterShape, stage_parameters
 from training.parallel.traffic_inputs import Formulas, Traffic, TrafficInputs, Volume, add_traffic
+
+_INNER_BIASES = tuple(f".{name}.bias" for name in ("q", "k", "v", "gate", "up"))
 
 
 class GridFormulas(Formulas):
@@ -15,9 +19,20 @@ class GridFormulas(Formulas):
         self.layout, self.is_cube, self.side = layout, layout.tensor == "3d", layout.grid[1]
 
     def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape]:
-        place = GridSizes(model, self.side, *self._place(tp_rank), tokens=0, itemsize=0, wide=0)
-        cut = cube_parameters if self.is_cube else grid_parameters
-        return list(cut(place, stage_parameters(model, layers, stage == 0, stage == self.layout.stages - 1)))
+        row, column = self._place(tp_rank)
+        ids = vocabulary_part(model, self.side, row if self.is_cube else column)
+        every = stage_parameters(model, layers, stage == 0, stage == self.layout.stages - 1)
+        return [self._block(p, ids) for p in every]
+
+    def _block(self, p: ParameterShape, ids: int) -> ParameterShape:
+        """The block of a parameter that a rank has; of the vocabulary so many `ids`."""
+        side, (rows, *inputs) = self.side, p.shape
+        if not inputs:
+            return p if p.of_heads else replace(p, shape=(rows // side,))
+        if p.name.endswith(("positions.weight", "query.weight")):
+            return replace(p, shape=(rows, inputs[0] // side), of_heads=False)
+        part = ids if p.name in ("embed.tokens.weight", "head.weight") else rows // side
+        return replace(p, shape=(part, inputs[0] // (side**2 if self.is_cube else side)), divided=True)
 
     def tensor_traffic(self, inputs: TrafficInputs) -> Traffic:
         return add_traffic([self._modules(inputs), self._gradients(inputs)])
@@ -54,7 +69,15 @@ class GridFormulas(Formulas):
         Products of a cube sum the gradients of matrices over layers, and columns of a cube those of inner biases.
         """
         every = [p for stage in inputs.parameters.values() for p in stage]
+        vectors = [p for p in every if not p.divided]
+        # biases of products away from the residual stream, which a cube divides over rows
+        inner = [p for p in vectors if self.is_cube and p.name.endswith(_INNER_BIASES)]
+        summed = {
+            "depth": vectors if self.is_cube else every if self.layout.depth > 1 else [],
+            "row": [p for p in vectors if p not in inner],
+            "column": inner + [p for p in vectors if p.of_heads],
+        }
         return {
-            (axis, "all-reduce"): Volume(bool(summed), sum(inputs.own_numel(p) for p in summed) * inputs.wide)
-            for axis, summed in summed_parameters(every, self.is_cube, self.layout.depth).items()
+            (axis, "all-reduce"): Volume(bool(found), sum(map(inputs.own_numel, found)) * inputs.wide)
+            for axis, found in summed.items()
         }

@@ -17,8 +17,6 @@ from training.parallel.layout import Layout
 from training.parallel.mesh import World
 from training.sharding.axis import Axis
 
-_ALONE = Axis("cp", 1, 0, None)
-
 
 @dataclass(frozen=True)
 class TokenOrder:
@@ -30,7 +28,7 @@ class TokenOrder:
     @classmethod
     def of(cls, layout: Layout, world: World) -> "TokenOrder":
         """The order of a layout; without context parallelism all tokens are this rank's."""
-        return cls(world.axes.get("cp", _ALONE), layout.context_chunks)
+        return cls(world.axis("cp"), layout.context_chunks)
 
     def chunks(self, rank: int) -> tuple[int, ...]:
         """Numbers of the chunks of a rank, in the order in which it has them."""

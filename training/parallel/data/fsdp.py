@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from training.kernels.precision import accumulation_dtype
@@ -32,8 +31,6 @@ def apply_fsdp(
     Gradients are reduce-scattered after each micro-batch. A unit is freed after its forward pass, but for the last one,
     whose backward pass follows; a pipeline gathers each unit once a step, instead of for every micro-batch.
     """
-    hybrid = world.axis("replicate").size > 1
-    mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     low = dtype != accumulation_dtype(dtype)
     # inputs are not cast: the rotation angles among them are float32
     policy = MixedPrecisionPolicy(
@@ -42,13 +39,13 @@ def apply_fsdp(
         cast_forward_inputs=False,
     )
     units = _units(part)
-    of_experts = _experts(part) if world.of_experts is not None else []
+    of_experts = _experts(part) if world.expert_replicas is not world.replicas else []
     every: list[list[nn.Module]] = [*of_experts, *units, [part]]
     for modules in every:
         keep = layout.pipeline is not None or modules[-1] in (part.head, part)
-        over = _mesh_of_experts(world) if modules in of_experts else mesh
+        mesh = (world.expert_replicas if modules in of_experts else world.replicas).fsdp_mesh
         fully_shard(
-            modules, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
+            modules, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
         )
         unit = _fsdp(modules[0])
         # sum gradients instead of averaging them: the loss is divided by the global count, and gloo can only sum
@@ -77,13 +74,6 @@ def reshard(part: nn.Module) -> None:
 def _experts(part: Decoder) -> list[list[nn.Module]]:
     """The experts of each sparse layer, which are units where they have replicas of their own."""
     return [[block.mlp.experts] for block in part.blocks.values() if isinstance(block.mlp, SparseMLP)]
-
-
-def _mesh_of_experts(world: World) -> DeviceMesh:
-    """The ranks that have the same experts; in several groups, gradients are also all-reduced over these."""
-    assert world.of_experts is not None
-    hybrid = world.axis("expert_replicate").size > 1
-    return world.of_experts if hybrid else world.of_experts["expert_shard"]
 
 
 def _units(part: Decoder) -> list[list[nn.Module]]:

@@ -22,20 +22,14 @@ def data_traffic(inputs: TrafficInputs) -> Traffic:
 
     Experts that are divided over ranks have fewer replicas than all else.
     """
-    layout = inputs.layout
-    formula = _fsdp if layout.shards_parameters else _buckets_traffic
+    layout, parts = inputs.layout, list[Traffic]()
+    groups, shards, _ = layout.expert_mesh_shape
     every = _Replicas(layout.replicas, layout.shards, "replicate", "shard")
-    parts = [formula(inputs, every, _chosen(inputs, of_experts=False))]
-    if layout.ep > 1:
-        groups, shards = layout.expert_shape(layout.replicas, layout.shards)
-        own = _Replicas(groups * shards, shards, "expert_replicate", "expert_shard")
-        parts.append(formula(inputs, own, _chosen(inputs, of_experts=True)))
+    of_experts = _Replicas(groups * shards, shards, "expert_replicate", "expert_shard")
+    for replicas in (every, of_experts):
+        chosen = [[p for p in s if p.of_experts is (replicas is of_experts)] for s in inputs.parameters.values()]
+        parts.append((_fsdp if layout.shards_parameters else _buckets_traffic)(inputs, replicas, chosen))
     return add_traffic(parts)
-
-
-def _chosen(inputs: TrafficInputs, of_experts: bool) -> list[list[ParameterShape]]:
-    """Of each stage the parameters that are experts' with replicas of their own, or the others."""
-    return [[p for p in stage if p.of_experts is of_experts] for stage in inputs.parameters.values()]
 
 
 def _buckets_traffic(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:

@@ -5,6 +5,7 @@ neighbours: two all-to-alls of uneven parts in the forward pass, and two in the 
 the choices of the router alone; a rank may get no rows.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +15,19 @@ from torch import Tensor
 from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.sparse_mlp import Experts, Rows, SparseMLP
+from training.parallel.tensor.tensor_parallel import cut_parameters
 from training.sharding.axis import Axis
+from training.sharding.shard_spec import ShardSpec
 
 
-def apply_expert_parallel(part: Decoder, axis: Axis) -> None:
-    """Let the sparse layers of a part send their tokens along `axis`; their experts are cut already. In place."""
+def apply_expert_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: Axis) -> None:
+    """Let the sparse layers of a part, on the meta device, have the experts of `pieces`, and send tokens along `axis`.
+
+    In place; no-op for one rank.
+    """
+    if axis.size == 1:
+        return
+    cut_parameters(part, pieces)
     for block in part.blocks.values():
         assert isinstance(block, Block)
         if isinstance(block.mlp, SparseMLP):

@@ -21,14 +21,6 @@ class ExpertOptions:
         """Words for logs, such as "ep 2"."""
         return [f"ep {self.ep}"] * (self.ep > 1)
 
-    def expert_shape(self, replicas: int, shards: int) -> tuple[int, int]:
-        """Ranks that have the same experts: groups of them, and in a group those over which ZeRO shards these.
-
-        Of all `replicas`, of which `shards` share every other parameter.
-        """
-        within = max(1, shards // self.ep)
-        return replicas // (self.ep * within), within
-
     def check_expert(self, model: ModelConfig, replicas: int, shards: int) -> None:
         """Raise UsageError unless ep divides the experts, and the ranks that are to have them."""
         ep = self.ep

@@ -117,13 +117,13 @@ class _TokensOfRanks(Tokens):
     """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp", in an order."""
 
     def __init__(self, data: JointAxis, world: World, order: TokenOrder) -> None:
-        self.data, self.cp = data, world.axes.get("cp")
+        self.data, self.cp = data, world.axis("cp")
         self.gather, self.own = order.gather, order.own  # type: ignore[method-assign]
         self.counts_losses = world.axis("tp").rank == 0
 
     def sum_counts(self, counts: Tensor, balance: str) -> Tensor:
-        axis: JointAxis | Axis | None = self.data if balance == "switch" else self.cp
-        if axis is None or axis.size == 1:
+        axis: JointAxis | Axis = self.data if balance == "switch" else self.cp
+        if axis.size == 1:
             return counts
         counts = counts.clone()
         dist.all_reduce(counts, group=axis.group)

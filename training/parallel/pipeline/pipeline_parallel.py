@@ -126,7 +126,7 @@ class Pipeline:
         if self.layout.virtual_stages > 1:
             actions = str(self.schedule.pipeline_order[self.axis.rank])
             return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in self.stages}
-        if self.layout.schedule == "gpipe":
+        if SCHEDULES[self.layout.schedule].runs_forward_first:
             return dict.fromkeys(self.stages, "F" * count + "B" * count)
         warmup = {stage: min(count, self.layout.stages - stage) for stage in self.stages}
         return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in warmup.items()}

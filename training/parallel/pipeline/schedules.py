@@ -47,6 +47,15 @@ class PipelineSchedule:
     fills: Literal["nothing", "ranks", "stages"] = "nothing"
     """What it needs a micro-batch for each of: with fewer its order is not defined."""
 
+    @property
+    def runs_forward_first(self) -> bool:
+        """True if no backward pass begins before all forward passes are done."""
+        return self.passes is _all_forward_first
+
+    def least_micro_batches(self, ranks: int, stages: int) -> int:
+        """How many it needs, of a pipeline of so many ranks and stages."""
+        return {"nothing": 1, "ranks": ranks, "stages": stages}[self.fills]
+
 
 class _Stages(Protocol):
     """What pipeline options say of the stages."""

@@ -35,9 +35,13 @@ class TensorOptions:
         """Parts into which tensor-parallel ranks divide the features between two layers."""
         return 1
 
+    def kv_copies(self, model: ModelConfig) -> int:
+        """Neighbouring ranks that have the same head of keys and values."""
+        return kv_copies(model, self.tp)
+
     def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
         """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
-        return model.q_width // self.tp, model.kv_width * kv_copies(model, self.tp) // self.tp
+        return model.q_width // self.tp, model.kv_width * self.kv_copies(model) // self.tp
 
     def describe_tensor(self) -> list[str]:
         """Words for logs, such as "tp 2"."""

@@ -77,7 +77,7 @@ def test_experts_are_divided_then_their_rows_among_their_replicas() -> None:
     placement = table["blocks.0.mlp.experts.down.weight"]
     assert dict(placement.shard) == {"tp": 2, "ep": 0, "expert_shard": 0}
     assert placement.replicated == ("expert_replicate",)
-    assert layout.expert_shape(layout.replicas, layout.shards) == (2, 2)
+    assert layout.expert_mesh_shape[:2] == (2, 2)
     assert "ep" not in table["blocks.0.mlp.router.weight"].shard
 
 
