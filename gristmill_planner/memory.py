@@ -1,7 +1,7 @@
 """Memory of training: paper-level formulas of the bytes on a rank, by kind, for any layout.
 
 They are for people, and for the search, which leaves out what does not fit: states (weights, masters, moments) are
-within 2 % of live bytes, peaks within 15 % (docs/concepts/training-memory.md); exact bytes are those of a dry run
+within 2 % of live bytes, peaks within 9 % (docs/concepts/training-memory.md); exact bytes are those of a dry run
 of the real code. P is the number of parameters of a rank before ZeRO shards them over n ranks, e the bytes of an
 element in the compute dtype, N the tokens of a micro-batch on a rank, t the parts into which tensor parallelism divides
 features.
@@ -29,7 +29,6 @@ BUCKET_BYTES = 25 << 20
 """Of gradient sums in a bucket."""
 LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Of the logits at a time."""
-_FORWARD_FIRST = ("gpipe", "looped-bfs")  # schedules whose first backward pass follows all forward passes
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]
 
 
@@ -72,7 +71,7 @@ class RankMemory:
         Sums of earlier micro-batches' gradients are there all along.
         """
         run, layout = self.run, self.run.layout
-        summed = self._summed if layout.micro_batches > 1 and layout.schedule not in _FORWARD_FIRST else 0
+        summed = 0 if layout.micro_batches == 1 or self._runs_forward_first else self._summed
         if layout.zero == 2 and layout.pp > 1:  # a pipeline waits for the last ones in its next backward pass
             summed += self._buckets
         others = max(0, self._kept - max(map(self._stage, self._stages)))  # a backward pass frees all of one
@@ -130,16 +129,19 @@ class RankMemory:
     def gradients(self) -> int:
         """At their peak (Rajbhandari et al. 2020, section 5.2): sums, and those that are on their way into them.
 
-        4 P where they are summed in place or all-reduced (ZeRO-0), and in ZeRO-1 with micro-batches; 4 P / n and three
-        buckets on their way in ZeRO-1 and 2; in ZeRO-3 4 P / n, a unit's gradients and the copy that is sent. A 2.5D
-        grid sums a copy of all. The loss computes the output matrix's gradient in the forward pass: each micro-batch
-        that awaits its backward pass has one.
+        4 P where they are all-reduced (ZeRO-0), and in ZeRO-1 with micro-batches, with the largest one on its way, if
+        it does not stay where it is computed; 4 P / n and three buckets on their way in ZeRO-1 and 2; in ZeRO-3 4 P /
+        n, a unit's gradients and the copy that is sent. A 2.5D grid sums a copy of all. The loss computes the output
+        matrix's gradient in the forward pass: each micro-batch that awaits its backward pass has one.
         """
         layout, held, wide = self.run.layout, self._held, self._wide
         if layout.zero == 3:
             return self._summed + (self._e + wide) * max(held.block, held.end) + self._waiting
         summed = self._summed * (2 if layout.tensor == "2.5d" else 1)
-        return (min(summed + self._buckets, wide * held.total) if layout.shards > 1 else summed) + self._waiting
+        if layout.shards > 1:
+            return min(summed + self._buckets, wide * held.total) + self._waiting
+        stays = self._e == wide and layout.replicas == layout.micro_batches == 1 and not self.run.model.tied
+        return summed + max(self._waiting, 0 if stays else self._e * held.largest)
 
     @cached_property
     def _of_output(self) -> int:
@@ -267,9 +269,14 @@ class RankMemory:
         """
         layout = self.run.layout
         pp, count = layout.pp, layout.micro_batches
-        if layout.schedule not in _FORWARD_FIRST and count > 4 * pp and count % pp == 0:
+        if not self._runs_forward_first and count > 4 * pp and count % pp == 0:
             count = 4 * pp  # all rounds are alike
         return _most_in_flight(pp, layout.schedule, layout.virtual_stages, count, self.rank) if pp > 1 else ((1, 0),)
+
+    @property
+    def _runs_forward_first(self) -> bool:
+        pipeline = self.run.layout.pipeline
+        return pipeline is not None and pipeline.runs_forward_first
 
     @cached_property
     def logits(self) -> int:
@@ -341,7 +348,7 @@ class RankMemory:
     @cached_property
     def _held(self) -> HeldParameters:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
-        grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, layout.ep
+        grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, self.run.axes["ep"].ranks
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
 
 
