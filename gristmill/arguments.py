@@ -25,6 +25,7 @@ _NOT_A_NUMBER = re.compile(
     r"parsing (?P<option>[^ :]+): (?:(?P<whole>invalid literal for int.*?)|could not convert string to float): "
     r"(?P<given>'.*?')"
 )
+_MISSING = re.compile(r"^│ {5}(\S.*?) *│$", re.MULTILINE)  # a required argument; its help is indented further
 
 
 def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence[Any] = (), default: Any = None) -> Any:
@@ -51,9 +52,13 @@ def _plain_message(printed: str) -> str:
     lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
     end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
     message = " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
+    if message.startswith("Missing from "):  # without the help of each
+        program = message.removeprefix("Missing from ").partition(":")[0]
+        missing = _MISSING.findall(printed.partition("For full helptext")[0])
+        return f"expected {', '.join(missing)}; try {program} --help"
     if choice := _CHOICE.search(message):
         names = [name for name in re.findall(r"'(.*?)'", choice["names"]) if name != "None"]
-        nearest = difflib.get_close_matches(choice["given"], names, n=1, cutoff=0.3)
+        nearest = difflib.get_close_matches(choice["given"], names, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         return f"{choice['option']}: got {choice['given']!r}, expected one of {', '.join(names)}{hint}"
     if number := _NOT_A_NUMBER.search(message):

@@ -18,11 +18,13 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
-from gristmill.errors import GristmillError, UsageError
+from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import PART_FIELD, Document
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import open_jsonl_writer
+from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
+from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
@@ -67,6 +69,10 @@ def apply(
     Returns:
         Documents read, written, and dropped by the function, per source.
     """
+    is_mix = is_file(data_dir / MANIFEST_NAME)
+    require(
+        not is_mix, f"{data_dir}: expected a corpus, got the mix before its shuffle; try train or normalized beside it"
+    )
     arguments = {"function": function, "version": version_of(function)}
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format) as (run, files, targets):
         done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)

@@ -7,7 +7,7 @@ from tyro.conf import Positional
 
 from gristmill.errors import UsageError, require
 from gristmill.paths import spell_urls
-from gristmill.storage.files import write_file
+from gristmill.storage.files import is_folder, write_file
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
 from gristmill_cli.report.records import is_data_run, read_data_run
@@ -39,6 +39,7 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     elif is_data_run(first):
         write_file(target, page(f"gristmill: {first.name}", sections(read_data_run(first))))
     else:
+        require(is_folder(first), f"{first}: there is no such folder; expected that of a run")
         raise UsageError(
             f"{first}: expected the --out of a gristmill run, got no run.json of one in it, or the --out_dir of a "
             f"training run, got no metrics.jsonl; try gristmill status {first}"

@@ -1,16 +1,20 @@
 """Command lines: standard output that cannot be written, and empty arguments."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tyro.conf import Positional
 
+from gristmill.arguments import parse
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
+from gristmill.errors import UsageError
 from tests.gristmill_cli.corpus import write_records
 from tests.patience import patience
 
@@ -159,3 +163,25 @@ def test_only_a_command_that_resumes_says_so(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as end:
             command(function, arguments=[])
         assert (end.value.code, capsys.readouterr().err) == (130, f"{said}\n")
+
+
+def test_missing_arguments_are_named_without_their_help() -> None:
+    def mill(grain: Positional[Path], *, stones: int) -> None:
+        """Mill.
+
+        Args:
+            grain: Folder of the grain.
+            stones: How many.
+        """
+
+    with pytest.raises(UsageError, match=r"^expected PATH, --stones N; try mill --help$"):
+        parse(mill, [], "mill")
+
+
+def test_a_value_is_suggested_only_if_it_is_much_alike() -> None:
+    def clean(*, policy: Literal["drop", "cut", "report"]) -> None:
+        """Clean."""
+
+    for given, hint in (("remove", ""), ("reports", "; did you mean report?")):
+        with pytest.raises(UsageError, match=rf"got '{given}', expected one of drop, cut, report{re.escape(hint)}$"):
+            parse(clean, ["--policy", given], "clean")

@@ -18,6 +18,7 @@ from gristmill_planner.planned_run import PlannedRun
 from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
+from training.reporting.plot import plot
 
 HOSTILE = "<script>document.title = 'ran'</script> & so on"
 
@@ -115,6 +116,10 @@ def test_a_run_that_has_not_begun_and_a_folder_of_none(tmp_path: Path, model: Pa
     assert "No step is recorded." in (tmp_path / "new/report.html").read_text()
     with pytest.raises(UsageError, match="expected the --out_dir of a training run"):
         report((model, tmp_path))
+    with pytest.raises(UsageError, match="nowhere: there is no such folder"):
+        report((tmp_path / "nowhere",))
+    with pytest.raises(UsageError, match=r"expected the --out_dir of a training run, got no metrics.jsonl"):
+        plot(tmp_path)
     with pytest.raises(UsageError, match="got none"):
         report(())
 

@@ -315,6 +315,13 @@ def test_modules_that_cannot_be_imported(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_mix_before_its_shuffle_is_no_corpus(tmp_path: Path, quiet: RunOptions) -> None:
+    (tmp_path / "pass1").mkdir()
+    (tmp_path / "pass1/pass1.json").write_text("{\n}")
+    with pytest.raises(UsageError, match="pass1: expected a corpus, got the mix before its shuffle; try train"):
+        apply(tmp_path / "pass1", tmp_path / "out", "json:loads", quiet)
+
+
 def test_an_error_of_the_reader_is_not_swallowed(source: Path, tmp_path: Path, module: str, quiet: RunOptions) -> None:
     (source / "book/z.jsonl.gz").write_bytes(b"\x1f\x8b" + b"broken" * 9)
     with pytest.raises(Exception, match=r"z\.jsonl\.gz"):

@@ -60,6 +60,8 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     Losses that are not finite are left out. A note on standard error counts lines that are damaged.
     """
     path = run_dir / METRICS
+    if not path.exists():
+        raise UsageError(f"{run_dir}: expected the --out_dir of a training run, got no {METRICS} in it")
     records, damaged = read_metrics_and_damage(path)
     train, holdout = _curve(records, "step", "loss"), _curve(records, "eval", "loss")
     runs = _curve(records, "run", "unigram_loss")
