@@ -34,7 +34,6 @@ class LiveBytes(TorchDispatchMode):
         self._bytes: Counter[int] = Counter()
         self._kinds: dict[int, str] = {}
         self._events: list[tuple[int, int]] = []  # (number, change of its bytes)
-        self._resized: dict[int, Any] = {}  # FSDP empties and refills storages behind torch's dispatcher
         self._marked = False
         self._shapes: dict[int, torch.Size] = {}  # as it was created
 
@@ -118,10 +117,10 @@ class LiveBytes(TorchDispatchMode):
         self._set(number, 0)
         self._number.pop(address, None)
         self._references.pop(number, None)
-        self._resized.pop(number, None)
 
     def _poll(self) -> None:
-        for number, reference in list(self._resized.items()):
+        """FSDP empties and refills storages behind torch's dispatcher."""
+        for number, reference in list(self._references.items()):
             storage = reference()
             if storage is not None:
                 self._set(number, storage.nbytes())
@@ -132,9 +131,7 @@ class LiveBytes(TorchDispatchMode):
         if operation.namespace == "fsdp":
             kind = GRADIENTS if name == "chunk_cat" else GATHERED
             for tensor in every if name != "all_gather_copy_in" else _tensors(result):
-                number = self._follow(tensor)
-                self._kinds.setdefault(number, kind)
-                self._resized[number] = self._references[number]
+                self.tag(tensor, kind)
         elif operation.namespace == "c10d" and "alltoall" in name:
             return  # pieces of matrices that Muon is at work on
         elif operation.namespace == "c10d":

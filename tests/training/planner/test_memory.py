@@ -45,17 +45,21 @@ ROWS = {
     "2d": Row(LLAMA, ParallelConfig(tp=4, tensor="2d", pp=2, micro_batches=2), processes=8),
     "2.5d": Row(LLAMA, ParallelConfig(tp=8, tensor="2.5d", depth=2, micro_batches=2), "bf16", processes=8),
     "3d": Row(LLAMA, ParallelConfig(tp=8, tensor="3d", micro_batches=2), "bf16", "full", processes=8),
-    **{f"sparse or latent: {row}": row for row in sparse_rows() if row.resolved.pp > 1 or row.resolved.zero == 3},
+    **{f"sparse or latent: {row}": row for row in sparse_rows() if row.resolved.pp > 1},
     "two kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, pp=2), "bf16", processes=4, sequences=4),
 }
 
 
 @pytest.mark.every(3)
+def skip_other_versions(row: Row) -> None:
+    if (row.layout.pp > 1 or row.layout.zero == 3) and not torch.__version__.startswith("2.13"):
+        pytest.skip("what torch's pipelines and FSDP hold differs between its versions: the formulas are of 2.13's")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
     row = ROWS[name]
-    if (row.layout.pp > 1 or row.layout.zero == 3) and not torch.__version__.startswith("2.13"):
-        pytest.skip("what torch's pipelines and FSDP hold differs between its versions: the formulas are of 2.13's")
+    skip_other_versions(row)
     for rank, (estimate, measured) in compare(row, run_ranks).items():
         pairs = {kind: (estimate[kind], measured.get(kind, 0)) for kind in KINDS}
         for kind in ("weights", "master", "moments"):
@@ -64,11 +68,12 @@ def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) ->
         assert measured["activations"] and measured["gradients"] and measured["moments"]
 
 
-SPARSE = [row for row in (*sparse_rows(), *sink_rows()) if row.resolved.pp == 1 and row.resolved.zero < 3]
+SPARSE = [row for row in (*sparse_rows(), *sink_rows()) if row.resolved.pp == 1]
 
 
 @pytest.mark.parametrize("row", SPARSE, ids=str)
 def test_formulas_of_sparse_models_are_within_three_percent(run_ranks: RunRanks, row: Row) -> None:
+    skip_other_versions(row)
     ((estimate, measured),) = compare(row, run_ranks).values()
     assert estimate["peak"] == pytest.approx(measured["peak"], rel=0.03)
     routed = row.resolved.ep > 1  # a rank's experts get more or fewer rows than the mean, as routers choose
