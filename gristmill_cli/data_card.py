@@ -79,7 +79,8 @@ def _lines(
     )
     yield "\n## What became of the documents\n"
     repeated = sum(counts.total(it).documents for it in INCOMING if it != READ)
-    yield f"{counts.total(READ).documents:,} were read, and {repeated:,} are in the mix again, or parts of others.\n"
+    again = f" The mix has {repeated:,} more: repeated ones, or parts of one that was divided." if repeated else ""
+    yield f"{counts.total(READ).documents:,} were read.{again}\n"
     reasons = [it for it in counts.reasons if it not in (*INCOMING, NOT_READ) and counts.total(it).documents]
     rows = sorted(((it, counts.total(it)) for it in reasons), key=lambda row: -row[1].documents)
     yield from _table(("", "documents", "MB"), [(it, f"{n.documents:,}", f"{n.bytes / 1e6:,.1f}") for it, n in rows])

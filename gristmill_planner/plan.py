@@ -11,7 +11,7 @@ from typing import Any, Literal
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
-from rich.console import Group
+from rich.console import Console, Group
 from rich.text import Text
 from tyro.conf import Positional
 
@@ -256,7 +256,8 @@ def _cluster(
 
 def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
     """The fastest layouts that fit. Raises UsageError if there is none."""
-    result = search(request, constants, top)
+    with Console(stderr=True).status("looking for the fastest layouts …"):  # on a terminal alone
+        result = search(request, constants, top)
     if not result.choices:
         assert result.closest is not None
         raise UsageError(nothing_fits(request, result.closest, constants))
