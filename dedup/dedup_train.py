@@ -129,8 +129,7 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
 
 def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task:
     outputs = tuple(out_dir / part.name for part in group)
-    arguments = {"group": group, "digests": digests, "outputs": outputs}
-    return Task(group[0].label, decontaminate_files, arguments, outputs, sum(part.size for part in group))
+    return Task.on_slices(group, decontaminate_files, {"digests": digests, "outputs": outputs}, outputs)
 
 
 def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:

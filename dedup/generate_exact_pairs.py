@@ -135,8 +135,7 @@ def remove_exact_pairs(out_file: Path) -> None:
 
 def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) -> Task:
     output = run.work / "digests" / f"{group[0].label}.bin"
-    arguments = {"group": group, "on": on, "scope": scope, "output": output}
-    return Task(group[0].label, digest_slices, arguments, (output,), sum(part.size for part in group))
+    return Task.on_slices(group, digest_slices, {"on": on, "scope": scope, "output": output}, (output,))
 
 
 def _scatter_tasks(

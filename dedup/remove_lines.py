@@ -112,10 +112,9 @@ def _find_repeats(
     def digest(groups: list[SliceGroup]) -> list[Task]:
         outputs = [run.work / "digests" / f"{group[0].label}.bin" for group in groups]
         return [
-            Task(group[0].label, digest_units, {"group": group, **arguments, "output": output}, (output,),
-                 sum(part.size for part in group))
+            Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
             for group, output in zip(groups, outputs, strict=True)
-        ]  # fmt: skip
+        ]
 
     digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
     digests = [run.ledger.path(record.outputs[0]) for record in digested.records]

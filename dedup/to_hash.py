@@ -276,8 +276,7 @@ def _print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
 
 def _sign_task(group: SliceGroup, target: ShardTarget, arguments: dict[str, Any]) -> Task:
     outputs = tuple(map(target.shard, group))
-    size = sum(part.size for part in group)
-    return Task(group[0].label, sign_slices, {"group": group, "outputs": outputs, **arguments}, outputs, size)
+    return Task.on_slices(group, sign_slices, {"outputs": outputs, **arguments}, outputs)
 
 
 if __name__ == "__main__":

@@ -258,8 +258,7 @@ def _find_common(
     def count(groups: list[SliceGroup]) -> Iterable[Task]:
         for group in groups:
             outputs = CommonFiles(*(run.work / kind / f"{group[0].label}.npy" for kind in CommonFiles._fields))
-            arguments = {"group": group, "index": index, "near": near, "outputs": outputs}
-            yield Task(group[0].label, count_documents, arguments, outputs, sum(part.size for part in group))
+            yield Task.on_slices(group, count_documents, {"index": index, "near": near, "outputs": outputs}, outputs)
 
     counted: StepResult = read_slices(run, "ngrams", cut_raw_corpus(run, files), count)
     paths = CommonFiles(*(run.work / f"common.{kind}.npy" for kind in CommonFiles._fields))

@@ -93,8 +93,7 @@ def check_threshold(threshold: int) -> None:
 
 def _find_task(run: StageRun, group: SliceGroup, threshold: int, unit: SizeUnit) -> Task:
     output = run.ledger.root / STATE_DIR / run.output / f"{group[0].label}.parquet"
-    arguments = {"group": group, "threshold": threshold, "unit": unit, "output": output}
-    return Task(group[0].label, find_short, arguments, (output,), sum(part.size for part in group))
+    return Task.on_slices(group, find_short, {"threshold": threshold, "unit": unit, "output": output}, (output,))
 
 
 @leaves_out_damaged

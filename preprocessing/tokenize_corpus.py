@@ -198,10 +198,8 @@ def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, fa
     for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
-        arguments = {
-            "group": group, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end, "tokens": outputs[0],
-        }  # fmt: skip
-        yield Task(group[0].label, encode_slices, arguments, outputs, sum(part.size for part in group))
+        arguments = {"tokenizer": tokenizer, "begin": facts.begin, "end": facts.end, "tokens": outputs[0]}
+        yield Task.on_slices(group, encode_slices, arguments, outputs)
 
 
 def _shard_tasks(

@@ -146,8 +146,8 @@ def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: in
     for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
         budgets = tuple(max(1, budget * part.size // total) for part in group)
-        arguments = {"group": group, "budgets": budgets, "seed": seed, "whole": whole, "output": output}
-        yield Task(group[0].label, sample_group, arguments, (output,), sum(part.size for part in group))
+        arguments = {"budgets": budgets, "seed": seed, "whole": whole, "output": output}
+        yield Task.on_slices(group, sample_group, arguments, (output,))
 
 
 @leaves_out_damaged

@@ -106,9 +106,8 @@ def rewrite_corpus(
             outputs, more = tuple(map(written_to, group)), dict[str, Path]()
             if table:
                 more["rows"] = tables / f"{group[0].label}{_TABLE}"
-            given = {"group": group, "outputs": outputs, **arguments, **(of_group(group) if of_group else {}), **more}
-            size = sum(part.size for part in group)
-            yield Task(group[0].label, function, given, (*outputs, *more.values()), size, foreign=foreign)
+            given = {"outputs": outputs, **arguments, **(of_group(group) if of_group else {}), **more}
+            yield Task.on_slices(group, function, given, (*outputs, *more.values()), foreign)
 
     pieces = {part: written_to(part) for part in slices if parquet or is_piece(part)}
     done = read_slices(run, step, slices, plan)

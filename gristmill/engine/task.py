@@ -97,6 +97,19 @@ class Task:
     notice: str = ""
     foreign: str = ""
 
+    @classmethod
+    def on_slices(
+        cls,
+        group: tuple[Slice, ...],
+        function: Callable[..., Counts | Result],
+        arguments: dict[str, Any],
+        outputs: tuple[Path, ...],
+        foreign: str = "",
+    ) -> "Task":
+        """The task that reads some slices, its argument `group`, and is named after the first of them."""
+        given, size = {"group": group, **arguments}, sum(part.size for part in group)
+        return cls(group[0].label, function, given, outputs, size, foreign=foreign)
+
     @cached_property
     def names(self) -> dict[Path | FileSet, str]:
         """Every path in the arguments that is not an output, in order, and its name in its corpus, '' without one."""

@@ -89,9 +89,8 @@ def find_epochs(
     for group in sampled:
         output, source = run.work / "sampling" / f"{group[0].label}.zst", group[0].source
         tokenizer = amounts.tokenizer if source in amounts.of else None
-        arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer,
-                     "output": output}  # fmt: skip
-        tasks.append(Task(group[0].label, write_weight_numbers, arguments, (output,), _bytes(group)))
+        arguments = {"drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
+        tasks.append(Task.on_slices(group, write_weight_numbers, arguments, (output,)))
         numbers[source].append(output)
     measured = run.step("sampling", tasks).values(tuple[int, int])
     for group, (number, size) in zip(sampled, measured, strict=True):
@@ -135,10 +134,10 @@ def mix_task(
 ) -> Task:
     """The task of a group."""
     arguments = {
-        "group": group, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
+        "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
         "output": outputs[0], "holdout": outputs[1],
     }  # fmt: skip
-    return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
+    return Task.on_slices(group, mix_group, arguments, outputs)
 
 
 def mix_group(
@@ -238,10 +237,6 @@ def _line(document: Document) -> bytes:
 def write_manifest(manifest: BucketManifest, path: Path) -> None:
     """Task: write pass1.json."""
     manifest.save(path)
-
-
-def _bytes(group: SliceGroup) -> int:
-    return sum(part.size for part in group)
 
 
 @dataclass(frozen=True)
