@@ -145,13 +145,18 @@ def _texts(runs: Sequence[TrainingRun]) -> str:
 
 
 def _options(runs: Sequence[TrainingRun]) -> str:
-    """The options, those first in which runs differ."""
-    names = dict.fromkeys(name for run in runs for name in run.options)
-    rows = [[name, *(str(run.options.get(name, "")) for run in runs)] for name in names]
+    """The options, those first in which runs differ; and the layout that a run had when it last began."""
+    layouts = ((run.options, run.last("run").get("layout")) for run in runs)
+    shown = [
+        options | {f"parallel.{name}": value for name, value in (of if isinstance(of, dict) else {}).items()}
+        for options, of in layouts
+    ]
+    names = dict.fromkeys(name for options in shown for name in options)
+    rows = [[name, *(str(options.get(name, "")) for options in shown)] for name in names]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["", *(run.name for run in runs)]
     return section(
         "Options",
         table(head, differ, "differ") if differ else "",
-        fold("all options that decide what is trained", table(head, rows)) if rows else "",
+        fold("all options that decide what is trained, and the layout", table(head, rows)) if rows else "",
     )

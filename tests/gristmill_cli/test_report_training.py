@@ -26,8 +26,9 @@ HOSTILE = "<script>document.title = 'ran'</script> & so on"
 def write_run(folder: Path, steps: int, lr: float, asked: int = 0) -> Path:
     """A training run of 1,000 tokens a step, with two sources and another holdout."""
     records: list[dict[str, Any]] = [
-        {"kind": "run", "step": 0, "parameters": 1234, "processes": 2, "tokens_per_step": 1000, "unigram_loss": 6.5}
-    ]
+        {"kind": "run", "step": 0, "parameters": 1234, "processes": 2, "tokens_per_step": 1000, "unigram_loss": 6.5,
+         "layout": {"dp": 1, "tp": 2}}
+    ]  # fmt: skip
     for step in range(1, steps + 1):
         records.append(
             {"kind": "step", "step": step, "lr": lr, "loss": 9 - step / 100, "grad_norm": 1 + step % 7,
@@ -61,6 +62,7 @@ def test_numbers_are_those_of_the_records(model: Path) -> None:
         name.removeprefix("metrics.jsonl#/") for name in named
     }  # fmt: skip
     values = {it["data-value"] for it in Numbers(page).found}
+    assert '<td class="text">parallel.tp</td>' in page
     assert {"5500.5", "1000000"} <= values  # the median speed, the tokens seen
     assert len(re.findall("<svg", page)) == 6 and 'class="warn"' not in page
     assert "script" not in Numbers(page).tags and f"{HOSTILE} 50" in Numbers(page).text and len(page) < 1e6
