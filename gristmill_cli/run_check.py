@@ -19,7 +19,7 @@ from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
 from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
-from gristmill.errors import GristmillError, OutputError, UsageError, require, wrap_write_errors
+from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.documents import ASKED_FOR, Corpus, paths_of, scan_corpus
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.sources import join_corpora, scan_sources
@@ -271,12 +271,12 @@ def _reject_scratch_in_corpus(config: RunConfig) -> None:
 
 @contextmanager
 def _section(name: str) -> Iterator[None]:
-    """Context: the message of a UsageError names options of a section as they are typed, or begins with the section."""
+    """Context: the message of an error names options of a section as they are typed, or begins with the section."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, InputError) as error:
         message = spell_options(str(error), name)
-        raise UsageError(message if f"--{name}." in message else f"[{name}] {message}") from error
+        raise type(error)(message if f"--{name}." in message else f"[{name}] {message}") from error
 
 
 @contextmanager

@@ -239,6 +239,12 @@ def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -
     return int(str(end.value)), " ".join(message.split())
 
 
+def test_a_benchmark_without_the_field_is_refused_by_the_option_of_a_run(folder, capsys) -> None:
+    against = ("--decontaminate.against", f"{folder}/corpus/a", "--decontaminate.template", "{prompt}")
+    code, message = refused(folder, *against, capsys=capsys)
+    assert code == 1 and "no prompt, only text" in message and "as in --decontaminate.template" in message
+
+
 @pytest.mark.parametrize(("section", "key", "value", "wanted"), MISTAKES)
 def test_a_wrong_option_is_refused_before_anything_is_written(folder, capsys, section, key, value, wanted) -> None:
     option = f"--{section}.{key}" if section else f"--{key}"
