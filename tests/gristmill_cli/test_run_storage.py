@@ -149,7 +149,7 @@ def listings(requests: list[tuple[str, str]], top: str) -> Iterator[tuple[str, s
 
 
 def test_a_stage_lists_a_folder_that_it_reads_once_and_none_in_it(local: Local, finished_run: Finished) -> None:
-    """Or, to see that it is there and for its sources, once or twice more; a request that failed is repeated."""
+    """Or, to see that it is there and for its sources, once or twice more; of those a failed request is repeated."""
     data = list(tree(local.out))  # the same objects
     found = Counter(
         (stage, folder)
@@ -157,7 +157,7 @@ def test_a_stage_lists_a_folder_that_it_reads_once_and_none_in_it(local: Local, 
         if any(name.startswith(folder) and not (is_level and "/" in name[len(folder) :]) for name in data)
     )
     assert {stage for stage, _ in found} >= {"filter", "to_hash", "pass2", "tokenize_corpus"}
-    assert max(found.values()) <= 3, found
+    assert max(found.values()) <= 3 + 3, found  # three faults in one folder's would be one run in thousands
     assert all(folder.count("/") == 1 or folder.startswith("train/chunk") for _, folder in found), found
 
 
