@@ -14,4 +14,4 @@ python benchmarks/kill_pipeline.py "$corpus" --folder "$folder/kills" --kills 20
 GRISTMILL_LEASE_SECONDS=3 python benchmarks/kill_pipeline.py "$corpus" --folder "$folder/shards" --kills 40 --shards 3 "$small"
 python benchmarks/chaos_storage.py "$corpus" --folder "$folder/storage" --seeds 20 "$small"
 python benchmarks/chaos_ray.py "$corpus" --folder "$folder/ray" --seeds 20 "$small"
-python benchmarks/bench_everywhere.py "$corpus" --folder "$folder/everywhere" "$small"
+python benchmarks/bench_everywhere.py "$corpus" --folder "$folder/everywhere" "$small --max_malformed 0.01"
