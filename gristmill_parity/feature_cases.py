@@ -338,5 +338,7 @@ def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, Paral
             continue
         yield preset, _3D, {"recompute": "selective"}
         yield preset, _TWO[number % len(_TWO)], apart
+        # in float32 rounding makes a router choose another expert sooner or later, and losses then differ
+        precision = "fp64" if "experts" in SHRUNK[preset].options else "fp32"
         for layout in (ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2)):
-            yield preset, layout, {"reference": "one process", "precision": "fp32", "steps": STEPS}
+            yield preset, layout, {"reference": "one process", "precision": precision, "steps": STEPS}
