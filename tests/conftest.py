@@ -29,11 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave thorough tests out, unless they are asked for."""
     if config.getoption("--thorough"):
         return
-    cases, left = Counter[str](), list[pytest.Item]()
+    cases, kept, left = Counter[str](), list[pytest.Item](), list[pytest.Item]()
     for item in items:
         case, every = item.nodeid.partition("[")[0], item.get_closest_marker("every")
-        if item.get_closest_marker("thorough") or (every and cases[case] % every.args[0]):
-            left.append(item)
+        is_thorough = item.get_closest_marker("thorough") or (every and cases[case] % every.args[0])
+        (left if is_thorough else kept).append(item)
         cases[case] += 1
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in set(left)]
+    items[:] = kept
