@@ -1,8 +1,8 @@
 """Configuration of `gristmill run`: one dataclass per section of the TOML file."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -219,16 +219,8 @@ class Alarms:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Run the data pipeline, from a corpus to token shards.
-
-    `gristmill run pipeline.toml`, or --config pipeline.toml, reads options from a TOML file; other options override it.
-
-    Sources that differ have a table each in the file, [sources.NAME], and only these are read then: path (a folder or
-    file; by default CORPUS/NAME), column (content, or meta.text) or template ("{title} {body}"), format (jsonl,
-    parquet, arrow, warc, wet, txt, md, html, csv or tsv: the only one that is read), encoding (cp1252), message (the
-    template of a message, "{role}: {content}\\n", where the column holds a chat), weight (epochs).
-    """
+class _Corpus:
+    """Options of a run that come first in its help."""
 
     corpus: Path
     """Folder of the corpus: CORPUS/<source>/**."""
@@ -240,28 +232,23 @@ class RunConfig:
     """Tables [sources.NAME] of the file; the texts are written as the field that --text_column names."""
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
-    workers: int | None = None
-    """Worker processes; by default one per core. With Ray, into how many shares a node's memory is divided."""
-    memory: str = "auto"
-    """Memory budget of all workers together, such as 4GiB; by default half of the free memory. With Ray, a node's."""
-    max_malformed: float = 0.001
-    """Fail if more than this fraction of the records, or of their bytes, is malformed."""
-    scratch: Path | None = None
-    """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
-    scratch_size: str = ""
-    """Most bytes of disk, such as 200GiB, that copies, outputs and temporary files of tasks which run at the same time
-    may take in the scratch folder: of the tasks of this process, or of each node with Ray. By default all that is
-    free."""
-    shard: str = ""
-    """Run as process i of n, such as 3/8, on one or several machines that see the same folders."""
-    executor: Literal["local", "ray"] = "local"
-    """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
-    address: str = ""
-    """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    explain: bool = False
-    """Print which option changed since the last run and which stages follow, or which file."""
-    explain_tasks: bool = False
-    """The same of each task that runs again."""
+
+
+@dataclass(frozen=True)
+class RunConfig(RunOptions, _Corpus):
+    """Run the data pipeline, from a corpus to token shards.
+
+    `gristmill run pipeline.toml`, or --config pipeline.toml, reads options from a TOML file; other options override it.
+
+    Sources that differ have a table each in the file, [sources.NAME], and only these are read then: path (a folder or
+    file; by default CORPUS/NAME), column (content, or meta.text) or template ("{title} {body}"), format (jsonl,
+    parquet, arrow, warc, wet, txt, md, html, csv or tsv: the only one that is read), encoding (cp1252), message (the
+    template of a message, "{role}: {content}\\n", where the column holds a chat), weight (epochs).
+    """
+
+    quiet: ClassVar[bool] = False  # type: ignore[misc]  # no options: a run prints its progress, and is part of none
+    of_run: ClassVar[Any] = None  # type: ignore[misc]
+
     recipe: str = ""
     """Rules of quality, between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, from the
     current folder (its lists are looked for beside it); none by default."""
@@ -336,8 +323,4 @@ class RunConfig:
     @property
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
-        return RunOptions(
-            self.workers, self.memory, self.max_malformed, explain=self.explain, explain_tasks=self.explain_tasks,
-            scratch=self.scratch, scratch_size=self.scratch_size, shard=self.shard,
-            executor=self.executor, address=self.address,
-        )  # fmt: skip
+        return RunOptions(**{it.name: getattr(self, it.name) for it in fields(RunOptions)})
