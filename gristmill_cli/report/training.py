@@ -1,25 +1,107 @@
-"""The sections of a report on training runs, one or several in the same pictures: losses, rate, norms, speed, texts."""
+"""The report on training runs: their records, and what the page shows of them, of several in the same pictures."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from html import escape
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
-from gristmill_cli.report.layout import show_memory, show_passes
-from gristmill_cli.report.page import Number, figure, fold, grid, said, section, table, tiles
-from gristmill_cli.report.pictures import draw_curves
-from gristmill_cli.report.routing import show_experts
-from gristmill_cli.report.training_records import TrainingRun
-from training.reporting.metrics_file import finite
+from gristmill.errors import GristmillError, UsageError
+from gristmill.io.files import RUN_FILE
+from gristmill_cli.report.page import Number, figure, fold, grid, pointer, said, section, table, tiles
+from gristmill_cli.report.pictures import draw_curves, draw_heat, draw_passes
+from gristmill_cli.run_records import load_json
+from gristmill_planner.hardware import Cluster, find_device
+from gristmill_planner.memory import RankMemory
+from gristmill_planner.planned_run import OptimizerStates, PlannedRun
+from gristmill_planner.timeline import describe, read_timeline
+from training.experimental.parallel_config import ParallelConfig
+from training.model.model_config import ModelConfig
+from training.parallel.pipeline.stage_layers import stage_layers
+from training.profiling.profile_config import FOLDER
+from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
 from training.reporting.plot import Curve, read_panels
 
+Record = dict[str, Any]  # a line of metrics.jsonl
+Row = list[str | Number]
 _POINTS, _LINES, _SAMPLES = 400, 16, 3  # of a curve, and curves of a picture; texts of each run
+_LAYERS = 8  # whose experts' loads are drawn
 _FIELDS = {  # of the records, by panel
     "loss (nats/token)": {"train": ("step", "loss"), "holdout": ("eval", "loss")},
     "learning rate": {"": ("step", "lr")},
     "gradient norm": {"": ("step", "grad_norm")},
     "tokens/s": {"": ("step", "tokens_per_second")},
 }
+_OF_EXPERTS = {
+    "max_load": "largest load", "min_load": "smallest load", "entropy": "entropy of the loads", "dropped": "dropped",
+}  # fmt: skip
+_MIB = 2**20
+_GPU = find_device("a100-80gb")  # memory depends on no other property than that it is a GPU
+_CPU = replace(_GPU, element_bytes=4)
+
+
+@dataclass
+class TrainingRun:
+    """What a training run has recorded; `name` is empty if the page is of this run alone."""
+
+    folder: Path
+    name: str
+    records: list[Record]
+    options: dict[str, Any]
+    faults: list[str]
+
+    def of(self, kind: str) -> list[Record]:
+        """The records of a kind."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    def last(self, kind: str) -> Record:
+        """The last record of a kind; {} if there is none."""
+        return next((record for record in reversed(self.records) if record["kind"] == kind), {})
+
+    def where(self, kind: str, step: int, *names: str) -> str:
+        """Which number of metrics.jsonl is meant: kind of record, step, field."""
+        return pointer(f"{self.name}/{METRICS}" if self.name else METRICS, kind, step, *names)
+
+    def number(self, record: Record, form: str, *names: str) -> Number:
+        """A number of a record, as `form` shows it."""
+        value: Any = reduce(getitem, names, record)
+        return Number(value, format(value, form), self.where(record["kind"], record["step"], *names))
+
+
+def is_training_run(folder: Path) -> bool:
+    """Whether a folder is the --out_dir of a training run that has recorded something."""
+    return (folder / METRICS).is_file()
+
+
+def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
+    """The records of some runs. Raises UsageError where one has none, InputError where they cannot be read."""
+    names = [folder.resolve().name for folder in folders]
+    runs = list[TrainingRun]()
+    for folder, name in zip(folders, names, strict=True):
+        if not is_training_run(folder):
+            raise UsageError(f"{folder}: expected the --out_dir of a training run, got no {METRICS} in it")
+        records, damaged = read_metrics_and_damage(folder / METRICS)
+        options = load_json(folder / RUN_FILE, dict[str, Any])
+        label = "" if len(folders) == 1 else name if names.count(name) == 1 else str(folder)
+        run = TrainingRun(folder, label, records, options or {}, [])
+        faults = [f"{damaged:,} lines of {METRICS} are damaged and left out."] if damaged else []
+        if options is None:
+            faults.append(f"{RUN_FILE} is missing or damaged: its options are not shown.")
+        steps, asked = run.of("step"), run.options.get("steps")
+        if not steps:
+            faults.append("No step is recorded.")
+        elif isinstance(asked, int) and (done := steps[-1]["step"]) < asked:
+            faults.append(f"The run has not finished: {done:,} of {asked:,} steps are recorded.")
+        if odd := [it["step"] for it in steps if finite(it.get("loss")) is None]:
+            faults.append(f"{len(odd):,} steps have a loss that is not finite, the first is {odd[0]:,}.")
+        if skipped := [it["step"] for it in steps if it.get("skipped")]:
+            faults.append(f"{len(skipped):,} updates were skipped, the first at step {skipped[0]:,}.")
+        run.faults += [f"{name}: {fault}" if len(folders) > 1 else fault for fault in faults]
+        runs.append(run)
+    return runs
 
 
 def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
@@ -30,9 +112,9 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
         yield said(run.name, "soft") if run.name else ""
         yield _totals(run)
     yield _curves(runs)
-    yield show_memory(runs)
-    yield show_passes(runs)
-    yield show_experts(runs)
+    yield _memory(runs)
+    yield _passes(runs)
+    yield _experts(runs)
     yield _by_source(runs)
     yield _seen(runs)
     yield _texts(runs)
@@ -41,19 +123,14 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
 
 def _totals(run: TrainingRun) -> str:
     began, step, held = run.last("run"), run.last("step"), run.last("eval")
-    speeds = [speed for it in run.records if it["kind"] == "step" and (speed := finite(it.get("tokens_per_second")))]
+    speeds = [speed for it in run.of("step") if (speed := finite(it.get("tokens_per_second")))]
     numbers = {
-        "steps": (step, "step", step.get("step")),
-        "parameters": (began, "parameters", began.get("parameters")),
-        "processes": (began, "processes", began.get("processes")),
-        "training loss": (step, "loss", step.get("loss")),
-        "holdout loss": (held, "loss", held.get("loss")),
-        "unigram loss": (began, "unigram_loss", began.get("unigram_loss")),
-    }
+        "steps": (step, "step"), "parameters": (began, "parameters"), "processes": (began, "processes"),
+        "training loss": (step, "loss"), "holdout loss": (held, "loss"), "unigram loss": (began, "unigram_loss"),
+    }  # fmt: skip
     shown = {
-        name: Number(value, f"{value:,}" if isinstance(value, int) else f"{value:.4f}",
-                     run.where(record["kind"], record["step"], field))
-        for name, (record, field, value) in numbers.items() if value is not None and finite(value) is not None
+        name: run.number(record, "," if isinstance(record[field], int) else ".4f", field)
+        for name, (record, field) in numbers.items() if finite(record.get(field)) is not None
     }  # fmt: skip
     if speeds:
         shown["tokens/s, median"] = Number(statistics.median(speeds), f"{statistics.median(speeds):,.0f}")
@@ -71,7 +148,7 @@ def _curves(runs: Sequence[TrainingRun]) -> str:
                 panels.setdefault(title, {})[label] = run, name, curve
     figures = list[str]()
     for title, lines in panels.items():
-        rows = list[list[str | Number]]()
+        rows = list[Row]()
         for label, (run, name, curve) in lines.items():
             kind, key = _FIELDS.get(title, {}).get(name, ("", ""))
             cells = [
@@ -95,21 +172,124 @@ def _thinned(curve: Curve) -> Curve:
     return curve if step == 1 else [*curve[:-1:step], curve[-1]]
 
 
+def _memory(runs: Sequence[TrainingRun]) -> str:
+    """The peak memory that rank 0 measured, and the planner's formula for it, kind by kind."""
+    rows, kinds, is_cpu = list[Row](), RankMemory.KINDS, False
+    for run in runs:
+        peaks = [(peak, it["step"]) for it in run.of("step") if (peak := finite(it.get("memory_bytes")))]
+        formula = _formula(run)
+        if not peaks or formula is None:
+            continue
+        peak, step = max(peaks)
+        is_cpu = is_cpu or run.last("run")["device"] == "cpu"
+        counted = [formula.peak, *(getattr(formula, kind) for kind in kinds)]
+        rows.append([
+            run.name or "MiB", Number(int(peak), f"{peak / _MIB:,.1f}", run.where("step", step, "memory_bytes")),
+            *(Number(size, f"{size / _MIB:,.1f}") for size in counted),
+        ])  # fmt: skip
+    if not rows:
+        return ""
+    cpu = " On a CPU the measured peak has the interpreter and all its libraries, too." if is_cpu else ""
+    note = f"MiB of rank 0. The formula is the planner's; its kinds peak at different moments of a step.{cpu}"
+    numbers = table(["", "measured", "formula", *kinds], rows, "memory")
+    return section("Peak memory beside the formula", said(note, "soft"), numbers)
+
+
+def _formula(run: TrainingRun) -> RankMemory | None:
+    """The formula for rank 0 of a run; None of what it does not count, or where the records do not say enough."""
+    began, options = run.last("run"), run.options
+    if began.get("parameters_on") != "device":
+        return None
+    try:
+        of_model = {name.removeprefix("model."): value for name, value in options.items() if name.startswith("model.")}
+        model, layout = ModelConfig.from_record(of_model), ParallelConfig(**began["layout"])
+        length = options["data.seq_len"]
+        planned = PlannedRun(
+            model, layout, began["tokens_per_step"] // length, length,
+            Cluster(_CPU if began["device"] == "cpu" else _GPU, layout.processes), began["recompute"],
+            stage_layers=tuple(len(each) for each in stage_layers(model, layout.stages, length)),
+            states=OptimizerStates(options["optim.name"], options["optim.ema_decay"] > 0, began["moments"]),
+            precision=options["precision"],
+        )  # fmt: skip
+        memory = RankMemory(planned, 0)
+        return memory if memory.peak > 0 else None
+    except (GristmillError, LookupError, TypeError, ValueError, ArithmeticError):  # records of another version
+        return None
+
+
+def _passes(runs: Sequence[TrainingRun]) -> str:
+    """The passes of the last step that each run has traced on every rank of its pipeline."""
+    figures = list[str]()
+    for run in runs:
+        if not (run.folder / FOLDER).is_dir():
+            continue
+        try:
+            timeline = read_timeline(run.folder)
+        except GristmillError:  # traces of one device, or of some ranks
+            continue
+        rows = list[Row]()
+        for rank, passes in enumerate(timeline.ranks):
+            busy = sum(each.end - each.start for each in passes)
+            idle = 1 - busy / timeline.seconds
+            rows.append([f"rank {rank}", Number(len(passes)), Number(busy, f"{busy:.4g}"), Number(idle, f"{idle:.1%}")])
+        numbers = table(["", "passes", "seconds at work", "idle"], rows)
+        figures.append(figure(f"{run.name} {describe(timeline)}".strip(), draw_passes(timeline), numbers, wide=True))
+    note = said("Blue is forward, orange backward, green a backward pass for weights alone; lighter is every second "
+                "stage of a rank; the number is the micro-batch's.", "soft")  # fmt: skip
+    return section("Passes of the pipeline", note, *figures) if figures else ""
+
+
+def _experts(runs: Sequence[TrainingRun]) -> str:
+    """How a sparse model's tokens fell on its experts: each measure over time by layer, and the last loads of all."""
+    parts = list[str]()
+    for run in runs:
+        records = run.of("experts")
+        if not records:
+            continue
+        layers = list(records[-1].get("max_load") or {})
+        drawn = layers[:: -(-len(layers) // _LAYERS)] if layers else []
+        pictures = list[str]()
+        for kind, title in _OF_EXPERTS.items():
+            if not isinstance(records[-1].get(kind), dict):
+                continue
+            of = {layer: [it for it in records if finite(it.get(kind, {}).get(layer)) is not None] for layer in layers}
+            curves = {f"layer {layer}": [(it["step"], float(it[kind][layer])) for it in of[layer]] for layer in drawn}
+            ends = list[Row]()
+            for layer in layers:
+                shown = [it for it in (records[0], records[-1]) if it in of[layer]]
+                ends.append([f"layer {layer}", *(run.number(it, ".3f", kind, layer) for it in shown)])
+            numbers = table(["", "first", "last"], ends)
+            pictures.append(figure(f"{run.name} {title}".strip(), draw_curves(curves, "step", ""), numbers))
+        heat = ""
+        if maps := [record for record in records if isinstance(record.get("loads"), dict)]:
+            loads = maps[-1]["loads"]
+            most = max(map(max, loads.values()))
+            title = f"{run.name} loads by layer and expert at step {maps[-1]['step']:,}, from 0 (white) to {most:.2f}"
+            heat = figure(
+                title.strip(), draw_heat(list(loads), list(loads.values()), most, "layer", "expert"), "", wide=True
+            )
+        parts.append(grid(*pictures) + heat)
+    note = said(
+        "Loads are tokens of an expert over the mean of its layer's experts since the report before; entropy is over "
+        "that of equal loads.", "soft",
+    )  # fmt: skip
+    return section("Experts", note, *parts) if parts else ""
+
+
 def _by_source(runs: Sequence[TrainingRun]) -> str:
-    rows = list[list[str | Number]]()
+    rows = list[Row]()
     for run in runs:
         held = run.last("eval")
         for name, losses in {"": held, **_named(held, "holdouts")}.items():
             for source, values in {"all": losses, **_named(losses, "sources")}.items():
                 path = [*(["holdouts", name] if name else []), *([] if source == "all" else ["sources", source])]
-                label = " ".join(part for part in (run.name, name, source) if part)
                 cells = [
-                    Number(values[key], f"{values[key]:.4f}", run.where("eval", held["step"], *path, key))
+                    run.number(held, ".4f", *path, key)
                     for key in ("loss", "bits_per_byte")
                     if isinstance(values, dict) and finite(values.get(key)) is not None
-                ]  # fmt: skip
+                ]
                 if cells:
-                    rows.append([label, *cells])
+                    rows.append([" ".join(part for part in (run.name, name, source) if part), *cells])
     numbers = table(["", "loss", "bits per byte"], rows, "sources") if rows else ""
     return section("Losses of the last evaluation", numbers)
 
@@ -121,22 +301,21 @@ def _named(values: Any, key: str) -> Mapping[str, Any]:
 
 def _seen(runs: Sequence[TrainingRun]) -> str:
     """Tokens that were read of each data set and source."""
-    rows = list[list[str | Number]]()
+    forms = {"tokens": ",", "share": ".2%", "requested": ".2%"}
+    rows = list[Row]()
     for run in runs:
         seen = run.last("data")
         for kind in ("sets", "sources"):
-            for name, part in _named(seen, kind).items():
-                cells = [Number(part[key], f"{part[key]:,}" if key == "tokens" else f"{part[key]:.2%}",
-                                run.where("data", seen["step"], kind, name, key))
-                         for key in ("tokens", "share", "requested")]  # fmt: skip
+            for name in _named(seen, kind):
+                cells = [run.number(seen, form, kind, name, key) for key, form in forms.items()]
                 rows.append([f"{run.name} {name}".strip(), *cells])
-    return section("Tokens seen", table(["", "tokens", "share", "requested"], rows, "seen") if rows else "")
+    return section("Tokens seen", table(["", *forms], rows, "seen") if rows else "")
 
 
 def _texts(runs: Sequence[TrainingRun]) -> str:
     parts = list[str]()
     for run in runs:
-        texts = [(it["step"], it["text"]) for it in run.records if it["kind"] == "eval" and it.get("text")]
+        texts = [(it["step"], it["text"]) for it in run.of("eval") if it.get("text")]
         for step, text in [*texts[:1], *texts[1:][-_SAMPLES + 1 :]]:
             parts.append(f"<p><b>{escape(f'{run.name} after step {step:,}'.strip())}</b></p>")
             parts.append(f"<blockquote>{escape(str(text))}</blockquote>")
@@ -146,10 +325,9 @@ def _texts(runs: Sequence[TrainingRun]) -> str:
 
 def _options(runs: Sequence[TrainingRun]) -> str:
     """The options, those first in which runs differ; and the layout that a run had when it last began."""
-    layouts = ((run.options, run.last("run").get("layout")) for run in runs)
     shown = [
-        options | {f"parallel.{name}": value for name, value in (of if isinstance(of, dict) else {}).items()}
-        for options, of in layouts
+        run.options | {f"parallel.{name}": value for name, value in _named(run.last("run"), "layout").items()}
+        for run in runs
     ]
     names = dict.fromkeys(name for options in shown for name in options)
     rows = [[name, *(str(options.get(name, "")) for options in shown)] for name in names]
