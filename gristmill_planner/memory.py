@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from operator import le, mul
 from typing import ClassVar, Literal
 
@@ -221,18 +222,17 @@ class RankMemory:
 
     def _blocks(self, stage: int, recompute: Recompute) -> int:
         """Of all blocks of a stage."""
-        return sum(count * self._block(recompute, *kind) for kind, count in self._kinds(stage).items())
+        return sum(count * self._block(recompute, *kind) for kind, count in self._kinds[stage].items())
 
-    def _kinds(self, stage: int) -> Counter[tuple[bool, bool]]:
-        """Layers of a stage, by whether they are sparse and have a window."""
-        model, first = self.run.model, sum(self.run.layers[:stage])
-        layers = range(first, first + self.run.layers[stage])
-        return Counter((model.is_sparse(layer), model.layer_window(layer) > 0) for layer in layers)
+    @cached_property
+    def _kinds(self) -> tuple[Counter[tuple[bool, bool]], ...]:
+        """Of each stage its layers, by whether they are sparse and have a window."""
+        return _layer_kinds(self.run.model, self.run.layers)
 
     @cached_property
     def _kinds_here(self) -> set[tuple[bool, bool]]:
         """Kinds of the rank's layers."""
-        return {kind for stage in self._stages for kind in self._kinds(stage)}
+        return {kind for stage in self._stages for kind in self._kinds[stage]}
 
     def _block(self, recompute: Recompute, sparse: bool, windowed: bool) -> int:
         """Bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
@@ -328,9 +328,9 @@ class RankMemory:
     @cached_property
     def _dense_and_sparse(self) -> tuple[int, int]:
         """Layers of the rank."""
-        kinds = sum(map(self._kinds, self._stages), Counter[tuple[bool, bool]]())
-        sparse = sum(count for (is_sparse, _), count in kinds.items() if is_sparse)
-        return kinds.total() - sparse, sparse
+        kinds = [each for stage in self._stages for each in self._kinds[stage].items()]
+        sparse = sum(count for (is_sparse, _), count in kinds if is_sparse)
+        return sum(count for _, count in kinds) - sparse, sparse
 
     @property
     def _vocabulary(self) -> int:
@@ -350,6 +350,15 @@ class RankMemory:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
         grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, self.run.axes["ep"].ranks
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
+
+
+@lru_cache(4096)
+def _layer_kinds(model: ModelConfig, stages: tuple[int, ...]) -> tuple[Counter[tuple[bool, bool]], ...]:
+    layers = iter(range(model.layers))
+    return tuple(
+        Counter((model.is_sparse(layer), model.layer_window(layer) > 0) for layer in islice(layers, count))
+        for count in stages
+    )
 
 
 @lru_cache(4096)

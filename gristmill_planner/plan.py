@@ -260,7 +260,7 @@ def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResul
         result = search(request, constants, top)
     if not result.choices:
         assert result.closest is not None
-        raise UsageError(nothing_fits(request, result.closest, constants))
+        raise UsageError(nothing_fits(request, result.closest))
     return result
 
 

@@ -46,10 +46,13 @@ def run_memory(run: PlannedRun, enough: float = inf) -> RunMemory:
 
 def _on_rank(memory: RankMemory, enough: float) -> RunMemory:
     other = RESERVE if memory.run.cluster.device.is_gpu else 0
-    if memory.states + other > enough:
-        return RunMemory(memory.rank, float(memory.states + other), {})  # a search passes over many layouts by them
+    total = float(memory.states + other)
+    if total <= enough:
+        total = float(memory.peak + other)
+    if total > enough:  # a search passes over many layouts, most of them by their states alone
+        return RunMemory(memory.rank, total, {})
     kinds = {name: float(getattr(memory, name)) for name in memory.KINDS}
-    return RunMemory(memory.rank, float(memory.peak + other), {**kinds, "other": float(other)})
+    return RunMemory(memory.rank, total, {**kinds, "other": float(other)})
 
 
 def megatron_memory(run: PlannedRun) -> RunMemory:

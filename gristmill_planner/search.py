@@ -142,7 +142,7 @@ _GIB = 1 << 30
 _TIMES = (2, 4, 8, 16, 32, 64)  # as many GPUs
 
 
-def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) -> str:
+def nothing_fits(request: PlanRequest, closest: Choice) -> str:
     """What to say where no layout of `request` fits, and `closest` comes closest."""
     cluster, total = request.cluster, closest.memory.total
     text = (
@@ -151,12 +151,12 @@ def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) ->
         f"{(total - request.available) / _GIB:.1f} too many"
     )
     doubled = (replace(cluster, devices=times * cluster.devices) for times in _TIMES)
-    more = next((each for each in doubled if each.fills_nodes and _fits(request, each, constants)), None)
+    more = next((each for each in doubled if each.fills_nodes and _fits(request, each)), None)
     if more is not None:
-        more = next((each for each in _fewer_devices(cluster, more) if _fits(request, each, constants)), more)
+        more = next((each for each in _fewer_devices(cluster, more) if _fits(request, each)), more)
     larger = sorted(DEVICES.values(), key=lambda device: device.memory)
     others = (replace(cluster, device=device) for device in larger if device.memory > cluster.device.memory)
-    other = next((each for each in others if _fits(request, each, constants)), None)
+    other = next((each for each in others if _fits(request, each)), None)
     changes = [f"--gpus {more.devices}"] if more is not None else []
     changes += [f"--gpu {other.device.name}"] if other is not None else []
     return f"{text}; try {', or '.join(changes) or 'a smaller model'}"
@@ -171,9 +171,7 @@ def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
             yield replace(cluster, devices=devices)
 
 
-def _fits(request: PlanRequest, cluster: Cluster, constants: Constants) -> bool:
-    """False also where no layout divides the cluster."""
-    try:
-        return bool(search(replace(request, cluster=cluster), constants, 1).choices)
-    except UsageError:
-        return False
+def _fits(request: PlanRequest, cluster: Cluster) -> bool:
+    """Whether a layout of the cluster fits; False also where none divides it."""
+    request = replace(request, cluster=cluster)
+    return any(True for family in families(request) for _ in _fitting(request, family))

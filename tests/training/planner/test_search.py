@@ -160,7 +160,7 @@ def test_advice_where_nothing_fits_fills_nodes() -> None:
     request = replace(REQUEST, batch=96, cluster=Cluster(replace(find_device("v100"), memory=3.4e9), 3, 8))
     result = search(request, fitted_constants(), 1)
     assert result.closest is not None
-    advice = nothing_fits(request, result.closest, fitted_constants())
+    advice = nothing_fits(request, result.closest)
     assert "try --gpus 24," in advice  # 12 would fit, and leave half a node idle
 
 
