@@ -36,9 +36,8 @@ from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus, paths_of
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file
-from gristmill.paths import absolute, is_remote
-from gristmill.storage.files import is_file, walk
-from gristmill.storage.listings import listed_once
+from gristmill.paths import absolute
+from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, split_drops
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
@@ -257,10 +256,7 @@ def pass2(
     check_holdout(holdout)
     _reject_nested(train_dir, holdout_dir)
     manifest = BucketManifest.load(manifest_path(input_dir))
-    with listed_once(input_dir):
-        reject_unfinished(input_dir)
-        found = walk(input_dir) if is_remote(input_dir) else ()  # on a disk each folder is looked at when it is needed
-        written = [manifest_path(input_dir), *found]
+    reject_unfinished(input_dir)
     if not 0 <= start < min(end, MIN_PARTS):
         raise UsageError(
             f"pass2 {start} {end}: expected 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
@@ -271,7 +267,7 @@ def pass2(
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
     is_whole = len(parts) == manifest.parts
     with open_stage(
-        PASS_2, train_dir, options, reads={input_dir: written},
+        PASS_2, train_dir, options, reads={input_dir: [manifest_path(input_dir)]},
         publishes=[train_dir, holdout_dir], part="" if is_whole else f"chunk{chunk}/{start}-{end}",
     ) as run:  # fmt: skip
         run.tag(manifest_path(input_dir))  # was read above

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from gristmill.engine.ledger import Ledger, OutputRecord
 from gristmill.errors import InputError
-from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR, StateFolders
-from gristmill.paths import is_remote, is_top, name_of
-from gristmill.storage.files import FileInfo, file_info, hash_file, list_level
-from gristmill.storage.listings import Level
+from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
+from gristmill.paths import is_top, name_of
+from gristmill.storage.files import FileInfo, hash_file, list_level
+from gristmill.storage.listings import Level, list_kept_again
 
 MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
@@ -33,13 +33,6 @@ class Producer:
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
         return self.ledger.outputs()
-
-    @cached_property
-    def is_in_place(self) -> bool:
-        """Whether the ledger is not damaged, and its outputs, in a bucket, are no copies: the largest is looked at."""
-        found = ((output.size, name) for name, output in self.outputs.items() if f"/{STATE_DIR}/" not in name)
-        size, largest = max(found, default=(-1, ""))
-        return size >= 0 and file_info(Path(largest)) == _state(self.outputs[largest]) and not self.ledger.is_damaged
 
     def below(self, folder: str) -> Iterator[tuple[str, OutputRecord]]:
         """The files in a folder, at any depth, that the stage wrote, without hidden ones and malformed records."""
@@ -66,21 +59,12 @@ class FileTags:
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
     _levels: dict[str, Level] = field(default_factory=dict)  # by folder
-    _states: StateFolders = field(default_factory=StateFolders)
     _producers: dict[str, list[Producer]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
     def stat(self, path: Path | str) -> FileInfo | None:
-        """The file's size and version, from one listing of its folder; None if there is no such file.
-
-        An object that another stage wrote is as its record says until it is fetched.
-        """
-        name = name_of(path)
-        return _state(record) if (record := self._placed(name)) else self.listed(name)
-
-    def listed(self, name: str) -> FileInfo | None:
-        """The file's size and version in the listing of its folder, whatever ledgers say; None if it is not there."""
-        folder, _, file = name.rpartition("/")
+        """The file's size and version, from one listing of its folder; None if there is no such file."""
+        folder, _, file = name_of(path).rpartition("/")
         return self._level(folder or "/")[1].get(file)
 
     def folders_in(self, folder: str) -> list[str]:
@@ -127,7 +111,8 @@ class FileTags:
         """The stages that keep their ledgers in a folder or a parent of it."""
         if folder not in self._producers:
             parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
-            here = Ledger.all_in(Path(folder, STATE_DIR)) if self._states.may_be_in(Path(folder)) else []
+            has_none = folder in self._levels and STATE_DIR not in self._levels[folder][0]  # which needs no request
+            here = [] if has_none else Ledger.all_in(Path(folder, STATE_DIR))
             found = [Producer(ledger) for ledger in here if ledger.file != self.own_ledger]
             self._producers[folder] = found + (self.producers(parent) if parent != folder else [])
         return self._producers[folder]
@@ -137,19 +122,10 @@ class FileTags:
             self._levels[folder] = list_level(Path(folder))
         return self._levels[folder]
 
-    def _placed(self, name: str) -> OutputRecord | None:
-        """The record of an object by the one other stage that wrote it, if its ledger is as that stage left it."""
-        if not is_remote(name) or name in self.own:
-            return None
-        found = [producer for producer in self.producers(name.rpartition("/")[0]) if name in producer.outputs]
-        record = found[0].outputs[name] if len(found) == 1 and found[0].is_in_place else None
-        return record if record and record.size >= 0 and record.e_tag else None
-
     def _is_touched(self, name: str) -> bool:
-        if not (record := self._record(name)) or name in self._hashed:
+        if name in self._hashed or not (found := self.stat(name)) or not (record := self._record(name)):
             return False
-        found = self.stat(name)
-        return found is not None and found.size == record.size and not matches(found, record)
+        return found.size == record.size and not matches(found, record)
 
     def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it, the one that fits best if several stages did."""
@@ -172,11 +148,7 @@ def is_hash(tag: str) -> bool:
 
 def matches(found: FileInfo, record: OutputRecord) -> bool:
     """Whether a file has the size, and the modification time or ETag, that its record gives."""
-    return found == _state(record)
-
-
-def _state(record: OutputRecord) -> FileInfo:
-    return FileInfo(record.size, record.mtime_ns, record.e_tag)
+    return found == FileInfo(record.size, record.mtime_ns, record.e_tag)
 
 
 def ledger_folders(folder: str, files: Collection[str], tags: FileTags) -> list[str]:
@@ -223,7 +195,7 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], holders: Collection[s
     top, found = name_of(folder), set(map(name_of, paths))
     producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
     missing = sorted({
-        name for each in producers for name, _ in each.below(top) if name not in found and not tags.listed(name)
+        name for each in producers for name, _ in each.below(top) if name not in found and not tags.stat(name)
     })  # fmt: skip
     if missing:
         raise missing_input(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")
@@ -250,6 +222,7 @@ def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
         if not paths:
             return
         time.sleep(wait)
+        list_kept_again()
         tags = FileTags(own=own.outputs())
         for path in tags.touched(paths):
             tags.set_hash(path, hash_file(path))

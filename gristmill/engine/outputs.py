@@ -29,7 +29,6 @@ from gristmill.io.files import (
 )
 from gristmill.paths import absolute, folders_above, is_remote, join, name_of
 from gristmill.storage.files import FileInfo, exists, is_file, is_folder, list_names, remove_files, walk
-from gristmill.storage.listings import list_kept_again
 from gristmill.storage.local import PARTIAL, remove_partial_files
 
 Records = dict[TaskId, DoneRecord]
@@ -133,7 +132,6 @@ class DoneTasks:
 
         Those that read single files have looked themselves, and it is too late for the record of a set's readers.
         """
-        list_kept_again()
         now = FileTags(self.tags.own, self.tags.own_ledger)  # whose records, one a task so far, are not read for it
         changed = [name for name, info in self.seen.items() if now.stat(name) != info]
         if changed:

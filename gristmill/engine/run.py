@@ -11,7 +11,7 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,7 @@ from gristmill.engine.outputs import DoneTasks, Marks, Ownership, reject_overlap
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.files import PART, STATE_DIR, StateFolders, reject_unfinished_files, rejects_name
+from gristmill.io.files import PART, STATE_DIR, reject_unfinished_files, rejects_name
 from gristmill.paths import absolute, is_remote, name_of
 from gristmill.storage.files import (
     FileInfo,
@@ -42,6 +42,7 @@ from gristmill.storage.files import (
     remove_folder,
     resolved,
 )
+from gristmill.storage.listings import list_kept_again, listed_once
 from gristmill.storage.local import flush_later, remove_partial_files
 from gristmill.storage.lock import stage_lock
 
@@ -206,6 +207,7 @@ class StageRun:
 
     def _check_inputs_again(self) -> None:
         """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
+        list_kept_again()
         reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
         if changed := self.done.changed_inputs():
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
@@ -286,7 +288,6 @@ def open_stage(
         reject_overlapping_folders(source, target)
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
-    StateFolders().reject_deep_outputs([root, *publishes, *(file.parent for file in files)])
     root = absolute(root) if ".." in root.parts else root
     state, whole = root / STATE_DIR, run_name(stage.name, label)
     ledger = Ledger(state, run_name(stage.name, label, part))
@@ -297,6 +298,7 @@ def open_stage(
         for above in reversed(ledger.wholes if not is_remote(state) else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))
         place = stack.enter_context(open_execution_context(options, lock, work))
+        stack.enter_context(_listed_once(reads, [root, *publishes, *files]))
         ledger.take_over(part)
         marks = stack.enter_context(Marks(name, tuple(publishes), tuple(files)))
         run = StageRun(stage, ledger, options, place, tuple(reads), marks)
@@ -304,6 +306,13 @@ def open_stage(
         if isinstance(reads, Mapping):
             run.check_listed(reads)
         yield run
+
+
+def _listed_once(reads: Listed | Sequence[Path], written: Sequence[Path]) -> AbstractContextManager[None]:
+    """Context: each input folder in a bucket is listed once, unless something is written there."""
+    folders = [folder for folder, paths in reads.items() if paths is not None] if isinstance(reads, Mapping) else []
+    outputs = list(map(absolute, written))
+    return listed_once(*(it for it in folders if not any(path.is_relative_to(absolute(it)) for path in outputs)))
 
 
 def run_task(

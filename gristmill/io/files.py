@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError
 from gristmill.paths import absolute, folders_above, is_remote
 from gristmill.storage.files import is_file, is_link_to_parent, list_names, read_files, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
@@ -24,41 +24,6 @@ PART = "+"  # in the name of a run: before the part of the work of a stage that 
 _MARK_SUFFIX = ".unfinished"
 INTERRUPTED = "was interrupted, or is still at work"
 RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
-
-
-class StateFolders:
-    """Which folders of buckets may have a state folder, where each costs a request to ask.
-
-    In OUT/normalized, which a stage of a whole run wrote, and in the folders directly in it, there may be one. Further
-    below there is none: a corpus may have as many folders as files. Stages refuse to make one there.
-    """
-
-    def __init__(self) -> None:
-        self._is_of_run: dict[Path, bool] = {}
-
-    def may_be_in(self, folder: Path) -> bool:
-        """Whether a folder may have one; every folder on a disk may."""
-        return self._stage_above(folder) is None
-
-    def reject_deep_outputs(self, folders: Iterable[Path]) -> None:
-        """Raise UsageError if a stage is to write into a folder that can have none."""
-        for folder in folders:
-            if top := self._stage_above(folder):
-                raise UsageError(
-                    f"{folder} is deep in {top}, which `gristmill run` wrote: give a folder directly in {top}, or one "
-                    f"that is not in {top.parent}"
-                )
-
-    def _stage_above(self, folder: Path) -> Path | None:
-        """The folder of a stage of a whole run that is two levels above an object's `folder`, or more."""
-        above = folders_above(folder)[1:-1] if is_remote(folder) else []
-        known = next(filter(self._is_of_run.get, above), None)  # needs no request
-        return known or next(filter(self._is_stage_of_run, above), None)
-
-    def _is_stage_of_run(self, folder: Path) -> bool:
-        if folder not in self._is_of_run:
-            self._is_of_run[folder] = is_file(folder.parent / RUN_FILE) and bool(list_names(folder / STATE_DIR))
-        return self._is_of_run[folder]
 
 
 def stage_in(name: str) -> str:
@@ -125,23 +90,21 @@ def marks_in(folder: Path) -> Iterator[Mark]:
 
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
+    for root in (*folders_above(absolute(folder)), *_with_state(folder)):
+        _reject_marks(folder, root, marks_in(root))
+
+
+def _with_state(folder: Path) -> Iterator[Path]:
+    """A folder and those below it, as far as they have a state folder."""
     if is_remote(folder):
         state = f"{STATE_DIR}/"
-        below = {name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}
-        reject_marked(folder, [folder / name for name in sorted(below)])
+        names = {name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}
+        yield from (folder / name for name in sorted(names))
         return
-    for root in absolute(folder).parents:
-        _reject_marks(folder, root, marks_in(root))
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
-            _reject_marks(folder, Path(directory), marks_in(Path(directory)))
+            yield Path(directory)
         folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
-
-
-def reject_marked(folder: Path, below: Iterable[Path]) -> None:
-    """Raise InputError if a stage has not finished writing a folder in a bucket, a parent of it, or one `below`."""
-    for root in filter(StateFolders().may_be_in, dict.fromkeys((*folders_above(folder), folder, *below))):
-        _reject_marks(folder, root, marks_in(root))
 
 
 def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written: Collection[Path] = ()) -> None:
@@ -149,12 +112,12 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
 
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
-    marks, ours, states = dict[Path, list[Mark]](), set(map(absolute, written)), StateFolders()
+    marks, ours = dict[Path, list[Mark]](), set(map(absolute, written))
     for path in map(Path, paths):
         folders = folders_above(absolute(path))
         if folders[0] not in marks:
             for root in (root for root in folders if root not in marks):
-                marks[root] = list(marks_in(root)) if states.may_be_in(root) else []
+                marks[root] = list(marks_in(root))
                 _reject_marks(path, root, marks[root] if root not in ours else ())
         for mark in (mark for mark in marks[folders[0]] if path.name in mark.files and mark.run != own):
             raise InputError(

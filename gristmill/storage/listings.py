@@ -1,4 +1,4 @@
-"""Listings of folders of objects: sizes and versions by sorted name, and a raw corpus that is listed once for all."""
+"""Listings of folders of objects: sizes and versions by sorted name, and folders that are listed once for all."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -61,11 +61,13 @@ class _Kept:
 
 
 @contextmanager
-def listed_once(folder: Path) -> Iterator[None]:
-    """Context: a folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen."""
-    kept = _KEPT.get()
-    is_kept = not is_remote(folder) or (kept and f"{object_name(folder).url}/".startswith(kept.url))
-    token = _KEPT.set(kept if is_kept else _Kept(folder))
+def listed_once(*folders: Path) -> Iterator[None]:
+    """Context: each folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen.
+
+    `list_kept_again` has them listed once more.
+    """
+    new = [_Kept(folder) for folder in folders if is_remote(folder) and not _kept_above(object_name(folder))]
+    token = _KEPT.set((*_KEPT.get(), *new))
     try:
         yield
     finally:
@@ -77,8 +79,8 @@ def kept_tree(name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, F
 
     `list_all` lists the files below the kept folder when it is first asked for.
     """
-    kept = _KEPT.get()
-    if kept is None or not f"{name.url}/".startswith(kept.url):
+    kept = _kept_above(name)
+    if kept is None:
         return None
     if kept.tree is None:
         kept.tree = Tree(list_all(kept.folder))
@@ -86,9 +88,13 @@ def kept_tree(name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, F
 
 
 def list_kept_again() -> None:
-    """List anew the folder whose listing is kept here, if there is one: its objects may have changed since."""
-    if kept := _KEPT.get():
+    """List anew the folders whose listings are kept here: their objects may have changed since."""
+    for kept in _KEPT.get():
         kept.tree = None
 
 
-_KEPT: ContextVar[_Kept | None] = ContextVar("kept", default=None)
+def _kept_above(name: ObjectName) -> _Kept | None:
+    return next((kept for kept in _KEPT.get() if f"{name.url}/".startswith(kept.url)), None)
+
+
+_KEPT: ContextVar[tuple[_Kept, ...]] = ContextVar("kept", default=())

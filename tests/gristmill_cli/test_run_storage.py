@@ -158,7 +158,7 @@ def test_a_stage_lists_a_folder_that_it_reads_once_and_none_in_it(local: Local, 
     )
     assert {stage for stage, _ in found} >= {"filter", "to_hash", "pass2", "tokenize_corpus"}
     assert max(found.values()) <= 3 + 3, found  # three faults in one folder's would be one run in thousands
-    assert all(folder.count("/") == 1 or folder.startswith("train/chunk") for _, folder in found), found
+    assert all(folder.count("/") <= 1 or folder.startswith("train/chunk") for _, folder in found), found
 
 
 def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, finished: str) -> None:

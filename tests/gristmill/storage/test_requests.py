@@ -2,13 +2,13 @@
 
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import InputError, UsageError
-from gristmill.io.files import RUN_FILE
+from gristmill.errors import InputError
 from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.files import list_folder, write_file
@@ -57,10 +57,10 @@ def test_requests_of_a_stage(store: Store, folder: Path, monkeypatch: pytest.Mon
     assert lists[0] == lists[1] and heads[0] == heads[1]  # none for a task
 
 
-def test_a_folder_in_what_a_whole_run_wrote_is_not_asked_for_ledgers(
+def test_an_input_folder_is_listed_as_a_whole(
     store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A corpus may have as many folders as files."""
+    """A corpus may have as many folders as files: none of them is asked for, nor for ledgers."""
     monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=20))
     objects._open.cache_clear()
     lists = []
@@ -69,14 +69,14 @@ def test_a_folder_in_what_a_whole_run_wrote_is_not_asked_for_ledgers(
         for i in range(number):
             (corpus / f"book/{i:02}").mkdir(parents=True)
             (corpus / f"book/{i:02}/a.jsonl").write_text('{"text": "grain"}\n')
-        write_file(out / RUN_FILE, b"{}")
         normalize_text(corpus, out / "norm", options=QUIET)
         store.requests.clear()
         find_short(out / "norm", out / "filtered.pickle", 0, "all", 200, options=QUIET)
         lists.append(sum("list-type" in path for _, path in store.requests))
+        prefix = quote(object_name(out / "norm").key, safe="")
+        assert sum(f"prefix={prefix}%2F" in path for _, path in store.requests) == 3  # found, in the stage, at its end
+        assert not any(verb == "HEAD" and "/norm/" in path for verb, path in store.requests)
     assert lists[0] == lists[1]
     write_file(folder / "run2/norm/book/00/own.jsonl", b'{"text": "of a user"}\n')
     with pytest.raises(InputError, match=r"00/own.jsonl is in the output of normalize_text, which did not write it"):
         find_short(folder / "run2/norm", folder / "run2/filtered.pickle", 0, "all", 200, options=QUIET)
-    with pytest.raises(UsageError, match=r"norm/book/00 is deep in .*norm, which `gristmill run` wrote: give a folder"):
-        copy_stage(folder / "in3", folder / "run2/norm/book/00")
