@@ -34,7 +34,7 @@ _SAMPLED_FILES, _SAMPLED_BYTES = 32, 1 << 15  # of a source, and of a file, whos
 _FETCHED_BYTES = 1 << 20  # of a file in a bucket
 _AS_SHORT, _LANGUAGE = f" as {SHORT}", "language"
 Distance = Callable[[float, float], float]  # of a value from the median
-_LOOK = {  # at what a stage lost; OUT is the run's folder
+_LOOK = {  # at what a stage lost; OUT is the run's folder, of which funnel.at_folder shows the path
     "normalize_text": "the files *.malformed in OUT/normalized",
     "apply": "what your function leaves out",
     "filter_quality": "OUT/quality.removed.parquet, or the texts in gristmill report OUT",

@@ -17,7 +17,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
-from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, show_funnel
+from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.run_stages import rules_version
 from preprocessing.decontaminate import read_report, report_paths
@@ -45,7 +45,7 @@ def card(run: Positional[Path], name: str = "") -> Text:
         InputError: one of its records is damaged.
     """
     require(is_file(run / RUN_FILE), f"{run}: expected the --out of a gristmill run, got no run.json in it")
-    funnel = show_funnel(run)
+    funnel = read_funnel(run)
     try:
         options = msgspec.json.decode(read_file(run / RUN_FILE), type=dict[str, Any])
     except msgspec.DecodeError as error:
@@ -173,7 +173,7 @@ def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False,
     if not name or name.scheme != "hf" or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
         raise UsageError(f"{target}: expected hf://datasets/ORG/NAME")
     require(not is_remote(run), f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk")
-    show_funnel(run)
+    read_funnel(run)
     folder = run / "tokens"
     require(is_file(folder / CARD), f"{folder / CARD} is missing; write it first: gristmill card {run}")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and STATE_DIR not in path.parts]

@@ -1,6 +1,8 @@
 """The funnel of a run, and its command: documents removed and kept by each stage, and files not read, per source."""
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,13 +25,21 @@ from gristmill.counts import (
 )
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_shards import Manifest
+from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from preprocessing.quality.recipe import RULES
 
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
 HELD_OUT = "holdout"
+_OUT = re.compile(r"\bOUT(?=/| --|[:,;]|$)")
 _RULES = "rules"  # column of all rules of a recipe
+
+
+def at_folder(warnings: Iterable[str], out: Path) -> list[str]:
+    """Warnings with the path of the run's folder, which they name OUT in records: it may be moved."""
+    folder = shlex.quote(spell_urls(str(out)))
+    return [_OUT.sub(lambda _: folder, line) for line in warnings]
 
 
 class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
@@ -100,6 +110,13 @@ def show_funnel(out: Positional[Path]) -> Funnel:
     Raises:
         InputError: funnel.json is damaged or does not add up.
     """
+    funnel = read_funnel(out)
+    funnel.warnings = at_folder(funnel.warnings, out)
+    return funnel
+
+
+def read_funnel(out: Path) -> Funnel:
+    """The funnel of a finished run, as funnel.json has it. Raises as show_funnel."""
     path = out / FUNNEL_FILE
     if not is_file(path):
         raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")

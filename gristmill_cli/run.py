@@ -25,7 +25,7 @@ from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill_cli.alarms import check_strict, find_alarms
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import SECTIONS, check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import (
@@ -101,8 +101,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         stage.reject_empty(found)
         save_record(out, stage, found, round(seconds, 3))
         alarms += (its := list(find_alarms(config, stage.name, found)))
-        check_strict(config, stage.name, its)
-        print("".join(f"warning: {line}\n" for line in its), end="", file=sys.stderr, flush=True)
+        shown = at_folder(its, out)
+        check_strict(config, stage.name, shown)
+        print("".join(f"warning: {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
@@ -114,6 +115,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         alarms,
     )  # fmt: skip
     funnel.save(out)
+    funnel.warnings = at_folder(alarms, out)
     return funnel
 
 

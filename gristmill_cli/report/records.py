@@ -21,7 +21,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, show_funnel
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, show_funnel
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import StageRecord, load_json
 from gristmill_cli.status import stages_of_run
@@ -109,7 +109,8 @@ class DataRun:
             config = load_options(self.options, self.out)
         except ValueError:
             return []
-        return [line for name, record in self.stages.items() for line in find_alarms(config, name, record.counts)]
+        found = (line for name, record in self.stages.items() for line in find_alarms(config, name, record.counts))
+        return at_folder(found, self.out)
 
 
 def is_data_run(out: Path) -> bool:
@@ -161,7 +162,7 @@ def read_data_run(out: Path) -> DataRun:
     if "remove_lines" in stages:
         run.lines = _read_table(run, LINES, _sum_lines)
     if "decontaminate" in stages:
-        run.spans = _read_table(run, SPANS, _draw_spans) or {}
+        run.spans = _read_table(run, SPANS, draw_spans) or {}
         try:
             run.benchmarks = read_report(out / BENCHMARKS)
         except (ValueError, OSError, GristmillError) as error:
@@ -265,14 +266,16 @@ def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
     return dict(sorted(found.items()))
 
 
-def _draw_spans(file: pq.ParquetFile) -> "dict[str, list[Span]]":
-    """Some places of each benchmark, drawn by a hash of the documents' keys."""
+def draw_spans(file: pq.ParquetFile) -> "dict[str, list[Span]]":
+    """Some places of each benchmark, drawn by a hash of the documents' keys; of an item in a document the first."""
     found = dict[str, list[Span]]()
     for row in _rows(file, ["file", "row", "benchmark", "item", "match", "share", "text", "item_text"]):
         key = DocKey(row["file"], row["row"])
         match = f"{row['match']} {row['share']:.0%}"
         span = Span(crc32(str(key).encode("utf-8", "replace")), key, row["item"], match, row["text"], row["item_text"])
-        found[row["benchmark"]] = sorted([*found.get(row["benchmark"], []), span])[:_OF_A_RULE]
+        some = found.get(row["benchmark"], [])
+        if (span.key, span.item) not in [(one.key, one.item) for one in some]:
+            found[row["benchmark"]] = sorted([*some, span])[:_OF_A_RULE]
     return dict(sorted(found.items()))
 
 

@@ -19,6 +19,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
+from gristmill_cli.report.records import draw_spans
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
@@ -212,3 +213,16 @@ def test_it_opens_in_two_seconds(copy: Path) -> None:
             yield time.perf_counter() - began
 
     assert min(seconds("report.html")) - min(seconds("empty.html")) < 2
+
+
+def test_a_place_is_shown_once_though_it_is_exact_and_near(tmp_path: Path) -> None:
+    row = {"file": "web/a.jsonl", "row": 3, "benchmark": "quiz", "item": "quiz.jsonl@0", "text": "x", "item_text": "y"}
+    rows = [
+        row | {"match": "exact", "share": 0.5},
+        row | {"match": "near", "share": 0.8},
+        row | {"match": "near", "share": 0.7, "row": 4},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "spans.parquet")
+    with pq.ParquetFile(tmp_path / "spans.parquet") as file:
+        shown = draw_spans(file)["quiz"]
+    assert sorted((span.key.row, span.match) for span in shown) == [(3, "exact 50%"), (4, "near 70%")]

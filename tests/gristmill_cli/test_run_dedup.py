@@ -64,7 +64,7 @@ def test_a_cluster_and_a_source_that_look_wrong_are_said(tmp_path: Path, capsys:
     assert large.startswith("clusters of 300 documents or more: 1; the largest has 1,") and "web/a.jsonl@" in large
     assert "largest clusters less than 50% of the sampled pairs are similar" in unlike
     assert source.startswith("the source web loses") and "the median of the others is 0.0%" in source
-    assert all(" OUT --" in line for line in first.warnings)  # where to look
+    assert all(f" {config.out} --" in line for line in first.warnings)  # where to look
     printed = capsys.readouterr().err
     assert all(f"warning: {line}\n" in printed for line in first.warnings)
     console = Console(width=400)

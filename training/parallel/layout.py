@@ -41,9 +41,10 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return full
 
     def describe(self) -> str:
-        """One line for logs, such as "dp 4 x ZeRO-2 x tp 2"."""
+        """One line for logs, such as "dp 4 x ZeRO-2 x tp 2"; ep divides ranks that are counted there."""
         kinds = [self.describe_data(), self.describe_tensor(), self.describe_pipeline(), self.describe_context()]
-        return " x ".join(word for words in [*kinds, self.describe_expert()] for word in words)
+        experts = f", ep {self.ep} within dp" + " x cp" * (self.cp > 1) if self.ep > 1 else ""
+        return " x ".join(word for words in kinds for word in words) + experts
 
     def record(self) -> dict[str, Any]:
         """The fields, as checkpoints have them; those of kinds beyond data, tensor and pipeline only where used."""

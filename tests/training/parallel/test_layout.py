@@ -136,6 +136,12 @@ def test_each_way_out_of_a_grid_that_does_not_fit_works(ranks: int, depth: int, 
     )
 
 
+def test_the_numbers_of_ranks_in_a_description_multiply_to_the_processes() -> None:
+    layout = ParallelConfig(dp=2, zero=1, zero_group=2, cp=2, ep=4)
+    assert layout.describe() == "dp 2 x ZeRO-1 x cp 2 (ring), ep 4 within dp x cp" and layout.processes == 4
+    assert replace(layout, cp=1, ep=2).describe() == "dp 2 x ZeRO-1, ep 2 within dp"
+
+
 def test_a_grid_is_described_and_recorded_where_there_is_one() -> None:
     layout = ParallelConfig(tp=8, tensor="2.5d", depth=2).resolve(16, MODEL, SEQ_LEN)
     assert layout.describe() == "dp 2 x tp 8 (2.5d, 2 x 2 x 2)" and layout.grid == (2, 2, 2)

@@ -17,10 +17,6 @@ class ExpertOptions:
     other the tokens that chose them."""
     RANGES: ClassVar[dict[str, Range]] = {"ep": Range(1, 2**31 - 1)}
 
-    def describe_expert(self) -> list[str]:
-        """Words for logs, such as "ep 2"."""
-        return [f"ep {self.ep}"] * (self.ep > 1)
-
     def check_expert(self, model: ModelConfig, replicas: int, shards: int) -> None:
         """Raise UsageError unless ep divides the experts, and the ranks that are to have them."""
         ep = self.ep
