@@ -258,7 +258,7 @@ def start_fork_server(modules: list[str]) -> None:
     of this project, one that is installed or in the working folder.
     """
     compiled = ["numba"] if "gristmill.kernels" in sys.modules else []  # else every worker would import it
-    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *compiled, *modules])
+    forkserver.set_forkserver_preload([*compiled, _FOR_FORK_SERVER, *modules])
     folders = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     with _ONE_AT_A_TIME:  # of several threads: the environment is the whole process's
