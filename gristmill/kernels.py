@@ -60,8 +60,8 @@ class Kernel:
         dispatcher = numba.njit(nogil=True, **self._options)(self.py_func)
         if hasattr(dispatcher, "_cache"):  # private in numba: without it every process compiles for itself
             dispatcher._cache = _KernelCache(dispatcher)
-        # Private too: before it compiles numba imports what others register with it, which no kernel here needs, such as
-        # all of awkward, which comes with gigatoken.
+        # Private too: before it compiles numba imports what others register with it, which no kernel here needs, as all
+        # of awkward, which comes with gigatoken.
         dispatcher._compilation_chain_init_hook = lambda: None
         return dispatcher
 

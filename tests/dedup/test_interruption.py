@@ -91,7 +91,7 @@ def test_generate_duplicate_pairs(
     assert not list(killed.rglob("*.bin"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("pattern", "workers"), [("bands/*/*.bin", 1), ("edges/*.bin", 2)])
 def test_generate_connected_components(
     minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int

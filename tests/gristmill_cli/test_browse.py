@@ -108,6 +108,7 @@ def test_documents_are_named_and_found_by_their_own_ids(config: RunConfig) -> No
     assert "@1 (id <i>1)" in Numbers(pairs).text and "@56 (id <i>56)" in Numbers(rules).text
 
 
+@pytest.mark.thorough
 def test_a_run_in_a_bucket_is_browsed(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("", "duplicates", "rules?rule=words", "spans?benchmark=quiz", "clusters", "cluster?place=0")
     names += (f"duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}",)

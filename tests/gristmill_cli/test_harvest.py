@@ -45,6 +45,7 @@ def test_the_budget_is_shared_and_every_record_has_text_and_its_path(corpus: Pat
     assert all(size <= MEGABYTES * 1e6 / 4 for source, size in sizes.items() if source != "github")
 
 
+@pytest.mark.thorough
 def test_one_that_was_killed_is_gathered_again_with_the_same_bytes_and_one_that_has_finished_is_left(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,15 +21,27 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("readme") / "corpus")
 
 
-def test_the_pipeline_then_training(corpus: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """What README's commands write."""
+    out = tmp_path_factory.mktemp("out")
     pipeline = PIPELINE.replace("--tokenizer.vocab_size 4096", "--tokenizer.vocab_size 420 --mix.holdout 0.05")
-    blocks = [pipeline, TRAIN, *ON_TRAINING]
-    done = shell("\n".join(block.removeprefix(". .venv/bin/activate\n") for block in blocks),
-                 CORPUS=str(corpus), OUT=str(tmp_path / "out"))  # fmt: skip
+    done = shell(pipeline + TRAIN.removeprefix(". .venv/bin/activate\n"), CORPUS=str(corpus), OUT=str(out))
     assert done.returncode == 0, done.stderr
     assert "funnel: documents" in done.stdout and "repeated" in done.stdout and "step 20/20" in done.stdout
+    return out
+
+
+def test_the_pipeline_then_training(out: Path) -> None:
+    assert list((out / "model/checkpoints").iterdir())
+
+
+@pytest.mark.thorough
+def test_the_commands_of_pages_on_training(out: Path) -> None:
+    done = shell("\n".join(ON_TRAINING), OUT=str(out))
+    assert done.returncode == 0, done.stderr
     assert "tp 2 with sequence parallelism x pp 2" in done.stdout and "step 30/30" in done.stdout
-    assert (tmp_path / "out/hf/model.safetensors").is_file() and list((tmp_path / "out/from_hf").iterdir())
+    assert (out / "hf/model.safetensors").is_file() and list((out / "from_hf").iterdir())
 
 
 @pytest.mark.parametrize("page", ["README.md", "guides/dedup.md"])

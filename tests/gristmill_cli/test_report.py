@@ -129,6 +129,7 @@ def test_the_same_records_give_the_same_bytes(out: Path, written: str, tmp_path:
     assert (tmp_path / "again.html").read_text() == written
 
 
+@pytest.mark.thorough
 def test_a_run_in_a_bucket_is_reported(out: Path, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with object_store() as store:
         for name, value in store.environment.items():

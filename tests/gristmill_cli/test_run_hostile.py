@@ -138,6 +138,7 @@ def test_the_work_of_a_run_grows_as_hostile_documents_do(tmp_path: Path, monkeyp
     assert more.sorted <= MOST * less.sorted + FEW
 
 
+@pytest.mark.thorough
 def test_the_square_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NFC's sort, where marks are not sorted before; and of a function that is called for pairs of characters."""
 

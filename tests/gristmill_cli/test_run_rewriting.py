@@ -97,6 +97,7 @@ def test_the_report_shows_what_they_took(alone: Path) -> None:
     assert len({it["item"] for it in shown}) == 2
 
 
+@pytest.mark.thorough
 def test_three_shards_write_the_same_bytes(folder: Path, alone: Path, tmp_path: Path) -> None:
     command = run_arguments(folder / "corpus", tmp_path / "out", *options(folder))
     shards = [subprocess.Popen([*command, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
@@ -128,6 +129,7 @@ def store(folder: Path) -> Iterator[Store]:
         yield running
 
 
+@pytest.mark.thorough
 def test_a_bucket_has_the_same_bytes(store: Store, folder: Path, alone: Path) -> None:
     done = run(
         Path("s3://bucket/corpus"), Path("s3://bucket/out"), *options(folder, "s3://bucket/quiz"), **store.environment

@@ -172,6 +172,7 @@ def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, f
     assert of_corpus == ["corpus/"] * 2  # before the first stage and, as the lock may have been waited for, in it
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, local: Local) -> None:
     store.upload_tree(local.out, "moved")
     before = outputs(store, "moved")
@@ -186,6 +187,7 @@ def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, l
     assert code != 0 and "cannot be compared" in printed and "Give the options that the index was made with" in printed
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_killed_and_two_at_once(store: Store, start: Start, local: Local) -> None:
     chance = random.Random(1)
     process = start("s3://bucket/killed")
@@ -215,6 +217,7 @@ def drop(documents):
 """
 
 
+@pytest.mark.thorough
 def test_a_driver_that_was_stopped_until_another_had_finished_writes_nothing(store: Store, start: Start) -> None:
     def begin(function: str) -> subprocess.Popen[str]:
         words = ("apply", "s3://bucket/corpus", "s3://bucket/applied", function, "--max_malformed", "0.05")
@@ -262,6 +265,7 @@ def test_an_output_that_cannot_be(start: Start, out: str) -> None:
     assert code == 2 and printed.count("\n") == 1, printed
 
 
+@pytest.mark.thorough
 def test_sources_of_a_table_are_read_in_a_bucket_as_on_a_disk(local: Local, store: Store, tmp_path: Path) -> None:
     config = tmp_path / "sources.toml"
     config.write_text('[sources.book]\nformat = "jsonl"\n[sources.mine]\npath = "code/x.parquet"\nweight = 2\n')

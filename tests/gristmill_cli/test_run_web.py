@@ -164,6 +164,7 @@ def test_a_crawl_is_accounted_for_by_rule(crawled: Crawl) -> None:
     assert tokens == kept
 
 
+@pytest.mark.thorough
 def test_three_shards_write_the_bytes_of_one_process(crawled: Crawl, tmp_path: Path) -> None:
     words = crawled.words(crawled.corpus, tmp_path / "out")
     started = [subprocess.Popen([*words, "--shard", f"{i}/3"], cwd=ROOT, stdout=subprocess.DEVNULL) for i in range(3)]
@@ -171,6 +172,7 @@ def test_three_shards_write_the_bytes_of_one_process(crawled: Crawl, tmp_path: P
     assert tree(tmp_path / "out") == tree(crawled.out)
 
 
+@pytest.mark.thorough
 def test_a_bucket_gets_the_bytes_of_a_disk(crawled: Crawl, tmp_path: Path) -> None:
     with object_store() as store:
         store.upload_tree(crawled.corpus, "corpus")

@@ -13,6 +13,7 @@ from tests.tokenizers_of_models import content_of
 
 TUTORIALS = sorted(page for page in PAGES if page.startswith("tutorials/") and "```bash" in PAGES[page])
 BLOCK = re.compile(r"^```(bash|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LONG = {"tutorials/first-model.md", "tutorials/hugging-face.md"}  # a minute each
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 
@@ -20,7 +21,9 @@ def test_there_are_five() -> None:
     assert len(TUTORIALS) == 5 == len(list((DOCS / "tutorials").glob("*.md")))
 
 
-@pytest.mark.parametrize("page", TUTORIALS)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.thorough] * (page in LONG)) for page in TUTORIALS]
+)
 def test_a_tutorial_ends_as_it_says(page: str, tmp_path: Path) -> None:
     if "smollm" in PAGES[page]:
         _small_model(tmp_path / "smollm")

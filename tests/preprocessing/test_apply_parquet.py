@@ -168,6 +168,7 @@ def test_files_of_a_source_whose_types_differ_are_named(tmp_path: Path, monkeypa
         apply(tmp_path / "corpus", tmp_path / "out", "choosing:most", RunOptions(workers=1), format="parquet")
 
 
+@pytest.mark.thorough
 def test_shards_and_a_bucket_give_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
 

@@ -51,6 +51,7 @@ def grind(tmp_path: Path, start, digest):
     return grind
 
 
+@pytest.mark.thorough
 def test_output_depends_on_inputs_and_seed_only(grind) -> None:
     one = grind("one", seed="0", workers=1, backwards=False)
     two = grind("two", seed="1", workers=2, backwards=True)

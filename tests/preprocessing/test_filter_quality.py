@@ -270,6 +270,7 @@ def test_every_document_is_written_or_in_the_table_with_its_rule_and_value(
     assert "2 mail and IP addresses replaced in the documents written" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_time_is_linear_in_hostile_texts() -> None:
     recipe, seconds = load_recipe("fineweb"), dict[int, float]()
     made = [lambda n: "(" * n, lambda n: "a." * (n // 2), lambda n: "a " * (n // 2), lambda n: "." * n,

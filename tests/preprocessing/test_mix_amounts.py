@@ -66,6 +66,7 @@ def test_tokens_are_those_that_the_tokenizer_counts(
     assert weights_of(tmp_path / "out") == {"book": 1, "web": 3}
 
 
+@pytest.mark.thorough
 def test_bytes_are_the_same_under_workers_and_shards_and_done_is_done(
     tmp_path: Path, norm: Path, tokenizer: Path, capsys
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.gristmill_cli.documentation import DOCS
 
 
+@pytest.mark.thorough
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
     from nbclient import NotebookClient

@@ -88,6 +88,7 @@ def test_a_ramp_resumes_in_its_middle_bit_for_bit(config: TrainConfig, tmp_path:
         assert losses(other.out_dir) == losses(config.out_dir) and rows(read)[:75] == whole[:75]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [(2, ["--parallel.dp", "2"]), (2, ["--parallel.pp", "2", "--parallel.micro_batches", "2"]),

@@ -35,6 +35,7 @@ def losses(out_dir: Path) -> list[float]:
     return [record["loss"] for record in read_metrics(out_dir / METRICS) if record["kind"] in ("step", "eval")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("chosen", OPTIONS)
 def test_a_run_resumes_bit_for_bit(config: TrainConfig, tmp_path: Path, chosen: str) -> None:
     data = replace(config.data, **OPTIONS[chosen])  # type: ignore[arg-type]
@@ -56,6 +57,7 @@ def test_two_processes_train_on_what_one_does(
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "2"), rel=1e-9)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layout", ["--parallel.dp=2", "--parallel.pp=2 --parallel.micro_batches=2", "--parallel.cp=2"])
 def test_no_first_token_of_a_document_is_a_target_of_eod_mask_loss(
     corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None], layout: str

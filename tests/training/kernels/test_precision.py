@@ -66,7 +66,7 @@ def alone() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("precision", "layout"),  # the certificate has the gradients of each layout in bf16
     [("bf16", x) for x in ("ddp", "zero1", "zero3", "zero2-tp-pp")] + [("fp16", x) for x in ("zero2", "tp", "pp")],

@@ -52,6 +52,7 @@ def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
     return results
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("ranks", "vocab_size"), [(1, 60), (2, 61), (3, 64)])
 def test_offloaded_parameters_train_bitwise_as_in_memory(
     run_ranks: RunRanks, tmp_path: Path, ranks: int, vocab_size: int

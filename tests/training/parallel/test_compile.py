@@ -43,6 +43,7 @@ def losses(out_dir: Path) -> list[float]:
     return [r["loss"] for r in read_metrics(out_dir / METRICS) if "loss" in r]
 
 
+@pytest.mark.every(4)
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "recompute", "backend", "model"),

@@ -125,6 +125,7 @@ def test_a_run_goes_on_with_more_ranks_than_heads_of_keys_and_values(
     assert stored_rows(first, "blocks.0.attention.v.bias") == [(0, rows), (rows, rows)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("place", ["optimizer", "parameters"])
 def test_training_from_disk_has_the_same_losses(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str

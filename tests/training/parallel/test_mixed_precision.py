@@ -79,6 +79,7 @@ def traffic(precision: str, reduce_bf16: bool) -> dict[str, Traffic]:
     return found
 
 
+@pytest.mark.thorough
 def test_activations_and_parameters_travel_in_16_bits_and_gradients_in_32(run_ranks: RunRanks) -> None:
     (wide, _), (low, _), (lowest, _) = (
         run_ranks(2, traffic, *each) for each in (("fp32", False), ("bf16", False), ("bf16", True))
@@ -242,6 +243,7 @@ def accumulation_error(layout: ParallelConfig, copies: int) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "zero"), [(1, 0), (2, 0), (2, 1), (2, 3)])
 def test_gradients_of_micro_batches_are_accumulated_in_float32(run_ranks: RunRanks, size: int, zero: Any) -> None:
     assert max(run_ranks(size, accumulation_error, ParallelConfig(zero=zero), 40)) < 1e-5  # in bf16 1e-2

@@ -16,7 +16,7 @@ CHOICE += ("2D", "3D", "ring", "Ulysses")
 COMPRESSED = ("PowerSGD", "PowerSGD, tp, sequence parallel", "int8", "int8, tp, pp")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", CHOICE)
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_traffic_in_bf16_is_that_of_the_formulas(run_ranks: RunRanks, name: str, preset: Any) -> None:

@@ -269,7 +269,7 @@ if torch.__version__ >= "2.13":  # older ones refuse this schedule
     FAULTS.append((ends_not_summed, case("gpt2", pp=2, schedule="zbv"), "gradient"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str

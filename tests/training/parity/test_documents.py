@@ -91,6 +91,7 @@ def run_with_fault(name: str, chosen: Case) -> RankResult:
         return run_case(chosen)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_red_by_a_finite_difference(rank_pool: RankPool, name: str) -> None:
     _, chosen, seen_in = FAULTS[name]

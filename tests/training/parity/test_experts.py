@@ -40,7 +40,7 @@ PLAIN: dict[str, Any] = {"reference": "plain decoder"}
 CASES = [case for case in feature_cases(full=True)[0] if case.sparse]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("chosen", CASES, ids=str)
 def test_layouts_of_sparse_models_agree_with_their_reference_and_with_theory(rank_pool: RankPool, chosen: Case) -> None:
     row = Certifier(rank_pool).certify(chosen)
@@ -200,7 +200,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{f.__name__} {c}" for f, c, _ in FAULTS])
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str

@@ -60,7 +60,7 @@ CASES = [  # beside those of the certificate
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("chosen", CASES, ids=str)
 def test_a_grid_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
@@ -153,7 +153,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str

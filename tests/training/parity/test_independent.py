@@ -62,7 +62,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("chosen", [*filter(is_here, feature_cases()[0]), DROPPED], ids=str)
 def test_training_agrees_with_an_independent_reference(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
@@ -355,6 +355,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Case, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_all_share_turns_red_by_a_finite_difference(certifier: Certifier, name: str) -> None:
     _, chosen, seen_in = FAULTS[name]

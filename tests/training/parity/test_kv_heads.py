@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("chosen", CASES, ids=str)
 def test_copies_of_heads_agree_with_one_process_and_with_theory(rank_pool: RankPool, chosen: Case) -> None:
     row = Certifier(rank_pool).certify(chosen)

@@ -59,6 +59,7 @@ def test_wrong_options_are_told() -> None:
         parity(only="alpaca")
 
 
+@pytest.mark.thorough
 def test_small_cases_run_beside_large_ones_and_rows_keep_the_order_of_cases() -> None:
     by_size = {case.processes: case for case in covering_cases()}
     cases = [by_size[3], by_size[2], by_size[1]]

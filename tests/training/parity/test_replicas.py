@@ -84,7 +84,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("row", "fault", "seen_in"), FAULTS, ids=[f"{row}-{f.__name__}" for row, f, _ in FAULTS])
 def test_a_planted_fault_turns_a_row_red(rank_pool: RankPool, row: str, fault: Fault, seen_in: str) -> None:
     require_finite_difference(rank_pool, fault, CASES[row], seen_in)

@@ -73,6 +73,7 @@ def small_run(
     return PlannedRun(model, layout, sequences, 32, cluster, recompute)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     layout, processes, rank, preset, recompute = LAYOUTS[name]
@@ -97,6 +98,7 @@ def test_ranks_with_the_same_head_of_keys(rank: int) -> None:
     assert found.agrees and found.sent == found.expected_sent and ("kv", "all-reduce") in found.sent
 
 
+@pytest.mark.thorough
 def test_full_size() -> None:
     """BLOOM-176B on 384 GPUs, with a tenth of its micro-batches."""
     run = find_published_run("bloom-176b").run

@@ -230,6 +230,7 @@ def test_a_large_record_is_held_by_a_lock_of_the_node(
     assert found == [tempfile.gettempdir()] * 2
 
 
+@pytest.mark.thorough
 def test_the_scratch_size_holds_for_all_tasks_of_a_node(
     cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_error_of_a_task_ends_every_process_with_one_line(tmp_path: Path, so
     assert not {name for name in left_behind(tmp_path / "out") if "scratch" in name or "board" in name}
 
 
+@pytest.mark.thorough
 def test_a_bucket_is_shared_like_a_disk(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the scratch folders
     target = f"s3://{BUCKET}/out"

@@ -74,6 +74,7 @@ def unsent(config: TrainConfig) -> dict[str, Tensor]:
         return found
 
 
+@pytest.mark.thorough
 def test_other_numbers_of_replicas_take_over_what_was_left_out(
     short: TrainConfig, run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def assert_equal(found: Named, expected: Named, limit: float) -> None:
     assert worst <= limit, worst
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fault", ["not averaged", "not divided", "momentum lost"])
 def test_a_planted_fault_turns_red(exact: TrainConfig, run_ranks: RunRanks, fault: str) -> None:
     run_ranks(2, train_with_fault, exact, fault)
@@ -167,7 +168,7 @@ def _times(factor: int, mean: Callable[[list[Tensor]], None]) -> Callable[[list[
     return scaled
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [
