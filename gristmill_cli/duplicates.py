@@ -2,7 +2,7 @@
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from itertools import groupby, islice, takewhile
 from math import isnan
@@ -230,6 +230,11 @@ def label_of(document: Document) -> str:
     found = {"id": document.own_id, "part": document.value(PART_FIELD)}
     own = [f"{name} {value}" for name, value in found.items() if value is not None]
     return f"{document.key} ({', '.join(own)})" if own else str(document.key)
+
+
+def label_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
+    """The label of a document, or where its text is no longer there its key."""
+    return label_of(documents[key]) if key in documents else str(key)
 
 
 def _shingles_of(out: Path) -> tuple[int, Unit]:

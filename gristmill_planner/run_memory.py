@@ -68,7 +68,7 @@ def _megatron_rank(run: PlannedRun, rank: int) -> RunMemory:
     model, layout, held = run.model, run.layout, run.held[rank]
     first, last = 0 in held, layout.stages - 1 in held
     vocabulary = (first + (last and not (model.tied and first))) * model.vocab_size * model.width
-    parameters = (run.rank_layers[rank] * layer_parameters(model) + vocabulary) / run.parts
+    parameters = (run.rank_layers[rank] * layer_parameters(model)[0] + vocabulary) / run.parts
     shards = layout.zero_group if layout.zero else 1
     states = {
         "weights": 2 * parameters / (shards if layout.zero == 3 else 1),

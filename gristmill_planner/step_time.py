@@ -219,28 +219,24 @@ def rank_parameters(run: PlannedRun) -> float:
     """
     layout = run.layout
     ends = 2 if layout.pp == 1 and not run.model.tied else 1
-    others = max(run.rank_layers) * (layer_parameters(run.model) - layer_experts(run.model))
+    whole_layer, of_experts = layer_parameters(run.model)
+    others = max(run.rank_layers) * (whole_layer - of_experts)
     whole = others + ends * run.model.vocab_size * run.model.width
     return whole / (run.axes["tp"].ranks // layout.depth) + rank_experts(run)
 
 
 def rank_experts(run: PlannedRun) -> float:
     """Those of `rank_parameters` that are of experts, which expert-parallel ranks divide."""
-    return max(run.rank_layers) * layer_experts(run.model) / (run.axes["tp"].ranks * run.axes["ep"].ranks)
+    return max(run.rank_layers) * layer_parameters(run.model)[1] / (run.axes["tp"].ranks * run.axes["ep"].ranks)
 
 
 @lru_cache
-def layer_parameters(model: ModelConfig) -> float:
-    """Parameters of one decoder layer; of sparse and dense ones on average."""
+def layer_parameters(model: ModelConfig) -> tuple[float, float]:
+    """Parameters of one decoder layer, of sparse and dense ones on average; and those of them that are of experts."""
     layers = range(model.layers if model.experts else 1)
-    return sum(p.numel for p in stage_parameters(model, layers, False, False)) / len(layers)
-
-
-@lru_cache
-def layer_experts(model: ModelConfig) -> float:
-    """Those of `layer_parameters` that are of experts."""
-    parameters = stage_parameters(model, range(model.layers), False, False) if model.experts else []
-    return sum(p.numel for p in parameters if is_expert(p.name)) / model.layers
+    found = stage_parameters(model, layers, False, False)
+    experts = (p.numel for p in found if is_expert(p.name))
+    return sum(p.numel for p in found) / len(layers), sum(experts) / len(layers)
 
 
 def _slower(device: float, host: float) -> float:

@@ -18,8 +18,8 @@ from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write_bytes
 from gristmill_cli.browse.tables import RunTables
-from gristmill_cli.duplicates import label_of, mark_differences
-from gristmill_cli.report.page import marked, page, said
+from gristmill_cli.duplicates import label_among, mark_differences
+from gristmill_cli.report.page import beside, marked, page, said
 from gristmill_cli.report.records import load_options, read_options
 from gristmill_cli.run_config import RunConfig
 from preprocessing.mixing.drops import read_keep_list
@@ -143,7 +143,7 @@ class Pages:
         if name == "spans":
             match = f"{row['match']} {float(str(row['share'])):.0%}"
             yield f"<h3>{shown} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}, {match}</h3>"
-            yield _beside(escape(str(row["text"])), escape(str(row["item_text"])))
+            yield beside(escape(str(row["text"])), escape(str(row["item_text"])))
         elif name == "rules":
             yield f"<h3>{shown}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"
             yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
@@ -154,7 +154,7 @@ class Pages:
             yield self._mark(key, back) + self._mark(kept, back)
             if key in documents and kept in documents:
                 sides = mark_differences(documents[key].text, documents[kept].text)
-                yield _beside(*map(marked, sides))
+                yield beside(*map(marked, sides))
             else:
                 yield said(_GONE)
 
@@ -188,7 +188,7 @@ class Pages:
                 yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
             else:
                 sides = mark_differences(documents[key].text, documents[lead].text)
-                yield _beside(*map(marked, sides))
+                yield beside(*map(marked, sides))
         yield said("Right of each text is that of the cluster's first document.", "soft")
 
     def _document(self, query: dict[str, str]) -> Iterator[str]:
@@ -196,14 +196,13 @@ class Pages:
         documents = self.tables.documents([key], query.get("of", ""), self.config)
         found = _text(key, documents)
         more = f"\n… {len(found) - _LONGEST:,} more characters" if len(found) > _LONGEST else ""
-        yield f"<h2>{escape(label_of(documents[key]) if key in documents else str(key))}</h2>"
+        yield f"<h2>{escape(label_among(key, documents))}</h2>"
         if query.get("of") in _MARKED_BY:
             yield self._mark(key, self._address("document", query))
         yield f'<blockquote style="white-space:pre-wrap">{escape(found[:_LONGEST])}{escape(more)}</blockquote>'
 
     def _key(self, key: DocKey, of: str, documents: dict[DocKey, Document]) -> str:
-        name = label_of(documents[key]) if key in documents else str(key)
-        return _link(f"/document?{urlencode({'key': str(key), 'of': of})}", name)
+        return _link(f"/document?{urlencode({'key': str(key), 'of': of})}", label_among(key, documents))
 
     def _mark(self, key: DocKey, back: str) -> str:
         """Buttons to mark a document."""
@@ -246,10 +245,6 @@ def _paging(name: str, query: dict[str, str], first: int, total: int) -> str:
              for place, text in ((first - _PAGE, "before"), (first + _PAGE, "next")) if 0 <= place < total]  # fmt: skip
     shown = f"{first + 1:,} to {min(first + _PAGE, total):,} of {total:,}" if first < total else f"none of {total:,}"
     return f"<p>{shown} {' · '.join(links)}</p>"
-
-
-def _beside(left: str, right: str) -> str:
-    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
 
 
 def _excerpt(text: str) -> str:

@@ -11,7 +11,20 @@ from dedup.clustering.lsh import detection
 from gristmill.counts import INCOMING, LEFT_OUT, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
 from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
-from gristmill_cli.report.page import Number, figure, fold, grid, marked, pointer, said, section, table, tiles
+from gristmill_cli.report.page import (
+    Number,
+    beside,
+    counted,
+    figure,
+    fold,
+    grid,
+    marked,
+    pointer,
+    said,
+    section,
+    table,
+    tiles,
+)  # fmt: skip
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
 from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
@@ -79,12 +92,8 @@ def _so_far(run: DataRun) -> str:
     rows = list[list[str | Number]]()
     for name, record in run.stages.items():
         for reason in record.counts.reasons:
-            cells = [
-                Number(its[reason].documents,
-                       record=pointer(f"{_STATE}/{name}.json", "counts", "tallies", source, reason, "documents"))
-                if reason in (its := record.counts.tallies.get(source, {})) else Number(0)
-                for source in sources
-            ]  # fmt: skip
+            where = f"{_STATE}/{name}.json", "counts", "tallies"
+            cells = [counted(record.counts, source, reason, *where) for source in sources]
             rows.append([f"{name}: {reason}", Number(record.counts.total(reason).documents), *cells])
     numbers = table(["documents", "all", *sources], rows, "so_far") if rows else ""
     return section("Where the documents went, so far", numbers)
@@ -107,15 +116,7 @@ def _funnel(counts: Counts) -> str:
     picture = draw_sankey(flows, list(dict.fromkeys(starts.values())), right)
     rows = list[list[str | Number]]()
     for reason in [*(name for name in INCOMING if counts.total(name).documents), *reasons]:
-        cells = [
-            Number(
-                counts.total(reason, source).documents,
-                record=pointer(FUNNEL_FILE, "went", source, reason, "documents")
-                if reason in counts.tallies[source]
-                else "",
-            )
-            for source in sources
-        ]
+        cells = [counted(counts, source, reason, FUNNEL_FILE, "went") for source in sources]
         rows.append([reason, Number(counts.total(reason).documents), *cells])
     numbers = table(["", "all", *sources], rows, "funnel")
     unread = counts.unread_files()
@@ -141,11 +142,8 @@ def _sizes(counts: Counts) -> str:
     megabytes = {name: [counts.total(it, source).bytes / 1e6 for source in shown] for name, it in ends.items()}
     lengths = {name: [_mean(counts.total(it, source)) for source in shown] for name, it in ends.items()}
     rows: list[list[str | Number]] = [
-        [source, *(
-            Number(counts.total(it, source).bytes, record=pointer(FUNNEL_FILE, "went", source, it, "bytes")
-                   if it in counts.tallies[source] else "")
-            for it in ends.values()
-        ), *(Number(round(_mean(counts.total(it, source)))) for it in ends.values())]
+        [source, *(counted(counts, source, it, FUNNEL_FILE, "went", of="bytes") for it in ends.values()),
+         *(Number(round(_mean(counts.total(it, source)))) for it in ends.values())]
         for source in sources
     ]  # fmt: skip
     numbers = table(["", "bytes read", "bytes for training", "a document, read", "for training"], rows, "sizes")
@@ -220,12 +218,9 @@ def _shares(run: DataRun) -> str:
     whole = sum(weights[source] * unique[source] for source in sources) or 1
     requested = [100 * weights[source] * unique[source] / whole for source in sources]
     realised = [100 * counts.total(WRITTEN, source).documents / total for source in sources]
-    where = f"{_STATE}/pass1.json"
     rows: list[list[str | Number]] = [
         [source, Number(weights[source], f"{weights[source]:g}"),
-         Number(counts.total(WRITTEN, source).documents,
-                record=pointer(where, "counts", "tallies", source, WRITTEN, "documents")
-                if WRITTEN in counts.tallies[source] else ""),
+         counted(counts, source, WRITTEN, f"{_STATE}/pass1.json", "counts", "tallies"),
          *([] if amounts else [Number(wanted, f"{wanted:.2f} %")]), Number(share, f"{share:.2f} %")]
         for source, wanted, share in zip(sources, requested, realised, strict=True)
     ]  # fmt: skip
@@ -333,8 +328,7 @@ def _pairs(run: DataRun) -> str:
         if removed == kept:
             parts.append(f"<blockquote>{escape(excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
             continue
-        sides = "".join(f"<div>{marked(side)}</div>" for side in mark_differences(removed, kept))
-        parts.append(f'<div class="pair">{sides}</div>')
+        parts.append(beside(*map(marked, mark_differences(removed, kept))))
     note = said(f"The {len(run.removals.least)} least similar, then some spread over all. Left the document that was "
                 "removed, right the one that was kept, from shortly before their first difference; words that the "
                 "other has not are marked.", "soft")  # fmt: skip

@@ -5,6 +5,8 @@ from html import escape
 
 from rich.text import Text
 
+from gristmill.counts import Counts
+
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1c2024;--soft:#7a828c;--line:#dfe3e8;--panel:#f6f7f9;--warn:#fff1d6;
 --edge:#d98e04;--mark:#ffe08a;--c0:#2f6fb5;--c1:#d9822b;--c2:#3a9a6b;--c3:#b5487a;--c4:#7a62c9;--c5:#8a7a2c;--c6:#3a9fb0;
@@ -78,6 +80,12 @@ class Number(float):
         return f'data-value="{self.exact!r}"' + (f' data-record="{escape(self.record)}"' if self.record else "")
 
 
+def counted(counts: Counts, source: str, reason: str, where: str, *names: str, of: str = "documents") -> Number:
+    """Documents, or bytes, of a source under a reason, and where they are recorded, if they are."""
+    record = pointer(where, *names, source, reason, of) if reason in counts.tallies.get(source, {}) else ""
+    return Number(getattr(counts.total(reason, source), of), record=record)
+
+
 def table(head: Sequence[str], rows: Iterable[Iterable[str | Number]], name: str = "") -> str:
     """A table whose first column are names; numbers have their exact values in attributes."""
     lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
@@ -122,6 +130,11 @@ def tiles(numbers: Mapping[str, Number]) -> str:
         for name, number in numbers.items()
     )
     return f'<div class="tiles">{each}</div>'
+
+
+def beside(left: str, right: str) -> str:
+    """Two texts, as HTML."""
+    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
 
 
 def fold(title: str, body: str) -> str:

@@ -4,10 +4,9 @@ from html import escape
 from pathlib import Path
 
 from gristmill.counts import CHANGED, READ
-from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_folder
-from gristmill_cli.duplicates import CORPORA, label_of, mark_differences, some_documents
-from gristmill_cli.report.page import Number, fold, marked, pointer, said, section, table
+from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents
+from gristmill_cli.report.page import Number, beside, counted, fold, marked, pointer, said, section, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
 
@@ -25,7 +24,7 @@ def show_rules(run: DataRun) -> str:
     parts = list[str]()
     for rule, some in run.by_rule.items():
         shown = "".join(
-            f"<p><b>{escape(_label(it.key, found))}</b>, {escape(f'{it.value:.4g}')}</p>"
+            f"<p><b>{escape(label_among(it.key, found))}</b>, {escape(f'{it.value:.4g}')}</p>"
             f"<blockquote>{escape(excerpt(found[it.key].text if it.key in found else _GONE))}</blockquote>"
             for it in some
         )
@@ -51,11 +50,11 @@ def show_benchmarks(run: DataRun) -> str:
             for source in sources
             for count in [its.documents.get(source, 0)]
         ]
-        rows.append([name, Number(its.items, record=pointer(where, "benchmarks", name, "items")),
-                     Number(its.found, record=pointer(where, "benchmarks", name, "found")),
-                     Number(share, f"{share:.1%}"),
-                     Number(its.near, record=pointer(where, "benchmarks", name, "near")),
-                     Number(its.too_short), *cells])  # fmt: skip
+        items, some, near = (
+            Number(getattr(its, kind), record=pointer(where, "benchmarks", name, kind))
+            for kind in ("items", "found", "near")
+        )
+        rows.append([name, items, some, Number(share, f"{share:.1%}"), near, Number(its.too_short), *cells])
     policy = str(run.options.get("decontaminate", {}).get("policy"))
     record = run.stages["decontaminate"].counts
     gone = record.total(CONTAMINATED).documents
@@ -64,9 +63,8 @@ def show_benchmarks(run: DataRun) -> str:
     parts = list[str]()
     for name, spans in run.spans.items():
         sides = "".join(
-            f"<p><b>{escape(f'{_label(span.key, documents)} has {span.item}, {span.match}')}</b></p>"
-            f'<div class="pair"><div>{escape(excerpt(span.text))}</div>'
-            f"<div>{escape(excerpt(span.item_text))}</div></div>"
+            f"<p><b>{escape(f'{label_among(span.key, documents)} has {span.item}, {span.match}')}</b></p>"
+            + beside(escape(excerpt(span.text)), escape(excerpt(span.item_text)))
             for span in spans
         )
         parts.append(fold(f"{name}: places in documents, and the items", sides))
@@ -84,14 +82,12 @@ def show_lines(run: DataRun) -> str:
     if not run.lines:
         return ""
     record, unit = run.stages["remove_lines"].counts, f"{run.options.get('lines', {}).get('unit', 'line')}s"
-    where, rows = f"{_STATE}/remove_lines.json", list[list[str | Number]]()
+    rows = list[list[str | Number]]()
     for source in sorted(record.tallies):
         documents, units, size = run.lines.sums.get(source, (0, 0, 0))
-        read = record.tallies[source].get(READ)
-        share = size / max(read.bytes if read else 0, 1)
+        share = size / max(record.total(READ, source).bytes, 1)
         rows.append([
-            source, Number(read.documents if read else 0,
-                           record=pointer(where, "counts", "tallies", source, READ, "documents") if read else ""),
+            source, counted(record, source, READ, f"{_STATE}/remove_lines.json", "counts", "tallies"),
             Number(documents), Number(units), Number(size), Number(share, f"{share:.2%}"),
         ])  # fmt: skip
     keys = [key for _, key in run.lines.most]
@@ -101,8 +97,7 @@ def show_lines(run: DataRun) -> str:
     for key in keys:
         if key in before and key in after:
             marks = mark_differences(before[key].text, after[key].text)
-            left, right = (f"<div>{marked(side)}</div>" for side in marks)
-            parts.append(f'<p><b>{escape(_label(key, before))}</b></p><div class="pair">{left}{right}</div>')
+            parts.append(f"<p><b>{escape(label_among(key, before))}</b></p>{beside(*map(marked, marks))}")
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
     total = said(f"{record.total(CHANGED).bytes:,} bytes of {unit} that repeat are left out.")
     shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""
@@ -119,7 +114,3 @@ def _before(run: DataRun, folder: str) -> Path | None:
     """The folder that the stage which wrote `folder` read."""
     earlier = CORPORA[CORPORA.index(folder) + 1 :]
     return next((run.out / name for name in earlier if is_folder(run.out / name)), None)
-
-
-def _label(key: DocKey, documents: dict[DocKey, Document]) -> str:
-    return label_of(documents[key]) if key in documents else str(key)

@@ -1,7 +1,7 @@
 """The report on training runs: their records, and what the page shows of them, of several in the same pictures."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from html import escape
@@ -22,7 +22,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.stage_layers import stage_layers
 from training.profiling.profile_config import FOLDER
-from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
+from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage, table_of
 from training.reporting.plot import Curve, read_panels
 
 Record = dict[str, Any]  # a line of metrics.jsonl
@@ -280,8 +280,8 @@ def _by_source(runs: Sequence[TrainingRun]) -> str:
     rows = list[Row]()
     for run in runs:
         held = run.last("eval")
-        for name, losses in {"": held, **_named(held, "holdouts")}.items():
-            for source, values in {"all": losses, **_named(losses, "sources")}.items():
+        for name, losses in {"": held, **table_of(held, "holdouts")}.items():
+            for source, values in {"all": losses, **table_of(losses, "sources")}.items():
                 path = [*(["holdouts", name] if name else []), *([] if source == "all" else ["sources", source])]
                 cells = [
                     run.number(held, ".4f", *path, key)
@@ -294,11 +294,6 @@ def _by_source(runs: Sequence[TrainingRun]) -> str:
     return section("Losses of the last evaluation", numbers)
 
 
-def _named(values: Any, key: str) -> Mapping[str, Any]:
-    found = values.get(key) if isinstance(values, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
 def _seen(runs: Sequence[TrainingRun]) -> str:
     """Tokens that were read of each data set and source."""
     forms = {"tokens": ",", "share": ".2%", "requested": ".2%"}
@@ -306,7 +301,7 @@ def _seen(runs: Sequence[TrainingRun]) -> str:
     for run in runs:
         seen = run.last("data")
         for kind in ("sets", "sources"):
-            for name in _named(seen, kind):
+            for name in table_of(seen, kind):
                 cells = [run.number(seen, form, kind, name, key) for key, form in forms.items()]
                 rows.append([f"{run.name} {name}".strip(), *cells])
     return section("Tokens seen", table(["", *forms], rows, "seen") if rows else "")
@@ -326,7 +321,7 @@ def _texts(runs: Sequence[TrainingRun]) -> str:
 def _options(runs: Sequence[TrainingRun]) -> str:
     """The options, those first in which runs differ; and the layout that a run had when it last began."""
     shown = [
-        run.options | {f"parallel.{name}": value for name, value in _named(run.last("run"), "layout").items()}
+        run.options | {f"parallel.{name}": value for name, value in table_of(run.last("run"), "layout").items()}
         for run in runs
     ]
     names = dict.fromkeys(name for options in shown for name in options)

@@ -51,6 +51,12 @@ def finite(value: Any) -> float | None:
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
+def table_of(record: Any, key: str) -> dict[str, Any]:
+    """A table in a record, or in a part of one; {} if it has none."""
+    found = record.get(key) if isinstance(record, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 _PARTS = ("sources", "lengths", "holdouts")
 
 

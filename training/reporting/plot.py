@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
-from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
+from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +164,7 @@ def _sets(records: list[dict[str, Any]]) -> dict[str, Curve]:
     """The training loss of each data set of a mix, by the part of its folder that tells it from the others."""
     curves: dict[str, Curve] = {}
     for record in (record for record in records if record["kind"] == "losses"):
-        for name, values in _table(record, "sets").items():
+        for name, values in table_of(record, "sets").items():
             loss = finite(values.get("loss")) if isinstance(values, dict) else None
             if loss is not None:
                 curves.setdefault(name, []).append((record["step"], loss))
@@ -194,19 +194,14 @@ def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:
     """The loss of each source of each holdout, and of each other holdout."""
     curves: dict[str, Curve] = {}
     for record in (record for record in records if record["kind"] == "eval"):
-        for name, losses in {"": record, **_table(record, "holdouts")}.items():
+        for name, losses in {"": record, **table_of(record, "holdouts")}.items():
             parts = {name: losses} if name else {}
-            parts |= {f"{name}: {source}" if name else source: of for source, of in _table(losses, "sources").items()}
+            parts |= {f"{name}: {source}" if name else source: of for source, of in table_of(losses, "sources").items()}
             for part, values in parts.items():
                 loss = finite(values.get("loss")) if isinstance(values, dict) else None
                 if loss is not None:
                     curves.setdefault(part, []).append((record["step"], loss))
     return curves
-
-
-def _table(values: Any, key: str) -> dict[str, Any]:
-    found = values.get(key) if isinstance(values, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def draw_panels(panels: dict[str, dict[str, Curve]], title: str) -> Figure:
