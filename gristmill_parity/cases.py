@@ -241,12 +241,10 @@ def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
     """Pipeline schedules and stages per rank."""
     if pp == 1:
         return [("1f1b", 1)]
-    pairs = [(name, n) for name, kind in SCHEDULES.items() for n in _stages_per_rank(kind.stages_per_rank)]
-    return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
-
-
-def _stages_per_rank(defined: int | None) -> tuple[int, ...]:
-    return (2, 3) if defined is None else (defined,)
+    defined = [
+        (schedule, (kind.stages_per_rank,) if kind.stages_per_rank else (2, 3)) for schedule, kind in SCHEDULES.items()
+    ]
+    return [(schedule, n) for schedule, numbers in defined for n in numbers if n * pp <= _MAX_STAGES]
 
 
 def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:

@@ -1,6 +1,6 @@
 """Break-even: where a pipeline schedule, more tensor parallelism, or another division of a layer gains nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -50,18 +50,27 @@ def _seconds(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCost
 
 def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], costs: PassCosts) -> Table:
     """Messages up to which each schedule is faster than 1F1B, in seconds of the costs, by number of micro-batches."""
-    columns = [f"{count} micro-batches" for count in counts]
-    table = Table("faster than 1f1b if a message takes less than", *columns, box=None, pad_edge=False)
+
+    def cell(schedule: Schedule, count: int) -> str:
+        seconds = pipeline_break_even(schedule, ranks, count, costs)
+        return f"{seconds:.2g} s" if seconds is not None else f"any up to {_LONGEST * costs.forward:g} s"
+
+    return schedules_table("faster than 1f1b if a message takes less than", schedules, ranks, counts, cell)
+
+
+def schedules_table(
+    title: str, schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], cell: Callable[[Schedule, int], str]
+) -> Table:
+    """A row for each schedule, with a cell for each number of micro-batches that is enough for it."""
+    table = Table(title, *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in schedules:
-        cells = []
-        for count in counts:
-            if count < SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks):
-                cells.append("")
-                continue
-            seconds = pipeline_break_even(schedule, ranks, count, costs)
-            cells.append(f"{seconds:.2g} s" if seconds is not None else f"any up to {_LONGEST * costs.forward:g} s")
-        table.add_row(schedule, *cells)
+        table.add_row(schedule, *(cell(schedule, n) if has_enough(schedule, ranks, n) else "" for n in counts))
     return table
+
+
+def has_enough(schedule: Schedule, ranks: int, micro_batches: int) -> bool:
+    """Whether there are as many micro-batches as a schedule takes."""
+    return micro_batches >= SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks)
 
 
 def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, float, float]]:

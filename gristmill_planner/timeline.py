@@ -13,11 +13,10 @@ from typing import Any, cast
 
 from rich.console import Group
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from gristmill.errors import InputError, UsageError, require, wrap_write_errors
-from gristmill_planner.break_even import break_even_table
+from gristmill_planner.break_even import break_even_table, has_enough, schedules_table
 from gristmill_planner.pipeline_simulator import (
     PassCosts,
     TimedPass,
@@ -234,26 +233,19 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         f"--costs are {' '.join(map(str, given))}; expected seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
         "pass; try --costs 1 1 1",
     )
-    drawn = [schedule for schedule in _DRAWN if _has_enough(schedule, ranks, micro_batches)]
+    drawn = [schedule for schedule in _DRAWN if has_enough(schedule, ranks, micro_batches)]
     timelines = [simulate_schedule(schedule, ranks, micro_batches, costs) for schedule in drawn]
     draw_timelines(timelines, path)
     counts = [factor * ranks for factor in (1, 2, 4, 8)]
-    tables = _bubbles(ranks, counts, costs), break_even_table(_DRAWN[2:], ranks, counts, costs)
+
+    def bubble(schedule: Schedule, count: int) -> str:
+        return f"{simulate_schedule(schedule, ranks, count, costs).bubble_ratio:.3f}"
+
+    tables = [
+        schedules_table("bubble ratio", _DRAWN, ranks, counts, bubble),
+        break_even_table(_DRAWN[2:], ranks, counts, costs),
+    ]
     return Group(*(timeline_text(timeline) for timeline in timelines), *tables, f"drawn in {path}")
-
-
-def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
-    """Bubble ratio of every schedule by number of micro-batches."""
-    table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
-    for schedule in _DRAWN:
-        enough = [count for count in counts if _has_enough(schedule, ranks, count)]
-        ratios = [simulate_schedule(schedule, ranks, count, costs).bubble_ratio for count in enough]
-        table.add_row(schedule, *[""] * (len(counts) - len(enough)), *(f"{ratio:.3f}" for ratio in ratios))
-    return table
-
-
-def _has_enough(schedule: Schedule, ranks: int, micro_batches: int) -> bool:
-    return micro_batches >= SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks)
 
 
 def draw_measured(path: Path, out_dir: Path) -> Group:

@@ -86,14 +86,14 @@ class DataRun:
     states: dict[str, str]
     stages: dict[str, StageRecord]
     manifests: dict[str, Manifest]
-    removals: Removals | None
-    clusters: Counter[int] | None  # of sizes
-    by_rule: dict[str, list[RemovedByRule]]
-    benchmarks: Report | None
-    spans: dict[str, list[Span]]
-    lines: LostLines | None
     versions: dict[str, str]
     faults: list[str]
+    removals: Removals | None = None
+    clusters: Counter[int] | None = None  # of sizes
+    by_rule: dict[str, list[RemovedByRule]] = field(default_factory=dict)
+    benchmarks: Report | None = None
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    lines: LostLines | None = None
 
     @property
     def text_column(self) -> str:
@@ -151,8 +151,7 @@ def read_data_run(out: Path) -> DataRun:
                 manifests[name] = Manifest.load(out / "tokens" / name)
         except (InputError, UsageError) as error:
             faults.append(str(error))
-    run = DataRun(out, options, funnel, states, stages, manifests, None, None, {}, None, {}, None,
-                  _read_versions(out), faults)  # fmt: skip
+    run = DataRun(out, options, funnel, states, stages, manifests, _read_versions(out), faults)
     if "generate_connected_components" in stages:
         run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
     if "generate_duplicates_dict" in stages:
