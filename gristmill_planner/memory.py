@@ -321,7 +321,7 @@ class RankMemory:
 
     def _own(self, numel: int, each: int = 1) -> int:
         """Of so many elements those that this rank updates; `each`: of a parameter that experts share."""
-        shards, within = self.run.layout.shards, self.run.axes["expert_shard"].ranks
+        shards, (_, within, _) = self.run.layout.shards, self.run.layout.expert_mesh_shape
         experts = each * self._held.experts
         return (numel - experts) // shards + experts // within
 
@@ -348,7 +348,7 @@ class RankMemory:
     @cached_property
     def _held(self) -> HeldParameters:
         layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
-        grid = self.run.axes["tp"].ranks, layout.tensor, layout.depth, self.run.axes["ep"].ranks
+        grid = layout.tp, layout.tensor, layout.depth, layout.ep
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
 
 
