@@ -51,10 +51,10 @@ def as_table(texts: Any, text: str) -> Table:
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
 
 
-def text_batches(table: Table, rows: int = _BATCH) -> Iterator[list[str]]:
-    """All texts in order, in batches of `rows`."""
-    for start in range(0, len(table), rows):
-        yield table.texts(np.arange(start, min(start + rows, len(table))))
+def text_batches(table: Table) -> Iterator[list[str]]:
+    """All texts in order, in batches."""
+    for start in range(0, len(table), _BATCH):
+        yield table.texts(np.arange(start, min(start + _BATCH, len(table))))
 
 
 class _StringList:

@@ -34,7 +34,7 @@ from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.documents import CorpusFile, Document, list_source, paths_of, source_folder
 from gristmill.io.files import clear_marks
-from gristmill.io.keys import Rows, read_split, split_keys
+from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.files import is_file
@@ -203,7 +203,7 @@ def _sign_chunk(
 ) -> tuple[Rows, NDArray[np.uint32]]:
     """The rows (n) of the signed documents of a chunk, and their signatures (n × permutations)."""
     rows = np.array([document.key.row for document in chunk], np.int64)
-    is_skipped = _is_in(rows, skipped)
+    is_skipped = is_among(rows, skipped)
     texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
     with reserve_memory(_memory_of(texts), f"a document of {part.path}"):
         values, shingles = signatures(texts, sketch)
@@ -222,14 +222,6 @@ def _memory_of(texts: list[str]) -> int:
     """Bytes that the longest of some texts takes while it is signed; that of others, packed together, is little."""
     longest = max(texts, key=len, default="")
     return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
-
-
-def _is_in(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each row (n) whether the sorted array `ascending` holds it."""
-    at = np.searchsorted(ascending, rows)
-    found = at < len(ascending)
-    found[found] = ascending[at[found]] == rows[found]
-    return found
 
 
 def _check_skip(skip: Path | None) -> None:

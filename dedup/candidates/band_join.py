@@ -176,8 +176,7 @@ def _cut(files: FileSet, part: int, parts: int, ranges: int, folder: Path) -> It
     paths = [folder / f"{number:04}.bin" for number in range(ranges)]
     scatter_records(paths, (
         (records, partition_of(records["digest"], parts * ranges) - part * ranges)
-        for path in files.paths
-        for records in read_records(path, BAND_RECORD, _BLOCK)
+        for records in read_records(files.paths, BAND_RECORD, _BLOCK)
     ))  # fmt: skip
     try:
         yield [(path,) for path in paths]
@@ -197,16 +196,13 @@ def _read_whole(paths: Sequence[Path]) -> NDArray:
 
 
 def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
-    """Yield the edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
-    for path in files.paths:
-        for ends in read_records(path, np.dtype("<u8"), 2 * _BLOCK):
-            yield ends.reshape(-1, 2)
+    """The edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
+    return (ends.reshape(-1, 2) for ends in read_records(files.paths, np.dtype("<u8"), 2 * _BLOCK))
 
 
 def read_signed(files: FileSet) -> Iterator[NDArray[np.uint64]]:
-    """Yield the ids of signed documents that `join_bands` wrote, ascending."""
-    for path in files.paths:
-        yield from read_records(path, np.dtype("<u8"), _BLOCK)
+    """The ids of signed documents that `join_bands` wrote, ascending."""
+    return read_records(files.paths, np.dtype("<u8"), _BLOCK)
 
 
 def _group_shards(shards: list[SignatureShard], files: int, processes: int) -> list[list[SignatureShard]]:

@@ -138,8 +138,7 @@ def write_clusters(
 def _write_table(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter
 ) -> list[ClusterSample]:
-    for block in labels:
-        sorter.add(block)
+    sorter.add_all(labels)
     last_cluster, last_root, largest = -1, None, LargestClusters()
     with open_table_writer(path, _SCHEMA) as write:
         for block in largest.watch(sorter):

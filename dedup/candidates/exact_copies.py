@@ -110,10 +110,9 @@ def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: 
 
     runs = output.with_name(f"{output.name}.runs")
     with ExternalSorter(runs, CORPUS_RECORD, ("high", "low"), memory) as sorter:  # stable: in key order within a group
-        for path in scattered.paths:
-            for records in read_records(path, CORPUS_RECORD, BLOCK):
-                tallies.add(READ, records["file"], records["size"])
-                sorter.add(records)
+        for records in read_records(scattered.paths, CORPUS_RECORD, BLOCK):
+            tallies.add(READ, records["file"], records["size"])
+            sorter.add(records)
         write_records(output, copy_records(_split_blocks(sorter)))
     read, *others = tallies.tallies.values()
     tallies.tallies[ALONE] = read - sum(others)
@@ -150,9 +149,7 @@ def merge_copies(found: FileSet, output: Path, memory: int) -> None:
     """Task: sort the COPY_RECORDs of all digest ranges by key."""
     runs = output.with_name(f"{output.name}.runs")
     with ExternalSorter(runs, COPY_RECORD, ("file", "row"), memory) as sorter:
-        for path in found.paths:
-            for records in read_records(path, COPY_RECORD, BLOCK):
-                sorter.add(records)
+        sorter.add_all(read_records(found.paths, COPY_RECORD, BLOCK))
         write_records(output, sorter)
 
 

@@ -104,12 +104,8 @@ def scatter_units(digested: FileSet, first_group: int, outputs: tuple[Path, ...]
 def join_units(scattered: FileSet, least: int, keep: KeepUnit, output: Path, memory: int) -> None:
     """Task: write the REPEATs among the CORPUS_UNITs of a digest range, from files in corpus order."""
     runs = output.with_name(f"{output.name}.runs")
-    with ExternalSorter(
-        runs, CORPUS_UNIT, ("high", "low"), memory
-    ) as sorter:  # stable: in corpus order within a digest
-        for path in scattered.paths:
-            for records in read_records(path, CORPUS_UNIT, BLOCK):
-                sorter.add(records)
+    with ExternalSorter(runs, CORPUS_UNIT, ("high", "low"), memory) as sorter:  # stable: in corpus order within those
+        sorter.add_all(read_records(scattered.paths, CORPUS_UNIT, BLOCK))
         write_records(output, find_repeats(sorter, least, keep))
 
 
@@ -126,8 +122,6 @@ def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Itera
     held, before = np.empty(0, CORPUS_UNIT), 0  # of the last digest: units that wait, or the number that are written
     last = np.empty(0, CORPUS_UNIT)
     for block in blocks:
-        if not len(block):
-            continue
         if len(last) and not _equal(last, block[:1])[0]:
             held, before = held[:0], 0
         records = np.concatenate([held, block])
@@ -155,9 +149,7 @@ def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> Non
     """Task: write the numbers of each group's REPEATs, ascending (uint32), to its file of `outputs`."""
     runs = outputs[0].with_name(f"{outputs[0].name}.runs")
     with ExternalSorter(runs, REPEAT, ("group", "unit"), memory) as sorter:
-        for path in found.paths:
-            for records in read_records(path, REPEAT, BLOCK):
-                sorter.add(records)
+        sorter.add_all(read_records(found.paths, REPEAT, BLOCK))
         group, held = 0, list[NDArray]()
         for block in sorter:
             edges = np.flatnonzero(np.append(True, block["group"][1:] != block["group"][:-1]))

@@ -91,8 +91,7 @@ def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], outpu
             write_records(output, remove_all_but_first(blocks, counts))
         else:
             with ExternalSorter(output.with_name(f"{output.name}.runs"), MEMBER, KEEP_ORDER, memory) as sorter:
-                for block in blocks:
-                    sorter.add(block)
+                sorter.add_all(blocks)
                 write_records(output, remove_all_but_first(sorter, counts))
     return Result(counts.counts(READ), clusters.names)
 

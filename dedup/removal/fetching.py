@@ -117,8 +117,6 @@ def _iter_fetched(
 def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
     """FETCHED (n) and signatures (n × permutations) of the `clustered` MEMBERs of a shard, batch by batch."""
     for rows, values in shard.batches():
-        if not len(rows):
-            continue
         near = clustered[bisect_left(clustered["row"], rows[0]) : bisect_right(clustered["row"], rows[-1])]
         _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
         fetched = without_text(near[of_near])

@@ -147,8 +147,7 @@ def write_removals(
     _reject_removed(decided, names, runs, memory)
     own, schema = OwnIds(ids) if ids else None, pa.schema([*_SCHEMA, *(_IDS if ids else [])])
     with ExternalSorter(runs, REMOVAL, ("file", "row"), memory) as sorter, open_table_writer(table, schema) as write:
-        for block in _blocks(decided):
-            sorter.add(block)
+        sorter.add_all(read_records(decided.paths, REMOVAL, ROW_GROUP_SIZE))
         for block in reject_repeated(sorter, names):
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
                 write(_columns(block[start : start + ROW_GROUP_SIZE], values, own))
@@ -161,17 +160,12 @@ def _reject_removed(decided: FileSet, names: list[str], folder: Path, memory: in
 
     `decided` are files of REMOVALs; `folder` is for work files.
     """
-    keys = ((block["file"], block["row"]) for block in _blocks(decided))
+    keys = ((block["file"], block["row"]) for block in read_records(decided.paths, REMOVAL, ROW_GROUP_SIZE))
     with PackedKeys.of_numbered(keys, {}, folder, memory) as removed:
-        for block in _blocks(decided):
+        for block in read_records(decided.paths, REMOVAL, ROW_GROUP_SIZE):
             is_removed = removed.contains(block["kept_file"], block["kept_row"])
             if is_removed.any():
                 raise in_two_clusters(block[np.argmax(is_removed)], names, "kept_")
-
-
-def _blocks(decided: FileSet) -> Iterator[NDArray]:
-    """REMOVALs of all files, a block at a time."""
-    return (block for path in decided.paths for block in read_records(path, REMOVAL, ROW_GROUP_SIZE))
 
 
 def _columns(removals: NDArray, names: pa.StringArray, own: OwnIds | None) -> dict[str, pa.Array]:

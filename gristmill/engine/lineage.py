@@ -6,7 +6,7 @@ The content tag of a file is the SHA-256 that its producer recorded, else its si
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -151,14 +151,6 @@ def matches(found: FileInfo, record: OutputRecord) -> bool:
     return found == FileInfo(record.size, record.mtime_ns, record.e_tag)
 
 
-def ledger_folders(folder: str, files: Collection[str], tags: FileTags) -> list[str]:
-    """A folder, those of `files` below it, and those directly in it without any of these: where ledgers may be."""
-    holders = {folder, *map(os.path.dirname, files)}
-    in_use = {name[len(folder) :].lstrip("/").partition("/")[0] for name in holders}
-    others = (os.path.join(folder, name) for name in tags.folders_in(folder) if name not in in_use)
-    return sorted(holders.union(others))
-
-
 def writer_of(path: Path | str) -> str:
     """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file."""
     name = name_of(path)
@@ -186,13 +178,15 @@ def changed_input(path: Path | str) -> InputError:
     )
 
 
-def reject_incomplete(folder: Path, paths: Iterable[Path], holders: Collection[str], tags: FileTags) -> None:
+def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> None:
     """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
 
-    One is missing if a ledger above one of the `holders`, folders in it, names it. One is foreign if no ledger names
-    it, and one that is in its folder, or in a parent, names others of the `paths`.
+    One is missing if a ledger names it: in the folder or above it, directly in a folder of it, or above a file that was
+    found. One is foreign if no ledger names it, and one that is in its folder, or in a parent, names others.
     """
     top, found = name_of(folder), set(map(name_of, paths))
+    inside = (os.path.join(top, name) for name in tags.folders_in(top))  # of which all files may be missing
+    holders = sorted({top, *inside, *map(os.path.dirname, found)})
     producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
     missing = sorted({
         name for each in producers for name, _ in each.below(top) if name not in found and not tags.stat(name)

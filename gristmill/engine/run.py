@@ -25,7 +25,7 @@ from gristmill.engine.executors.context import ExecutionContext, open_execution_
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, OutputRecord, StepResult, TaskId, run_name
-from gristmill.engine.lineage import Listed, ledger_folders, reject_changed, reject_incomplete
+from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.outputs import DoneTasks, Marks, Ownership, reject_overlapping_folders
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
@@ -131,14 +131,9 @@ class StageRun:
 
     def check_listed(self, listed: Listed) -> None:
         """Refuse input folders in which files are missing, or foreign: see reject_incomplete."""
-        tags = self.done.tags
-        for folder, paths in ((folder, paths) for folder, paths in listed.items() if paths is not None):
-            holders = ledger_folders(name_of(folder), set(map(name_of, paths)), tags)
-            reject_incomplete(folder, paths, holders, tags)
-
-    def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
-        """The SHA-256 of files; workers read them."""
-        return hash_files(self.place.executor, paths)
+        for folder, paths in listed.items():
+            if paths is not None:
+                reject_incomplete(folder, paths, self.done.tags)
 
     def tag(self, path: Path) -> str:
         """The content tag of a file (see lineage.py), which is noted as read."""
@@ -250,7 +245,7 @@ class StageRun:
         reject_unfinished_files(inputs, self.name, self.marks.folders)
         outputs = [name_of(path) for task in tasks for path in task.outputs if not self.done.is_temporary(path)]
         touched = self.done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
-        for path, sha256 in self.hash_files(touched).items():
+        for path, sha256 in hash_files(self.place.executor, touched).items():
             self.done.tags.set_hash(path, sha256)
         reject_changed(inputs, self.done.tags, self.ledger)
 

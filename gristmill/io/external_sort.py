@@ -57,6 +57,11 @@ class ExternalSorter:
             if self._count >= self.capacity:
                 self._spill()
 
+    def add_all(self, blocks: Iterable[NDArray]) -> None:
+        """Add blocks of records, as `add`."""
+        for records in blocks:
+            self.add(records)
+
     def __iter__(self) -> Iterator[NDArray]:
         if not self._runs:
             yield from self._sort_held()
@@ -144,11 +149,12 @@ def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArr
                     file.write(part.view(np.uint8).data)
 
 
-def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:
-    """Yield the records of a file in arrays of `size` records."""
-    with path.open("rb") as file:
-        while len(records := np.fromfile(file, dtype, size)):
-            yield records
+def read_records(paths: Path | Iterable[Path], dtype: np.dtype, size: int) -> Iterator[NDArray]:
+    """Yield the records of a file, or of several one after another, in arrays of up to `size` records."""
+    for path in [paths] if isinstance(paths, Path) else paths:
+        with path.open("rb") as file:
+            while len(records := np.fromfile(file, dtype, size)):
+                yield records
 
 
 def write_array(path: Path, array: NDArray) -> None:

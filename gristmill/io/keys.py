@@ -178,11 +178,15 @@ class PackedKeys:
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
         """Whether each key is among them (n), given the numbers of files (n) and rows (n)."""
-        keys = pack_keys(files, rows)
-        at = np.searchsorted(self.packed, keys)
-        found = (at < len(self.packed)) & (rows < _MOST_ROWS)
-        found[found] = self.packed[at[found]] == keys[found]
-        return found
+        return is_among(pack_keys(files, rows), self.packed) & (rows < _MOST_ROWS)
+
+
+def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> NDArray[np.bool_]:
+    """For each value (n) whether a sorted array, which may be mapped, holds it."""
+    at = np.searchsorted(ascending, values)
+    found = at < len(ascending)
+    found[found] = ascending[at[found]] == values[found]
+    return found
 
 
 def pack_keys(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:

@@ -235,21 +235,15 @@ class Found(NamedTuple):
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
+    """Yield every file below `folder`, if there is one, by name; follow links, skip hidden files and folders."""
     if is_remote(folder):
         objects.refresh(folder)
-        yield from (
-            found.path for found in _found_objects(folder, "", objects.list_objects(folder)) if not found.reason
-        )
+    elif not folder.is_dir():
         return
-    for directory, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and not is_link_to_parent(Path(directory, name))
-        )
-        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+    yield from (found.path for found in walk_all(folder) if found.reason not in (HIDDEN, LOOP))
 
 
-def walk_all(folder: Path, skipped: str) -> Iterator[Found]:
+def walk_all(folder: Path, skipped: str = "/") -> Iterator[Found]:
     """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`."""
     if is_remote(folder):
         yield from _found_objects(folder, skipped, objects.list_objects(folder))
