@@ -5,7 +5,6 @@ The content tag of a file is the SHA-256 that its producer recorded, else its si
 
 import os
 import time
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,19 +33,13 @@ class Producer:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
         return self.ledger.outputs()
 
-    def below(self, folder: str) -> Iterator[tuple[str, OutputRecord]]:
+    def below(self, folder: str) -> Iterator[str]:
         """The files in a folder, at any depth, that the stage wrote, without hidden ones and malformed records."""
         top = f"{folder.rstrip('/')}/"
-        for name in self._names[bisect_left(self._names, top) :]:
-            if not name.startswith(top):
-                break
-            hidden = "/." in name[len(top) - 1 :] or name.endswith(REJECTS_SUFFIX)
-            if not hidden and self.outputs[name].size >= 0:
-                yield name, self.outputs[name]
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return sorted(self.outputs)
+        for name, record in self.outputs.items():
+            is_below = record.size >= 0 and name.startswith(top)
+            if is_below and "/." not in name[len(top) - 1 :] and not name.endswith(REJECTS_SUFFIX):
+                yield name
 
 
 @dataclass
@@ -189,7 +182,7 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
     holders = sorted({top, *inside, *map(os.path.dirname, found)})
     producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
     missing = sorted({
-        name for each in producers for name, _ in each.below(top) if name not in found and not tags.stat(name)
+        name for each in producers for name in each.below(top) if name not in found and not tags.stat(name)
     })  # fmt: skip
     if missing:
         raise missing_input(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")

@@ -1,6 +1,6 @@
 """Objects in buckets: read, write, list and delete them. Credentials come from the environment.
 
-Every call takes remote paths (see urls.is_remote). Requests that fail for a passing reason are repeated, by obstore
+Every call takes remote paths (see paths.is_remote). Requests that fail for a passing reason are repeated, by obstore
 or, where it does not, here; other errors become one sentence: FileNotFoundError for an object that is not there,
 UsageError for what a user can fix, StorageError for the rest.
 """
