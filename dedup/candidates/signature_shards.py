@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import reject_unfinished
-from gristmill.paths import is_remote
-from gristmill.storage.files import is_folder, walk
-from gristmill.storage.listings import listed_once
+from gristmill.io.files import list_finished
+from gristmill.storage.files import HIDDEN
 from gristmill.storage.local import atomic_write
 
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
@@ -160,16 +158,13 @@ def shard_paths(folder: Path) -> list[Path]:
 
     InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
     """
-    with listed_once(folder):
-        if not is_folder(folder):
-            raise UsageError(f"{folder}: expected the folder that to_hash wrote to, and there is none of that name")
-        reject_unfinished(folder)
-        paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
-    if not paths:
+    found = list_finished(folder, "the folder that to_hash wrote to")
+    shards = sorted(it for it in found if it.path.name.endswith(SUFFIX) and it.reason != HIDDEN)
+    if not shards:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
-    if special := next((path for path in paths if not is_remote(path) and not path.is_file()), None):
-        raise InputError(f"{special} is a dangling link or not a regular file: remove it, or run to_hash again")
-    return paths
+    if special := next((it for it in shards if it.reason), None):
+        raise InputError(f"{special.path} is a dangling link or not a regular file: remove it, or run to_hash again")
+    return [it.path for it in shards]
 
 
 def shards_named(folder: Path, files: Collection[str]) -> list[Path]:

@@ -30,12 +30,9 @@ from gristmill.io.file_formats import (
     reject_unknown_source,
     unknown_suffix,
 )
-from gristmill.io.files import STATE_DIR, reject_unfinished
+from gristmill.io.files import list_finished
 from gristmill.io.text_records import decode_value
-from gristmill.paths import is_remote
-from gristmill.storage.files import Found, is_file, is_folder, reject_unknown_scheme, walk_all
-from gristmill.storage.listings import listed_once
-from gristmill.storage.objects import refresh
+from gristmill.storage.files import is_folder, reject_unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
@@ -332,7 +329,7 @@ def scan_corpus(
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
     odd: list[tuple[str, str]] = []
-    for path, size, found in _find_files(root):
+    for path, size, found in list_finished(root):
         reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
         if not reason and (fault := name_fault(name)):
             odd.append((name, fault))
@@ -347,21 +344,6 @@ def scan_corpus(
         raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
     files.sort(key=lambda file: file.name)
     return Corpus(files, sorted(unread, key=lambda file: file.name))
-
-
-def _find_files(root: Path) -> list[Found]:
-    """The files below a corpus root; of one in a bucket from a single listing.
-
-    InputError if it is not finished, UsageError if there is none.
-    """
-    if is_remote(root):
-        refresh(root)
-    with listed_once(root):
-        if not is_folder(root):
-            found = "it is a file" if is_file(root) else "there is none"
-            raise UsageError(f"{root}: expected a folder, and {found} of that name. Check the path")
-        reject_unfinished(root)
-        return list(walk_all(root, STATE_DIR))
 
 
 def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:

@@ -12,11 +12,22 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.errors import InputError
+from gristmill.errors import InputError, UsageError
 from gristmill.paths import absolute, folders_above, is_remote
-from gristmill.storage.files import is_file, is_link_to_parent, list_names, read_files, remove_files, write_file
+from gristmill.storage.files import (
+    Found,
+    is_file,
+    is_folder,
+    is_link_to_parent,
+    list_names,
+    read_files,
+    remove_files,
+    walk_all,
+    write_file,
+)
+from gristmill.storage.listings import listed_once
 from gristmill.storage.local import remove_partial_files
-from gristmill.storage.objects import list_objects
+from gristmill.storage.objects import list_objects, refresh
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 REJECTS_SUFFIX = ".malformed"
@@ -86,6 +97,21 @@ def marks_in(folder: Path) -> Iterator[Mark]:
             for content in read_files([path]):  # none if the stage has just ended
                 reason, *files = os.fsdecode(content).split("\0")
                 yield Mark(path, reason or INTERRUPTED, tuple(files))
+
+
+def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
+    """Every file below a folder, read or not, but those of state folders; in a bucket from a single listing.
+
+    UsageError if there is no such folder, `what` was expected; InputError if a stage has not finished writing it.
+    """
+    if is_remote(folder):
+        refresh(folder)
+    with listed_once(folder):
+        if not is_folder(folder):
+            found = "it is a file" if is_file(folder) else "there is none"
+            raise UsageError(f"{folder}: expected {what}, and {found} of that name. Check the path")
+        reject_unfinished(folder)
+        return list(walk_all(folder, STATE_DIR))
 
 
 def reject_unfinished(folder: Path) -> None:
