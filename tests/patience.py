@@ -1,6 +1,8 @@
 """Patience: how long a test waits for other processes before it fails, on a machine that may have other work."""
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 
 def patience(seconds: float) -> float:
@@ -10,3 +12,10 @@ def patience(seconds: float) -> float:
     """
     processes = os.getloadavg()[0]
     return seconds * (2 + processes / (os.cpu_count() or 1))
+
+
+def found_below(folder: Path, pattern: str) -> list[Path]:
+    """The files below a folder in which another process works, and may remove folders: none at such a moment."""
+    with suppress(FileNotFoundError):
+        return list(folder.rglob(pattern))
+    return []

@@ -26,7 +26,7 @@ from gristmill.io.keys import read_keys
 from gristmill.text import matching_form
 from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
-from tests.patience import patience
+from tests.patience import found_below, patience
 
 QUIET = RunOptions(workers=1, quiet=True)
 STAGE = sys.modules[generate_exact_pairs.__module__]  # `dedup.generate_exact_pairs` is the function
@@ -197,7 +197,7 @@ def test_killed_and_started_again(
     out = tmp_path / "killed" / OUT
     process: subprocess.Popen = start(LINE.format(norm=large, out=out, workers=1, memory="4K"))
     end = time.monotonic() + patience(60)
-    while len(list(out.parent.rglob(pattern))) < 3:
+    while len(found_below(out.parent, pattern)) < 3:
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from tests.patience import patience
+from tests.patience import found_below, patience
 
 TO_HASH = "python dedup/to_hash.py all {norm} {out} 0 0 0 999 --hash sha1 --workers {workers}"
 PAIRS = (
@@ -43,7 +43,7 @@ def minhash(norm: Path, run: Callable, tmp_path_factory: pytest.TempPathFactory)
 def wait_until_there(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
     """Wait until so many files are there; the process must be in the middle."""
     end = time.monotonic() + patience(60)
-    while len(list(folder.rglob(pattern))) < count:
+    while len(found_below(folder, pattern)) < count:
         assert process.poll() is None, "it ended before it could be stopped"
         assert time.monotonic() < end
         time.sleep(0.002)

@@ -28,7 +28,7 @@ from tests.dedup.removal.clustered_corpus import (
 )
 from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
-from tests.patience import patience
+from tests.patience import found_below, patience
 
 
 def test_neither_memory_nor_workers_nor_the_hash_seed_change_a_byte(
@@ -72,7 +72,7 @@ def test_killed_anywhere_and_started_again(
     for pattern in ("members.bin", "*.index", "decided/*"):
         process = start(line)
         end = time.monotonic() + patience(60)
-        while process.poll() is None and not list(killed.rglob(pattern)) and time.monotonic() < end:
+        while process.poll() is None and not found_below(killed, pattern) and time.monotonic() < end:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
