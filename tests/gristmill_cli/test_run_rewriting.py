@@ -105,6 +105,7 @@ def test_three_shards_write_the_same_bytes(folder: Path, alone: Path, tmp_path: 
     assert written(tree(tmp_path / "out")) == written(tree(alone))
 
 
+@pytest.mark.thorough
 def test_killed_runs_end_with_the_same_bytes(folder: Path, alone: Path, tmp_path: Path) -> None:
     chance = random.Random(1)
     for _ in range(4):

@@ -13,7 +13,7 @@ from tests.tokenizers_of_models import content_of
 
 TUTORIALS = sorted(page for page in PAGES if page.startswith("tutorials/") and "```bash" in PAGES[page])
 BLOCK = re.compile(r"^```(bash|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LONG = {"tutorials/first-model.md", "tutorials/hugging-face.md"}  # a minute each
+LONG = {f"tutorials/{name}.md" for name in ("first-model", "hugging-face", "layouts")}  # a minute each
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 

@@ -74,6 +74,7 @@ def test_compiled_blocks_have_the_same_losses(
     assert len(expected) == 13 and losses(compiled.out_dir) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_compiled_dropout_has_the_same_mask() -> None:
     dropout = ShardedDropout(Dropout(0.3, "site"), Axis("tp", 2, 1, None))

@@ -60,7 +60,7 @@ def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout
     return replace(Case.of(preset, asked.resolve(processes, model, 24), recompute), precision=precision)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("chosen", COVERING, ids=str)
 def test_a_covering_set_of_layouts_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)

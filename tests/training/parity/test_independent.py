@@ -62,7 +62,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("chosen", [*filter(is_here, feature_cases()[0]), DROPPED], ids=str)
 def test_training_agrees_with_an_independent_reference(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)

@@ -55,7 +55,7 @@ def skip_other_versions(row: Row) -> None:
         pytest.skip("what torch's pipelines and FSDP hold differs between its versions: the formulas are of 2.13's")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", ROWS)
 def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
     row = ROWS[name]
@@ -71,7 +71,7 @@ def test_live_bytes_are_those_of_the_formulas(run_ranks: RunRanks, name: str) ->
 SPARSE = [row for row in (*sparse_rows(), *sink_rows()) if row.resolved.pp == 1]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("row", SPARSE, ids=str)
 def test_formulas_of_sparse_models_are_within_three_percent(run_ranks: RunRanks, row: Row) -> None:
     skip_other_versions(row)
