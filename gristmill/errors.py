@@ -109,7 +109,7 @@ _WRITE_HINTS = LIMIT_HINTS | {
     errno.EPERM: "no permission to write there: choose another folder or change its permissions",
     errno.EROFS: "that file system is read-only: choose another folder",
     errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
-    errno.EEXIST: "a file of that name exists where a folder is wanted: choose another folder",
+    errno.EEXIST: "a file of that name exists where a folder is expected: choose another folder",
     errno.EISDIR: "a folder of that name exists: choose another folder or remove it",
     errno.ENAMETOOLONG: "that file name is too long for the file system: rename the input file",
 }

@@ -91,7 +91,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
         "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
         "duplicates": Command("gristmill_cli.duplicates:show_duplicates", "show what a run removed, and what it kept"),
-        "card": Command("gristmill_cli.data_card:card", "write a card of the data beside the tokens, as for the Hub"),
+        "card": Command("gristmill_cli.data_card:card", "write a card of the data next to the tokens, as for the Hub"),
         "push": Command("gristmill_cli.data_card:push", "upload the tokens of a run and their card to the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),

@@ -79,7 +79,7 @@ def check_strict(config: RunConfig, stage: str, alarms: list[str]) -> None:
     if config.strict and alarms:
         raise AlarmError(
             f"{stage} raises {len(alarms)} alarm{'s' * (len(alarms) > 1)}, and --strict allows none: "
-            f"{'; '.join(alarms)}. The same command without --strict goes on, as does another limit in [alarms]"
+            f"{'; '.join(alarms)}. The same command without --strict continues, as with another limit in [alarms]"
         )
 
 

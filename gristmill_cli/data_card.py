@@ -1,4 +1,4 @@
-"""Commands: write a card of the data beside the tokens, in the Hugging Face Hub's form, and push both to the Hub."""
+"""Commands: write a card of the data next to the tokens, in the Hugging Face Hub's form, and push both to the Hub."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Command: show what a run removed as duplicates, each text beside the one that was kept, with differences marked."""
+"""Command: show what a run removed as duplicates, each text next to the one that was kept, with differences marked."""
 
 import heapq
 import re
@@ -58,7 +58,7 @@ def show_duplicates(
     show: int = 5,
     text_column: str = "text",
 ) -> Group:
-    """Show duplicates that a run removed, beside what it kept; the least similar pairs first.
+    """Show duplicates that a run removed, next to what it kept; the least similar pairs first.
 
     Args:
         out: Folder of a run, also in a bucket.
@@ -179,7 +179,7 @@ def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
 
 
 def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
-    """The largest clusters: sizes, first members, and the first two of some of them beside one another."""
+    """The largest clusters: sizes, first members, and the first two of some of them side by side."""
     found = list[tuple[int, int, ShownCluster]]()
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):

@@ -99,7 +99,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage takes; `disk_bytes` is what lies on disk after it, beside the corpus."""
+    """What a stage takes; `disk_bytes` is what lies on disk after it, without the corpus."""
 
     name: str
     core_seconds: float

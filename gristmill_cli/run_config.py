@@ -251,7 +251,7 @@ class RunConfig(RunOptions, _Corpus):
 
     recipe: str = ""
     """Rules of quality, between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, from the
-    current folder (its lists are looked for beside it); none by default."""
+    current folder (its lists are looked for next to it); none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     lines: Lines = field(default_factory=Lines)

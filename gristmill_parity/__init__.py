@@ -9,7 +9,7 @@ Read in this order:
     feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas, experts, published models
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
     reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
-    comparison.py     the differences, their limits, and the traffic beside its formulas
+    comparison.py     the differences, their limits, and the traffic against its formulas
 
 It imports the trainer, never the other way. docs/concepts/parallelism.md has the limits.
 """

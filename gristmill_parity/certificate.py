@@ -77,8 +77,8 @@ _JOB_SECONDS = 300.0  # compiling takes a minute on a busy machine
 def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: float = math.inf) -> list[CaseResult]:
     """Run the cases; none begins after `seconds`. Red ones are printed as they are found.
 
-    On CPUs those of two processes at most run beside the larger ones: each leaves cores idle, for as long as its ranks
-    wait for each other and one process computes a reference.
+    On CPUs those of two processes at most run at the same time as the larger ones: each leaves cores idle, for as long
+    as its ranks wait for each other and one process computes a reference.
     """
     started, ended = time.monotonic(), threading.Event()
     small = [case for case in cases if case.processes <= 2 and device == "cpu"]
@@ -158,7 +158,7 @@ def summary(rows: Sequence[CaseResult], seconds: float) -> str:
         chosen = [row for row in rows if (row.case.reference, row.case.precision) == (reference, precision)]
         worst = max(chosen, key=lambda row: (not row.passed, torch.tensor(row.share_of_limit).nan_to_num(9e9).item()))
         lines.append(
-            f"worst in {precision} beside {reference}: {worst.largest_difference:.1e}, "
+            f"worst in {precision} against {reference}: {worst.largest_difference:.1e}, "
             f"{worst.share_of_limit:.0%} of its limit, {worst.case}"
         )
     slowest = max(rows, key=lambda row: row.seconds)

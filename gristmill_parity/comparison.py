@@ -163,7 +163,7 @@ def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
 def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, float]:
     """The relative differences of losses, gradients and weights, and of logits where they are compared.
 
-    The largest absolute difference over the largest absolute value; of gradients beside an independent reference, the
+    The largest absolute difference over the largest absolute value; of gradients against an independent reference, the
     largest of any tensor's 2-norms.
     """
     of_gradients = _relative_difference if case.reference == "one process" else _tensor_difference

@@ -87,7 +87,7 @@ def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Documents that do not see each other: beside each of them alone, and layouts beside one process, with dropout."""
+    """Documents that do not see each other: against each alone, and layouts against one process, with dropout."""
     for preset in _PRESETS:
         yield preset, _ONE, {"documents": True, "dropout": 0.0}
         yield preset, ParallelConfig(micro_batches=2), {"documents": True, "dropout": 0.0, "recompute": "selective"}
@@ -103,7 +103,7 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """2D, 2.5D and 3D tensor parallelism beside one process, alone and with other kinds; more of them in `full`.
+    """2D, 2.5D and 3D tensor parallelism against one process, alone and with other kinds; more of them in `full`.
 
     There also grids of three rows, three layers of grids, and worlds of 16.
     """
@@ -136,7 +136,7 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Sequences divided over ranks beside one process, alone and with other kinds; more of them in `full`."""
+    """Sequences divided over ranks against one process, alone and with other kinds; more of them in `full`."""
     layouts: list[tuple[Preset, ParallelConfig, Options]] = [
         ("llama", ParallelConfig(cp=2), {"documents": True}),
         ("mistral-7b", ParallelConfig(cp=3), {"recompute": "full"}),
@@ -172,7 +172,7 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
 
 
 def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Sparse models beside the plain decoder and, under each kind of layout, beside one process; more in `full`."""
+    """Sparse models against the plain decoder and, under each kind of layout, one process; more in `full`."""
     dp, tp, pp, cp = ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2)
     rows: list[tuple[str, ParallelConfig, Options]] = [
         *((sparse, _ONE, {"reference": "plain decoder"}) for sparse in ("switch", "sequence", "bias")),
@@ -250,7 +250,7 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
 
 
 def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Compressed gradients and local steps beside plain ones of as many replicas, for several steps; more in `full`.
+    """Compressed gradients and local steps against plain ones of as many replicas, for several steps; more in `full`.
 
     What is left out is kept from step to step. The rank is below that of the gradients: above it a product has columns
     of rounding errors, from which the next step would begin (docs/concepts/parallelism/compression.md).
@@ -322,7 +322,7 @@ def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, ParallelConfig, dict[str, Any]]]:
-    """Each preset in one process, beside transformers if that has it, and under tensor and pipeline parallelism.
+    """Each preset in one process, against transformers if that has it, and under tensor and pipeline parallelism.
 
     This with documents that do not see each other, every third with ZeRO too. In `full` every preset is under all
     kinds together, without documents too, and the kinds by themselves take turns; and it trains for longer with each.

@@ -9,7 +9,7 @@ Read in this order:
     step_time.py           seconds of a step: compute_time.py and communication_time.py, on hardware.py
     memory.py              bytes on each rank, by paper-level formulas; run_memory.py: on the fullest rank of a run
     dry_run.py             exact bytes and traffic of one rank, by the trainer's own code without memory or other ranks
-    pipeline_simulator.py  when each pass of a step runs; timeline.py draws it, beside a measured step
+    pipeline_simulator.py  when each pass of a step runs; timeline.py draws it, next to a measured step
     published_runs.py      what papers print, to compare with; fitted_constants.py: what was fitted to measured steps
 
 It imports the trainer, never the other way. docs/reference/planner-accuracy.md says how far to trust it.

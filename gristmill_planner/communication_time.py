@@ -1,11 +1,11 @@
 """Communication time: seconds of collectives and messages, and of what no computation hides within a layer.
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link in a gather, and twice that in an all-reduce
-(Thakur et al. 2005; Patarasuk and Yuan 2009). Which ranks these are is told by PlannedRun.axes.
+(Thakur et al. 2005; Patarasuk and Yuan 2009). Which ranks these are is given by PlannedRun.axes.
 
 What a layer sends is that of each kind's traffic.py, which the certificate compares with real steps. Ring attention
 sends keys and values while queries meet those before; SUMMA broadcasts the blocks of the next round during one. Both
-are hidden up to as long as that takes, where a device's collectives run beside its passes.
+are hidden up to as long as that takes, where a device's collectives run during its passes.
 """
 
 from typing import NamedTuple

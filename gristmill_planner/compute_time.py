@@ -46,7 +46,7 @@ class RankWork:
 
     products: tuple[Product, ...]
     traffic: float
-    """Bytes that the kernels beside the products read and write, in 16 bits; twice that in a backward pass."""
+    """Bytes that the kernels other than the products read and write, in 16 bits; twice that in a backward pass."""
     attention: tuple[Product, ...] = ()
     """Those of the products that are of queries and keys, and of weights and values."""
 

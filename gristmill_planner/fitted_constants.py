@@ -20,11 +20,11 @@ class Constants:
     product_depth: float = 150.0
     """Length of the summed side at which a product reaches half of that."""
     product_latency: float = 4e-5
-    """Of each product and the small kernels around it, beside its FLOPs and bytes."""
+    """Of each product and the small kernels around it, in addition to its FLOPs and bytes."""
     misaligned: float = 16.0
     """Times as long for a product with a side that is no multiple of 8, as attention's if a head's width is none."""
     traffic_share: float = 0.8
-    """Of the memory's bandwidth that kernels beside the products reach."""
+    """Of the memory's bandwidth that kernels other than the products reach."""
     launch: float = 9e-4
     """The host's, for a layer's kernels of a forward pass; a device is no faster than its host."""
     launch_wait: float = 6e-5

@@ -42,7 +42,7 @@ class Device:
     element_bytes: int = 2
     """Of a number that it computes with."""
     overlaps: bool = True
-    """Collectives can run beside passes."""
+    """Collectives can run during passes."""
 
     @property
     def is_gpu(self) -> bool:

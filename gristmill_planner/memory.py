@@ -169,7 +169,7 @@ class RankMemory:
 
     @cached_property
     def gathered(self) -> int:
-        """ZeRO-3: the unit at work, what was received of it, and the next one, received meanwhile (Zhao et al. 2023).
+        """ZeRO-3: the unit at work, what was received of it, and the next one, received early (Zhao et al. 2023).
 
         In a pipeline all units stay, with what the last one was received in.
         """

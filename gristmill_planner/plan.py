@@ -109,7 +109,7 @@ def plan(
         configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
             of searching for one.
         dry_run: Build one rank's modules without memory, and run a step of them without the other ranks: parameters,
-            bytes and collectives beside the formulas; of the published layout, of the file's with --configured, or of
+            bytes and collectives against the formulas; of the published layout, of the file's with --configured, or of
             the first choice.
         rank: The rank to build, from 0.
         shrink: Print a configuration that trains the published run in 8 processes on a CPU: the same architecture and

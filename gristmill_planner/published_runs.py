@@ -1,4 +1,4 @@
-"""Published runs: what papers print of large training runs, beside what is predicted, and shrunk to 8 processes."""
+"""Published runs: what papers print of large training runs, and what is predicted, and shrunk to 8 processes."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -145,7 +145,7 @@ def sparse_runs() -> list[PublishedRun]:
 
 
 def narayanan_table_2() -> list[PublishedRun]:
-    """Narayanan et al. 2021, table 2: ZeRO-3 alone beside tensor, pipeline and data parallelism, on Selene.
+    """Narayanan et al. 2021, table 2: ZeRO-3 alone against tensor, pipeline and data parallelism, on Selene.
 
     Whether its pipelines are interleaved is not printed; they are taken not to be. 174.6B is GPT-3: 96 layers of
     12,288, of 96 heads.
@@ -236,7 +236,7 @@ _HEAD_DIM, _VOCABULARY, _SEQ_LEN, _STEPS = 8, 1024, 64, 20
 
 
 def shrunk_config(each: PublishedRun) -> str:
-    """A configuration of training in TOML, of 20 steps; it needs data.train, data.holdout and out_dir beside it."""
+    """A configuration of training in TOML, of 20 steps; it needs data.train, data.holdout and out_dir as well."""
     layout = shrunk_layout(each.run.layout)
     sections: dict[str, dict[str, Any]] = {
         "model": _model(each, layout),
@@ -274,7 +274,7 @@ def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
 
 
 def _model(each: PublishedRun, layout: ParallelConfig) -> dict[str, Any]:
-    """Sizes beside the preset's parts: heads as odd as the published ones, an MLP as wide in proportion."""
+    """Sizes next to the preset's parts: heads as odd as the published ones, an MLP as wide in proportion."""
     model, tp = each.run.model, layout.mesh_shape[-1]
     heads = _shrunk_heads(model, tp)
     width = heads * _HEAD_DIM

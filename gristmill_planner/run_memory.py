@@ -13,7 +13,7 @@ from gristmill_planner.planned_run import GRISTMILL, PlannedRun
 from gristmill_planner.step_time import layer_parameters
 
 RESERVE = 3 << 30
-"""Bytes of CUDA, its libraries and collectives on a GPU, beside what the formulas of this trainer count."""
+"""Bytes of CUDA, its libraries and collectives on a GPU, in addition to what the formulas of this trainer count."""
 STATE_SHARE = 1.2
 """Bytes reserved for each byte of weights, gradients and optimizer states: copies and padding of flattened buffers."""
 CONTEXT = 6.7 * 2**30

@@ -107,8 +107,8 @@ class Document(msgspec.Struct):
             return
         if name in self.fields:
             raise InputError(
-                f"{self.key.file} line {self.key.row + 1} has a field {name!r} beside {self.text_column!r}, whose text "
-                f"is to be written as {name!r}: give another name for what is written (--text_column)"
+                f"{self.key.file} line {self.key.row + 1} has a field {name!r} as well as {self.text_column!r}, whose "
+                f"text is to be written as {name!r}: give another name for what is written (--text_column)"
             )
         self.fields = {name if field == self.text_column else field: it for field, it in self.fields.items()}
         self.text_column = name

@@ -61,7 +61,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require(
             not self.message or ("{" in self.message and not self.template),
             f"{where} message {self.message!r}: expected names of a message's fields in braces, such as "
-            "'{role}: {content}\\n', and no template beside it; try a column",
+            "'{role}: {content}\\n', and no template with it; try a column",
         )
         require(
             _is_encoding(self.encoding or "utf-8", any_text=self.format in FILE_FORMATS),

@@ -67,7 +67,7 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
     if waiting := [name for name, state in run.states.items() if state != "finished"]:
         warnings.append(
             f"The run has not finished: {', '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} missing. What "
-            "follows is of the stages before; the same gristmill run goes on."
+            "follows is of the stages before; the same gristmill run continues."
         )
     elif not run.funnel and not run.faults:
         warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")

@@ -34,7 +34,7 @@ def show_rules(run: DataRun) -> str:
 
 
 def show_benchmarks(run: DataRun) -> str:
-    """How much of each benchmark was found, in which sources, and some places beside their items."""
+    """How much of each benchmark was found, in which sources, and some places next to their items."""
     if not run.benchmarks:
         return ""
     found = run.benchmarks.benchmarks

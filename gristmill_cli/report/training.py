@@ -192,7 +192,7 @@ def _memory(runs: Sequence[TrainingRun]) -> str:
     cpu = " On a CPU the measured peak has the interpreter and all its libraries, too." if is_cpu else ""
     note = f"MiB of rank 0. The formula is the planner's; its kinds peak at different moments of a step.{cpu}"
     numbers = table(["", "measured", "formula", *kinds], rows, "memory")
-    return section("Peak memory beside the formula", said(note, "soft"), numbers)
+    return section("Peak memory and the formula", said(note, "soft"), numbers)
 
 
 def _formula(run: TrainingRun) -> RankMemory | None:

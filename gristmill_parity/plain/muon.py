@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class PlainMuon:
-    """Muon for `matrices`, beside `other`, an optimizer of all other parameters."""
+    """Muon for `matrices`, next to `other`, an optimizer of all other parameters."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ def _listed(names: Any) -> list[str]:
 
 
 def _local(path: Path, name: str) -> CorpusFile:
-    """A file that a task names: from the working directory, as lm-eval takes it, or else beside the task."""
+    """A file that a task names: from the working directory, as lm-eval takes it, or else next to the task."""
     for found in (Path(name), path.parent / name):
         if exists(found) and is_file(found):
             info = file_info(found)

@@ -157,7 +157,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _folder(name: str) -> Path:
-    """Where the lists of a recipe are looked for: beside its file."""
+    """Where the lists of a recipe are looked for: next to its file."""
     return Path(name).parent if name.endswith(".toml") else _SHIPPED
 
 

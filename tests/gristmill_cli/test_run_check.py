@@ -42,7 +42,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "out", "{folder}/corpus", "--out next to the corpus"),
     ("", "out", "{folder}/corpus/out", "--out next to the corpus"),
     ("", "out", "{folder}", "--out next to the corpus"),
-    ("", "out", "{folder}/file", "a file of that name exists where a folder is wanted"),
+    ("", "out", "{folder}/file", "a file of that name exists where a folder is expected"),
     ("", "out", "{folder}/file/out", "is a file, not a folder"),
     ("", "out", "{folder}/link", "/link is a link to nowhere, which is not there: make it a folder, or remove it"),
     ("", "out", "{folder}/link/out", "/link is a link to nowhere, which is not there"),

@@ -162,7 +162,7 @@ def _require_same_run(folder: RunFolder) -> None:
     if before != now and not optim.decay_steps and _falls(optim):
         raise UsageError(
             f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "
-            f"{optim.steps} alone it would decay until {now}, and jump where the run goes on; give --optim.decay_steps "
+            f"{optim.steps} alone it would decay until {now}, and jump where the run resumes; give --optim.decay_steps "
             f"{before} to keep it, with optim.min_lr for the steps beyond, or --optim.decay_steps {now} to change it"
         )
 

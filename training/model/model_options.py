@@ -62,7 +62,7 @@ class ModelOptions:
     the logistic function; swiglu-clamped: gpt-oss's."""
     residual: Literal["pre-norm", "parallel", "deepnorm"] | None = None
     """pre-norm: each sublayer adds to the stream, which it sees normalised; parallel: attention and MLP see the same
-    stream, as in GPT-NeoX; deepnorm: the normalised stream goes on, times (2 layers)^½, as in GLM-130B."""
+    stream, as in GPT-NeoX; deepnorm: the normalised stream is passed on, times (2 layers)^½, as in GLM-130B."""
     embed_norm: bool | None = None
     """A norm after the embedding, as in BLOOM."""
     query_layer: bool | None = None

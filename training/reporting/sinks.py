@@ -108,7 +108,7 @@ class MLflow:
     """A run of MLflow, in a folder unless MLFLOW_TRACKING_URI says otherwise; text is a tag of the run.
 
     Its experiment is MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, or gristmill. A resumed run continues the one
-    whose id is kept beside `path`.
+    whose id is kept next to `path`.
     """
 
     def __init__(self, path: Path, step: int, group: str, options: Mapping[str, Any]) -> None:

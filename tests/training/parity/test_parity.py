@@ -72,7 +72,7 @@ def test_a_difference_that_is_not_a_number_is_red() -> None:
     first, second = covering_cases()[:2]
     row = CaseResult(first, 1.0, {**EQUAL, "gradient": float("nan")})
     assert not row.passed and "gradient differ by nan" in row.reason
-    assert f"worst in fp64 beside one process: nan, nan% of its limit, {first}" in summary(
+    assert f"worst in fp64 against one process: nan, nan% of its limit, {first}" in summary(
         [row, CaseResult(second, 2.0, EQUAL)], 3.0
     )
 
