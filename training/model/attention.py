@@ -10,7 +10,7 @@ from training.kernels.rotary import apply_rotary
 from training.model.attention_mask import Mask
 from training.model.documents import Documents
 from training.model.dropout import Dropout
-from training.model.layers import Linear, build_norm
+from training.model.layers import EmbeddingTable, Linear, build_norm
 from training.model.model_config import ModelConfig
 from training.model.positions import DocumentTable, PositionTable, SequenceTable
 
@@ -89,7 +89,7 @@ class QueryAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.query = nn.Embedding(config.context, config.width)
+        self.query = EmbeddingTable(config.context, config.width)
 
     def project(self, x: Tensor, documents: Documents | None) -> Sequence[Tensor]:
         positions = torch.arange(x.shape[1], device=x.device) if documents is None else documents.positions

@@ -6,12 +6,12 @@ from training.kernels.cross_entropy import SequenceLosses, ZLoss, linear_cross_e
 from training.kernels.dispatch import embedding
 from training.model.documents import Documents
 from training.model.dropout import Dropout
-from training.model.layers import build_norm
+from training.model.layers import EmbeddingTable, build_norm
 from training.model.model_config import ModelConfig
 from training.model.positions import PositionEmbedding
 
 
-class TokenEmbedding(nn.Embedding):
+class TokenEmbedding(EmbeddingTable):
     """Embedding of token ids (B, T): (B, T, D)."""
 
     def forward(self, ids: Tensor) -> Tensor:

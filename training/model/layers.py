@@ -1,4 +1,4 @@
-"""Layers that the parts of a block share: linear layers and norms."""
+"""Layers that the parts of a model share: linear layers, embeddings and norms."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,14 @@ class Linear(nn.Linear):
     def fused_with(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
         """Apply this layer and `others` to the same `x`, in one product where that is faster."""
         return fused_linears(x, (self, *others))
+
+
+class EmbeddingTable(nn.Embedding):
+    """Embedding that draws no values on the meta device: torch does so by torch._dynamo, whose import takes half a second."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
 
 
 class RMSNorm(nn.Module):

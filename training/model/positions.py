@@ -10,6 +10,7 @@ from training.kernels.dispatch import embedding
 from training.kernels.precision import accumulation_dtype
 from training.kernels.rotary import rotary_frequencies, rotary_table
 from training.model.documents import Documents
+from training.model.layers import EmbeddingTable
 from training.model.model_config import ModelConfig
 
 # the pair cos, sin of rotary positions, ALiBi's bias, or nothing where positions are embedded
@@ -28,7 +29,7 @@ class DocumentTable(NamedTuple):
 PositionTable = SequenceTable | DocumentTable
 
 
-class PositionEmbedding(nn.Embedding):
+class PositionEmbedding(EmbeddingTable):
     """Learned embedding of the positions of features (B, T, D): (T, D), or in their documents (B, T, D)."""
 
     def __init__(self, config: ModelConfig) -> None:

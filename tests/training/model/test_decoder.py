@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -148,3 +150,13 @@ def test_flops_per_token_equal_a_hand_count() -> None:
     assert tied == expected
     wide = flops_per_token(build(replace(config, head_dim=6, window=3)), 12)  # of a window twice its tokens
     assert wide == expected - 12 * 1 * 8 * 12 + 6 * 4 * 8 * 4 + 12 * 1 * 12 * 6
+
+
+def test_torch_s_compiler_is_not_imported_to_build_one() -> None:
+    """Every rank would wait for it."""
+    code = (
+        "import sys; from training.model.decoder import meta_decoder as build; "
+        "from training.model.model_config import ModelConfig; "
+        "build(ModelConfig(preset='gpt2', layers=1).resolve(50, 12)); print('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
