@@ -98,7 +98,7 @@ def chaos_ray(
 def _round(seed: int, cluster: Any, command: list[str], kills: int, seconds: float, done: Counter[str]) -> None:
     """Run to the end; meanwhile kill drivers, nodes and workers, first that whose turn it is.
 
-    `seconds` is what a run took that was not disturbed: each kill comes 0.1 to 0.6 of that after the start or the kill before.
+    `seconds` is what the fastest run took: each kill comes 0.1 to 0.6 of that after the start or the kill before.
     """
     process, chance = _start(command), random.Random(seed)
     for i in range(chance.randint(1, kills)):

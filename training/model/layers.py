@@ -21,7 +21,7 @@ class Linear(nn.Linear):
 
 
 class EmbeddingTable(nn.Embedding):
-    """Embedding that draws no values on the meta device: torch does so by torch._dynamo, whose import takes half a second."""
+    """Embedding that draws no values on the meta device: torch would import torch._dynamo for it, in half a second."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
