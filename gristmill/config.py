@@ -123,7 +123,8 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
     types = _field_types(cls)
     for key in table:
         if key not in types:
-            advice = suggestion(prefix + key, [prefix + name for name in types])
+            elsewhere = [name for name in option_types(cls, prefix) if name.endswith(f".{key}")]  # as without its table
+            advice = suggestion(prefix + key, elsewhere or [prefix + name for name in types])
             raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):

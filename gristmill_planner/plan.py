@@ -153,7 +153,7 @@ def plan(
         _require_effects(options, config, options.keys() - {"seq_len", "batch_size"})
     device, constants = _device(gpu)
     cluster = _cluster(gpus, device, nodes_of, network, published)
-    total = tokens or 300e9
+    total, training = tokens or 300e9, None
     if published is not None:
         request = published_request(published, cluster, _SOFTWARE[software])
     elif is_preset:
@@ -166,6 +166,7 @@ def plan(
     if published is not None and (configured or dry_run):
         given = published_layout(published, request)
     elif configured:
+        assert training is not None  # a preset has no layout
         beside = "--configured and a file, whose layout is this trainer's"
         _require_effects(options, beside, options.keys() - {"software"})
         given = configured_run(config, training, request)
@@ -187,7 +188,9 @@ def plan(
         lines += [f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."]
     lines += ["", *formulas(first, constants)] if explain else []
     lines += ["", trust(cluster.device, gpu, request.software)]
-    lines += ["", Text(as_toml(first, request))] if given is None and request.software == GRISTMILL else []
+    lines += (
+        ["", Text(as_toml(first, request, config, training))] if given is None and request.software == GRISTMILL else []
+    )
     lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
     return Group(*lines)
 

@@ -53,17 +53,21 @@ def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: 
     return PlanRequest(model, batch_size or max(1, (1 << 22) // length), length, cluster, precision)
 
 
-def as_toml(choice: Choice, request: PlanRequest) -> str:
-    """A layout as the options of a training run, to paste into its configuration file."""
+def as_toml(choice: Choice, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
+    """A model and its layout as options of a training run; `options` are those of the file `config`, if it is one."""
     run, usual = choice.run, ParallelConfig()
     layout = {name: value for name, value in run.layout.record().items() if value != getattr(usual, name)}
     layout = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches} | layout
-    model: dict[str, object] = {"preset": request.model.preset} if PRESETS[request.model.preset].parameters else {}
+    model: dict[str, object] = {"preset": request.model.preset}
+    if options is not None:  # as the file has it
+        usual_model = vars(ModelConfig())
+        model = {name: value for name, value in vars(options.model).items() if value != usual_model[name]}
     sections: dict[str, dict[str, object]] = {
         "model": model, "data": {"seq_len": run.seq_len, "batch_size": run.batch}, "parallel": layout,
         "memory": {"recompute": run.recompute, "optimizer": run.states.moments},
     }  # fmt: skip
-    first = "# The first choice, for --config of gristmill train", f'precision = "{request.precision}"'
+    others = "" if options is None else f", with the other options of {config}"
+    first = f"# The first choice, for --config of gristmill train{others}", f'precision = "{request.precision}"'
     return "\n".join([*first, *toml_lines(sections)])
 
 

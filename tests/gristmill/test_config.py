@@ -87,6 +87,7 @@ def test_underscores_hyphens_signs_and_booleans(wet: str, cover: str) -> None:
     [
         ("[stones]\nturns_per_minut = 3", "unknown key stones.turns_per_minut; did you mean stones.turns_per_minute?"),
         ("kindd = 'wind'", "unknown key kindd; did you mean kind?"),
+        ("turns_per_minute = 3", "unknown key turns_per_minute; did you mean stones.turns_per_minute?"),
         ("[stones]\nturns_per_minute = 'x'", "stones.turns_per_minute: expected a whole number, got 'x'"),
         ("[stones]\nturns_per_minute = 1.5", "stones.turns_per_minute: expected a whole number, got 1.5"),
         ("[stones]\nsizes = [1]", "stones.sizes: expected 2 numbers, got [1]"),

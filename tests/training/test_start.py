@@ -74,7 +74,7 @@ def test_init_from_beside_checkpoints_is_the_runs_own_or_refused(
 def test_a_damaged_run_json_is_an_error(config: TrainConfig, text: str) -> None:
     config.out_dir.mkdir()
     (config.out_dir / "run.json").write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match=r"run.json is damaged; remove .* to start over"):
+    with pytest.raises(InputError, match=r"run.json is damaged; restore that file, or .* and --init_from "):
         train(config)
 
 

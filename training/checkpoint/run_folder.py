@@ -190,7 +190,10 @@ def read_run(path: Path) -> dict[str, Any] | None:
         stored["cooldown_steps"] = int(stored.get("cooldown_steps", 0))
         stored[COUNTED_FROM] = int(stored.get(COUNTED_FROM, 0))
     except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
+        raise InputError(
+            f"{path} is damaged; restore that file, or start a new run from its weights: another --out_dir, and "
+            f"--init_from {path.parent}"
+        ) from error
     return stored
 
 

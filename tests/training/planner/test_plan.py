@@ -364,6 +364,16 @@ def test_a_preset_is_planned_and_its_toml_is_a_configuration(
     assert trained.model.preset == "llama-3.2-1b" and trained.parallel.dp == first["layout"]["dp"]
 
 
+def test_the_toml_of_a_file_has_its_model(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(plan(str(config), gpus=16, top=1))
+    assert f"with the other options of {config}" in text
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text(text[text.index("# The first choice") :])
+    paths = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
+    before, after = (load_config(TrainConfig, ["--config", str(path), *paths]) for path in (config, pasted))
+    assert after.model == before.model and after.model.width == 768
+
+
 def test_layouts_leave_memory_free(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     most = []
     for headroom in (0.0, 0.5):
