@@ -38,7 +38,7 @@ from gristmill_cli.run_config import (
     has_stage,
 )
 from gristmill_cli.run_records import load_json
-from preprocessing.contamination.benchmarks import check_first_items
+from preprocessing.contamination.benchmarks import check_items
 from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
 from preprocessing.filter import check_threshold
@@ -99,10 +99,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
         if config.decontaminate.against:
             benchmarks = list_benchmarks(config.decontaminate.against, config.decontaminate.template)
-            check_first_items(benchmarks)
             limits = ("margin", "min_ngrams", "common", "near")
             check_limits(*(getattr(config.decontaminate, name) for name in limits))
             reject_own_corpus([*config.decontaminate.against, *paths_of(benchmarks)], _inputs(config))
+            check_items(benchmarks)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

@@ -353,6 +353,7 @@ def _sources_dtype(names: list[str]) -> np.dtype:
 
 def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
     """Open a folder's manifest, and its shards in the manifest's order. Raises UsageError or InputError."""
+    folder = Path(folder)  # a str, too: users call this
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 

@@ -39,6 +39,7 @@ _SALTS = {LENGTH: np.uint64(0), SHORTEST: np.uint64(0x5BD1E9955BD1E995), NEAR_LE
 _NEAR = 1 << 31  # bit of an n-gram's word while the index is made: one for near-duplicates
 _BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
 
+CHECKED_BYTES = 4 << 20  # of benchmarks that are read in full before a run: under a second
 _SORT_MEMORY = 32 << 20  # bytes; more n-grams are sorted on disk
 _BATCH = 1000  # items whose texts are written together
 _WORDS_HELD = 1000  # items whose words are in memory
@@ -181,9 +182,15 @@ def _write_ngrams(
     return shared
 
 
-def check_first_items(files: Sequence[CorpusFile]) -> None:
-    """Raise InputError if the first record of a file has not the text; files in a bucket are not read."""
+def check_items(files: Sequence[CorpusFile]) -> None:
+    """Raise InputError as write_index would; of more than CHECKED_BYTES, or where some are in a bucket, only for the
+    first record of each local file.
+    """
     with TemporaryDirectory() as folder:
+        names = ("keys", "entries", "items", "sizes")
+        if sum(file.size for file in files) <= CHECKED_BYTES and not any(is_remote(file.path) for file in files):
+            write_index(files, IndexFiles(*(Path(folder) / name for name in names)), near=False)
+            return
         for file in (file for file in files if not is_remote(file.path)):
             next(_read_items(file, Path(folder) / "items"), None)
 

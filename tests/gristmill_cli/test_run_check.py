@@ -239,10 +239,16 @@ def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -
     return int(str(end.value)), " ".join(message.split())
 
 
-def test_a_benchmark_without_the_field_is_refused_by_the_option_of_a_run(folder, capsys) -> None:
-    against = ("--decontaminate.against", f"{folder}/corpus/a", "--decontaminate.template", "{prompt}")
+@pytest.mark.parametrize(
+    ("later", "wanted"),
+    [({"text": "x"}, "line 2: no prompt, only text"), ({"prompt": "too short"}, "got none in quiz (2 records)")],
+)
+def test_a_benchmark_is_read_to_its_end_before_anything_is_written(folder, tmp_path, capsys, later, wanted) -> None:
+    quiz = tmp_path / "quiz.jsonl"
+    quiz.write_text("".join(f"{json.dumps(record)}\n" for record in ({"prompt": "short"}, later)))
+    against = ("--decontaminate.against", str(quiz), "--decontaminate.template", "{prompt}")
     code, message = refused(folder, *against, capsys=capsys)
-    assert code == 1 and "no prompt, only text" in message and "as in --decontaminate.template" in message
+    assert code == 1 and wanted in message and "--decontaminate.template" in message
 
 
 @pytest.mark.parametrize(("section", "key", "value", "wanted"), MISTAKES)

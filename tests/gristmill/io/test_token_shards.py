@@ -58,6 +58,7 @@ def test_the_vocabulary_chooses_the_dtype(vocabulary: int, dtype: str) -> None:
 def test_a_round_trip_gives_the_same_tokens(tmp_path: Path, vocabulary: int) -> None:
     write_folder(tmp_path, vocabulary)
     manifest, shards = open_shards(tmp_path)
+    assert open_shards(str(tmp_path))[0] == manifest  # type: ignore[arg-type]
     assert [[ids.tolist() for ids in shard] for shard in shards] == [DOCUMENTS, DOCUMENTS[::-1], []]
     assert shards[0].tokens.tolist() == sum(DOCUMENTS, [])
     assert shards[0].tokens.dtype == token_dtype(vocabulary)
