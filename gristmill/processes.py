@@ -74,6 +74,16 @@ class _Handler:
 
 
 @contextmanager
+def ends_at_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, without a traceback of half-imported modules, until the block ends."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def raised_signals(sigint: bool = True) -> Iterator[set[int]]:
     """Context: raise Terminated at SIGTERM, and with `sigint` KeyboardInterrupt at SIGINT; yield those received.
 

@@ -4,7 +4,6 @@ import difflib
 import importlib
 import os
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -133,7 +132,9 @@ def main() -> None:
     chosen = COMMANDS.get(name.replace("-", "_"))
     if chosen is None:
         sys.exit(_fail(f"expected a command, got {name!r}; try {_nearest(name)}"))
-    with _ends_at_ctrl_c():  # while modules are imported
+    from gristmill.processes import ends_at_ctrl_c
+
+    with ends_at_ctrl_c():  # while modules are imported
         from gristmill.command import command
 
         try:
@@ -176,16 +177,6 @@ def _reader_may_end() -> Iterator[None]:
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def _ends_at_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, without a traceback of half-imported modules, until the block ends."""
-    before = signal.getsignal(signal.SIGINT)
-    if before == signal.default_int_handler:  # not where a shell has it ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def overview() -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+from gristmill.processes import ends_at_ctrl_c
 from training.config import TrainConfig
 from training.distributed.command_line import exit_on_user_error, read_options
 from training.distributed.launchers import adopt_launcher
@@ -35,11 +36,10 @@ def train(config: TrainConfig) -> "Summary":
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
     with exit_on_user_error():
-        config = read_options(TrainConfig, argv, prog="gristmill train")
-        config.check()
-
-        from training.loop import train_and_report_failures
-
+        with ends_at_ctrl_c():  # until torch is imported
+            config = read_options(TrainConfig, argv, prog="gristmill train")
+            config.check()
+            from training.loop import train_and_report_failures
         train_and_report_failures(config)
 
 

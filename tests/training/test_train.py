@@ -195,7 +195,7 @@ def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: 
         config, checkpoint=CheckpointConfig(every=1, keep=1), stability=StabilityConfig(max_skipped_steps=3)
     )
     bad = replace(saving, optim=replace(config.optim, lr=1e30, max_grad_norm=0.0))
-    with pytest.raises(UsageError, match=r"4 of the last 1000 .*new run .*--init_from the last checkpoint"):
+    with pytest.raises(UsageError, match=r"4 of the last 1000 .*new run .*--init_from a checkpoint"):
         train(bad)
     assert [path.name for path in (config.out_dir / "checkpoints").glob("step-*")] == ["step-00000001"]
     worse = replace(bad, out_dir=config.out_dir / "worse", optim=replace(bad.optim, lr=1e300, steps=2))

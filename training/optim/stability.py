@@ -15,7 +15,7 @@ _WARMUP_STEPS = 50  # before that, the falling loss of a new run would count as 
 _WINDOW = 1000  # steps over which skipped steps are counted
 # of the same run neither the learning rate nor the precision can be changed
 _ADVICE = (
-    "start a new run (another --out_dir) with --init_from the last checkpoint and a lower --optim.lr, more "
+    "start a new run (another --out_dir, --init_from a checkpoint if there is one) with a lower --optim.lr, more "
     "--optim.warmup_steps, or --precision bf16 or fp32"
 )
 
