@@ -39,7 +39,7 @@ _SALTS = {LENGTH: np.uint64(0), SHORTEST: np.uint64(0x5BD1E9955BD1E995), NEAR_LE
 _NEAR = 1 << 31  # bit of an n-gram's word while the index is made: one for near-duplicates
 _BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
 
-CHECKED_BYTES = 4 << 20  # of benchmarks that are read in full before a run: under a second
+CHECKED_BYTES = 4 << 20  # of benchmarks that are read in full before a run: about a second
 _SORT_MEMORY = 32 << 20  # bytes; more n-grams are sorted on disk
 _BATCH = 1000  # items whose texts are written together
 _WORDS_HELD = 1000  # items whose words are in memory

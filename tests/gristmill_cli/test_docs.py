@@ -45,9 +45,9 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     whole, amounts, by_hand = commands("guides/pipeline.md")
     for block, option in ((whole, "--mix.weights book 2.5 "), (by_hand, '--holdout_dir "$OUT/holdout"')):
         assert option in block
-    whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 1000", "vocab_size 420")
+    whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 8000", "vocab_size 420")
     by_hand = by_hand.replace('--holdout_dir "$OUT/holdout"', '--holdout_dir "$OUT/holdout" --holdout 0.05')
-    by_hand = by_hand.replace("vocab_size 1000", "vocab_size 420")
+    by_hand = by_hand.replace("vocab_size 8000", "vocab_size 420")
     curve, near, shown = commands("guides/dedup.md")
     shown = shown.replace("--largest 5", "--largest 5 >/dev/null").replace("--show 3", "--show 3 >/dev/null")
     page, trained = commands("guides/report.md")
@@ -89,7 +89,7 @@ def test_tokenizers_of_models_and_byte_level_ones(tmp_path: Path) -> None:
         shutil.rmtree(corpus / source)
     (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"))
     (block,) = commands("guides/tokenizers.md")
-    block = block.replace("vocab_size 1000", "vocab_size 420 --mix.holdout 0.05")
+    block = block.replace("vocab_size 8000", "vocab_size 420 --mix.holdout 0.05")
     done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(tmp_path / "out"), MODEL=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert Manifest.load(tmp_path / "out/tokens").tokenizer.vocab_size == 500
