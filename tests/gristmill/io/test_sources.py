@@ -90,7 +90,7 @@ def test_a_table_without_the_outer_column_says_what_it_has(tmp_path: Path, colum
 def test_a_field_of_the_name_to_write_is_not_overwritten(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", {"content": "a", "text": "b"})
     (document,) = read_corpus(tmp_path, text_column="content")
-    with pytest.raises(InputError, match=r"a.jsonl line 1 has a field 'text' beside 'content'.*--text_column"):
+    with pytest.raises(InputError, match=r"a.jsonl line 1 has a field 'text' as well as 'content'.*--text_column"):
         document.rename_text("text")
 
 
@@ -128,7 +128,7 @@ def test_sources_have_folders_files_and_formats_of_their_own(tmp_path: Path) -> 
         ("web", Source(encoding="utf-16"), "that has ASCII as it is; try cp1252, or format"),
         ("web", Source(encoding="cp1252", format="warc"), "encoding has no effect on web archives"),
         ("web", Source(column="chat", message="role"), "expected names of a message's fields in braces"),
-        ("web", Source(template="{a}", message="{role}"), "and no template beside it"),
+        ("web", Source(template="{a}", message="{role}"), "and no template with it"),
         ("web", Source(format="arrow"), "holds no file of the format arrow, only jsonl"),
         ("gone", Source(), "expected a folder, and there is none"),
         ("web", Source(path="web/a.pdf"), "expected a folder, or a"),
