@@ -79,8 +79,10 @@ def ends_at_ctrl_c() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     if before == signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

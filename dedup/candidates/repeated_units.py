@@ -104,7 +104,7 @@ def scatter_units(digested: FileSet, first_group: int, outputs: tuple[Path, ...]
 def join_units(scattered: FileSet, least: int, keep: KeepUnit, output: Path, memory: int) -> None:
     """Task: write the REPEATs among the CORPUS_UNITs of a digest range, from files in corpus order."""
     runs = output.with_name(f"{output.name}.runs")
-    with ExternalSorter(runs, CORPUS_UNIT, ("high", "low"), memory) as sorter:  # stable: in corpus order within those
+    with ExternalSorter(runs, CORPUS_UNIT, ("high", "low"), memory) as sorter:  # stable: each digest in corpus order
         sorter.add_all(read_records(scattered.paths, CORPUS_UNIT, BLOCK))
         write_records(output, find_repeats(sorter, least, keep))
 

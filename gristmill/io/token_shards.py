@@ -351,9 +351,9 @@ def _sources_dtype(names: list[str]) -> np.dtype:
     return np.dtype("<u2" if len(names) <= _UINT16_SOURCES else "<u4")
 
 
-def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
+def open_shards(folder: Path | str) -> tuple[Manifest, list[TokenShard]]:
     """Open a folder's manifest, and its shards in the manifest's order. Raises UsageError or InputError."""
-    folder = Path(folder)  # a str, too: users call this
+    folder = Path(folder)
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 

@@ -183,8 +183,10 @@ def _write_ngrams(
 
 
 def check_items(files: Sequence[CorpusFile]) -> None:
-    """Raise InputError as write_index would; of more than CHECKED_BYTES, or where some are in a bucket, only for the
-    first record of each local file.
+    """Raise the InputError that write_index would, before a run starts.
+
+    Of benchmarks of more than CHECKED_BYTES, or of which one is in a bucket, only the first record of each local file
+    is read.
     """
     with TemporaryDirectory() as folder:
         names = ("keys", "entries", "items", "sizes")

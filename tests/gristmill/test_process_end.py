@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.processes import raised_signals
+from gristmill.errors import UsageError
+from gristmill.processes import ends_at_ctrl_c, raised_signals
 from tests.patience import patience
 
 IN_CALLBACK = """
@@ -119,3 +120,14 @@ def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
     signal.signal(signal.SIGTERM, before)
+
+
+def test_ctrl_c_ends_a_process_at_once_only_while_it_imports() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(UsageError), ends_at_ctrl_c():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            raise UsageError("a wrong option")
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
