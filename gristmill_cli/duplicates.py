@@ -101,7 +101,7 @@ def show_duplicates(
     if source and not pairs:
         raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")
     what = f"with {of}" if of else f"of {source}" if source else "removed as duplicates"
-    title = Text(f"{total:,} documents {what}; the {len(pairs):,} least similar:", "bold")
+    title = Text(f"documents {what}: {total:,}; shown: {len(pairs):,}, the least similar first", "bold")
     return Group(title, *_compared(corpus, pairs, text_column))
 
 

@@ -329,7 +329,7 @@ def _pairs(run: DataRun) -> str:
             parts.append(f"<blockquote>{escape(excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
             continue
         parts.append(beside(*map(marked, mark_differences(removed, kept))))
-    note = said(f"The {len(run.removals.least)} least similar, then some spread over all. Left the document that was "
+    note = said("The least similar first, then some spread over all. Left the document that was "
                 "removed, right the one that was kept, from shortly before their first difference; words that the "
                 "other has not are marked.", "soft")  # fmt: skip
     note = note if parts else said("The texts are no longer there to be shown.")

@@ -55,7 +55,7 @@ def printed(out: Path) -> Callable[..., str]:
 
 def test_the_least_similar_come_first_with_their_differences(printed: Callable[..., str]) -> None:
     text = printed()
-    assert text.startswith("3 documents removed as duplicates; the 3 least similar:")
+    assert text.startswith("documents removed as duplicates: 3; shown: 3, the least similar first")
     first, second = text.index("web/a.jsonl@16 beside web/a.jsonl@15, similarity 0."), text.index("the texts are equal")
     assert first < second and "[another]" in text and "[word30]" in text and "[word29]" not in text
     assert "web/a.jsonl@16 beside" in printed(show=1) and "equal" not in printed(show=1)
@@ -64,12 +64,12 @@ def test_the_least_similar_come_first_with_their_differences(printed: Callable[.
 @pytest.mark.parametrize("key", ["web/a.jsonl@15", "web/a.jsonl@16"])
 def test_the_pairs_of_a_document_that_was_kept_or_removed(printed: Callable[..., str], key: str) -> None:
     text = printed(of=key)
-    assert text.startswith(f"1 documents with {key}; the 1 least similar:") and "[another]" in text
+    assert text.startswith(f"documents with {key}: 1; shown: 1, the least similar first") and "[another]" in text
 
 
 def test_the_pairs_of_a_source(printed: Callable[..., str]) -> None:
-    assert printed(source="book").startswith("2 documents of book; the 2 least similar:")
-    assert printed(source="web").startswith("2 documents of web; ")  # one is a copy of a document of book
+    assert printed(source="book").startswith("documents of book: 2; shown: 2, the least similar first")
+    assert printed(source="web").startswith("documents of web: 2; ")  # one is a copy of a document of book
 
 
 def test_the_largest_clusters(printed: Callable[..., str]) -> None:
@@ -155,7 +155,7 @@ def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None
     assert (
         "\nweb/a.jsonl@9 beside web/a.jsonl@0, similarity 1.00"
         in shown(f"{own}@11")
-        == shown("web/a.jsonl@9").replace("web/a.jsonl@9;", f"{own}@11;")
+        == shown("web/a.jsonl@9").replace("web/a.jsonl@9:", f"{own}@11:")
     )
     assert "web/b.jsonl.zst@2 beside web/b.jsonl.zst@0" in shown("web/b.parquet@2")
     for row in (2, 3, 12):

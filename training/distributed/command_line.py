@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from gristmill.config import load_config
 from gristmill.errors import GristmillError
+from gristmill.processes import discard_output
 from training.distributed.launchers import adopt_launcher
 
 Config = TypeVar("Config")
@@ -27,11 +29,7 @@ def read_options(cls: type[Config], argv: Sequence[str] | None, prog: str) -> Co
         if _rank() != 0:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        try:
-            return load_config(cls, arguments, prog=prog)
-        except BrokenPipeError:  # the reader of the help, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there at the exit
-            sys.exit(0)
+        return load_config(cls, arguments, prog=prog)
 
 
 @contextlib.contextmanager
@@ -45,6 +43,9 @@ def exit_on_user_error() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr, flush=True)
         write_error_file(f"error: {error}")
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        discard_output()
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def write_error_file(text: str) -> None:

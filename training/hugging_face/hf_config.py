@@ -42,7 +42,7 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "is_llama_config": None, "transformers.js_config": None, "unsloth_fixed": None, "unsloth_version": None,
     "_attn_implementation": None, "attn_implementation": None, "_commit_hash": None, "license": None,
     "model_max_length": None, "rope_interleaved": (False,), "auto_map": ({},), "quantization_config": ({},),
-    "use_mrope": (False,),
+    "use_mrope": (False,), "_model_name_or_path": None,
 }  # fmt: skip
 # without effect on an exported model: a bias of the choice has no place among the tensors of a family
 _NEAREST, _OTHER_SIZES = 3, "other sizes"  # families that a refusal names

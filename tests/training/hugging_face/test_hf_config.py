@@ -83,7 +83,7 @@ def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
 
 INERT = {
     "is_llama_config": True, "transformers.js_config": {"dtype": "q4"}, "unsloth_fixed": True,
-    "rope_interleaved": False, "auto_map": {},
+    "rope_interleaved": False, "auto_map": {}, "_model_name_or_path": "a name",
 }  # fmt: skip
 
 
