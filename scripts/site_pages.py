@@ -1,10 +1,13 @@
 """Pages of the site that are made when it is built: the help of all commands. A hook, named in mkdocs.yml."""
 
+import contextlib
+import io
+import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 from mkdocs.structure.pages import Page
 
@@ -27,12 +30,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def _help(name: str) -> str:
-    """The help of a command, without colours and boxes."""
-    command = [sys.executable, "-m", "gristmill_cli", name, "--help"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={"COLUMNS": "88", "PATH": ""}, capture_output=True, text=True, check=True
-    )
-    kept = (line.strip("│").rstrip() for line in done.stdout.splitlines() if not line.startswith("╰"))
+    """The help of a command, without colours and boxes. In this process: half a minute less than 44 of their own."""
+    from gristmill_cli.__main__ import main
+
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with (
+        mock.patch.dict(os.environ, COLUMNS="88"),
+        mock.patch.object(sys, "argv", ["gristmill", name, "--help"]),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+    said.seek(0)
+    kept = (line.strip("│").rstrip() for line in said.read().splitlines() if not line.startswith("╰"))
     lines = (line.strip("╭╮─ ").upper() if line.startswith("╭") else line for line in kept)
     wrapped = (textwrap.fill(line, 86) if line[:1].strip() else line for line in lines)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(wrapped)).strip()
