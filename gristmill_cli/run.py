@@ -16,7 +16,6 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.engine.executors.context import open_execution_context
-from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
@@ -50,9 +49,7 @@ def run(config: RunConfig) -> Funnel | None:
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
     `config.out` holds a run of another corpus, AlarmError with `config.strict`, and any GristmillError of a stage.
     """
-    modules = [__name__, "preprocessing.tokenizer.encoder"]  # workers of all stages have them
     check_run(config)  # before the lock writes a file
-    start_fork_server(modules)
     lock = config.out / STATE_DIR / "run.lock"
     with _modules_kept(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
