@@ -101,13 +101,11 @@ def kill_training(
     sys.exit(0 if passed else 1)
 
 
-def start_run(
-    out_dir: Path, processes: int, restarts: int, options: Sequence[str], script: str = "training/train.py"
-) -> subprocess.Popen[str]:
+def start_run(out_dir: Path, processes: int, restarts: int, options: Sequence[str]) -> subprocess.Popen[str]:
     """Start torchrun, which trains into `out_dir` and logs to `out_dir`.log."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
-    command = [sys.executable, "-m", *launcher, script, "--out_dir", str(out_dir), *options]
+    command = [sys.executable, "-m", *launcher, "training/train.py", "--out_dir", str(out_dir), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     with out_dir.with_suffix(".log").open("w") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=log, stderr=subprocess.STDOUT)

@@ -248,10 +248,5 @@ def torchrun() -> list[str]:
 
 
 @pytest.fixture
-def launch() -> list[str]:
-    return LAUNCH
-
-
-@pytest.fixture
 def shards() -> Callable[..., Path]:
     return write_shards

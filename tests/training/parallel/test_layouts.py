@@ -31,10 +31,14 @@ RESUMES = {
 CHAIN = [
     (2, ParallelConfig(tp=2)),
     (4, ParallelConfig(tp=4, tensor="2d")),
+    (1, ParallelConfig()),
+    (2, ParallelConfig(pp=2)),
+]
+CUBES = [
+    (2, ParallelConfig(tp=2)),
     (8, ParallelConfig(tp=8, tensor="2.5d", depth=2)),
     (8, ParallelConfig(tp=8, tensor="3d")),
     (1, ParallelConfig()),
-    (2, ParallelConfig(pp=2)),
 ]
 
 
@@ -82,16 +86,17 @@ def test_a_run_resumes_under_any_layout_with_the_same_losses(
         assert_same(tmp_path / "through", out_dir)
 
 
+@pytest.mark.parametrize("chain", [CHAIN, pytest.param(CUBES, marks=pytest.mark.thorough)], ids=["grid", "cubes"])
 def test_a_run_goes_on_from_layout_to_layout_as_in_one_process(
-    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, chain: list[tuple[int, ParallelConfig]]
 ) -> None:
-    """Each takes two steps from the checkpoint of the one before, rows and columns, grids and cubes among them."""
+    """Each takes two steps from the checkpoint of the one before."""
     config = replace(exact, checkpoint=CheckpointConfig(every=2, keep=9), eval=replace(exact.eval, every=2))
-    steps = 2 * len(CHAIN)
+    steps = 2 * len(chain)
     train_with(config, tmp_path / "through", ParallelConfig(), steps, run_ranks, 1)
-    for turn, (processes, layout) in enumerate(CHAIN, start=1):
+    for turn, (processes, layout) in enumerate(chain, start=1):
         train_with(config, tmp_path / "chain", layout, 2 * turn, run_ranks, processes)
-    assert len(recorded(tmp_path / "chain")[0]) == steps + len(CHAIN)
+    assert len(recorded(tmp_path / "chain")[0]) == steps + len(chain)
     assert_same(tmp_path / "through", tmp_path / "chain")
 
 

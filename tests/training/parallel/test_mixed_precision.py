@@ -204,6 +204,11 @@ def test_zero_2_and_3_hold_sharded_gradients_between_micro_batches(run_ranks: Ru
             assert held < 4 / 2 * 1.1, zero
     for held in run_ranks(2, held_between_micro_batches, ParallelConfig(zero=1), precision):
         assert held > 3.9
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_zero_2_and_3_hold_them_so_in_pipelines(run_ranks: RunRanks, precision: str) -> None:
     for zero in (2, 3):
         # also alive are activations, the block that is being sent, and with ZeRO-3 parameters, gathered once a step
         gathered = {2: 0, 3: 4 if precision == "fp32" else 2}[zero]

@@ -40,7 +40,7 @@ PLAIN: dict[str, Any] = {"reference": "plain decoder"}
 CASES = [case for case in feature_cases(full=True)[0] if case.sparse]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("chosen", CASES, ids=str)
 def test_layouts_of_sparse_models_agree_with_their_reference_and_with_theory(rank_pool: RankPool, chosen: Case) -> None:
     row = Certifier(rank_pool).certify(chosen)

@@ -49,7 +49,7 @@ def saved(out_dir: Path) -> dict[str, bytes]:
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("method", "ranks", "others"),
-    [("powersgd", 2, {}), ("int8", 2, {}), ("powersgd", 4, {"tp": 2}), ("int8", 4, {"pp": 2})],
+    [("powersgd", 2, {}), ("powersgd", 4, {"tp": 2}), ("int8", 2, {}), ("int8", 4, {"pp": 2})],
 )
 def test_a_run_resumes_bit_for_bit(
     short: TrainConfig, run_ranks: RunRanks, tmp_path: Path, method: Method, ranks: int, others: dict[str, Any]
