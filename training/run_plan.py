@@ -128,15 +128,15 @@ class RunPlan:
         `active`: the parameters that one token uses.
         """
         model, split = self.model, self.split
-        threads = f" x {torch.get_num_threads()} threads" if device == "cpu" else ""
+        threads = f", threads {torch.get_num_threads()}" if device == "cpu" else ""
         used = f"{active:,} of them for a token, " if active < parameters else ""
         part = f", of which this run reads {self.tokens_per_step:,}" if self.config.replicas.count > 1 else ""
         return (
             f"{model.preset}: {parameters:,} parameters, {used}{model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
             f"{processes} process{'es' if processes != 1 else ''} ({device}{threads}, {self.config.precision}): "
-            f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
+            f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: replicas {split.dp_size} x "
+            f"micro-batches {split.grad_accum_steps} x sequences {split.micro_batch_size} x length "
             f"{self.train.first.length}{part}"
         )
 
