@@ -14,6 +14,7 @@ The first two are f and g of Shoeybi et al. 2019, section 3; the last two those 
 each rank sends (n - 1) / n of the full tensor's bytes, and twice that for an all-reduce.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.sharding.axis import Axis, JointAxis
+
+Send = Callable[[Tensor, Axis], Tensor]
 
 # torch 2.13 renamed them
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -49,69 +52,45 @@ def scatter_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
 
 def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:
     """Forward: `x` itself. Backward: all-reduce the gradient, of which each rank has a partial sum."""
-    return _CopyToTP.apply(x, axis)
+    return Collective.apply(x, axis, _identity, _all_reduce)
 
 
 def reduce_from_tp(x: Tensor, axis: Axis) -> Tensor:
     """Forward: all-reduce the partial sums `x`. Backward: the gradient itself."""
-    return _ReduceFromTP.apply(x, axis)
+    return Collective.apply(x, axis, _all_reduce, _identity)
 
 
 def gather_from_sp(x: Tensor, axis: Axis) -> Tensor:
     """Forward: all-gather (B, T / n, D) to (B, T, D). Backward: reduce-scatter the gradient."""
-    return _GatherFromSP.apply(x, axis)
+    return Collective.apply(x, axis, _all_gather_sequence, _reduce_scatter_sequence)
 
 
 def reduce_scatter_to_sp(x: Tensor, axis: Axis) -> Tensor:
     """Forward: reduce-scatter the partial sums (B, T, D) to (B, T / n, D). Backward: all-gather the gradient."""
-    return _ReduceScatterToSP.apply(x, axis)
+    return Collective.apply(x, axis, _reduce_scatter_sequence, _all_gather_sequence)
 
 
-class _CopyToTP(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
+class Collective(torch.autograd.Function):
+    """`there(x, axis)` and, of its gradient, `back(gradient, axis)`; both without autograd."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may pass this tensor to other nodes
-        dist.all_reduce(grad, group=ctx.axis.group)
-        return grad, None
-
-
-class _ReduceFromTP(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        x = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(x, group=axis.group)
-        return x
+    def forward(ctx: Any, x: Tensor, axis: Axis, there: Send, back: Send) -> Tensor:
+        ctx.axis, ctx.back = axis, back
+        return there(x, axis)
 
     @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(grad, ctx.axis), None, None, None
 
 
-class _GatherFromSP(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _all_gather_sequence(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter_sequence(grad, ctx.axis), None
+def _identity(x: Tensor, _axis: Axis) -> Tensor:
+    return x.view_as(x)
 
 
-class _ReduceScatterToSP(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _reduce_scatter_sequence(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_gather_sequence(grad, ctx.axis), None
+def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)  # autograd may pass this tensor to other nodes
+    dist.all_reduce(x, group=axis.group)
+    return x
 
 
 def _all_gather_sequence(x: Tensor, axis: Axis) -> Tensor:

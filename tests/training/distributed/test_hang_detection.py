@@ -16,7 +16,7 @@ from training.optim.stability import StabilityConfig
 HUNG = (
     "error: rank 1 hung; the other ranks timed out waiting for it",
     "    rank 1: running: step 4, befall (launch.py:",
-    "    rank 0: waiting: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _ReduceFromTP.forward (",
+    "    rank 0: waiting: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _all_reduce (",
 )
 KILLED = (
     "error: rank 1 died without an error message: killed",

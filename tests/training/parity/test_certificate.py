@@ -25,6 +25,7 @@ from gristmill_parity.comparison import LIMITS, Certifier, assemble_ranks, traff
 from gristmill_parity.worker import RankResult, run_case
 from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
+from training.distributed.collectives import Collective
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
@@ -79,11 +80,21 @@ def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
 
 
 def no_sum_of_input_gradients(patch: Patch) -> None:
-    patch.setattr(collectives._CopyToTP, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
+    right = Collective.backward
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return (grad, None, None, None) if ctx.back is collectives._all_reduce else right(ctx, grad)
+
+    patch.setattr(Collective, "backward", staticmethod(backward))
 
 
 def no_sum_of_outputs(patch: Patch) -> None:
-    patch.setattr(collectives._ReduceFromTP, "forward", staticmethod(lambda _ctx, x, _axis: x.clone()))
+    right = Collective.forward
+
+    def forward(ctx: Any, x: Tensor, axis: Any, there: Any, back: Any) -> Tensor:
+        return right(ctx, x, axis, collectives._identity if there is collectives._all_reduce else there, back)
+
+    patch.setattr(Collective, "forward", staticmethod(forward))
 
 
 def sequence_halves_swapped(patch: Patch) -> None:

@@ -14,6 +14,7 @@ from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier
 from gristmill_parity.feature_cases import feature_case
 from tests.training.planted_faults import require_finite_difference
+from training.distributed.collectives import Collective
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.block_attention import Seen, WeightDropout
@@ -135,8 +136,7 @@ def heads_of_other_ranks(patch: Patch) -> None:
 
 
 def exchange_without_gradient(patch: Patch) -> None:
-    exchange = training.parallel.context.ulysses._AllToAll
-    patch.setattr(exchange, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
+    patch.setattr(Collective, "backward", staticmethod(lambda _ctx, grad: (grad, None, None, None)))
 
 
 def dropout_by_own_positions(patch: Patch) -> None:

@@ -8,10 +8,9 @@ heads, features or ids of row i: those are the sequences of rank (k, j, i).
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from training.distributed.collectives import gather_rows, scatter_rows
+from training.distributed.collectives import Collective, gather_rows, scatter_rows
 from training.experimental.grids.cube import Turn, gather_inputs, product_3d, scatter_inputs
 from training.experimental.grids.grid_modules import GridLinear, on_grid
 from training.experimental.grids.summa import Grid
@@ -133,27 +132,6 @@ class CubeTokens(TokenEmbedding):
         axis = self.turn.outputs
         local = gather_rows(ids, axis) - self.first
         mine = (local >= 0) & (local < self.count)
-        weight = _GatherInputs.apply(self.weight, self.turn.layers)
-        return _ScatterRows.apply(embedding(local.clamp(0, self.count - 1), weight) * mine[..., None], axis)
-
-
-class _GatherInputs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return gather_inputs(weight, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return scatter_inputs(grad, ctx.axis), None
-
-
-class _ScatterRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return scatter_rows(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return gather_rows(grad, ctx.axis), None
+        weight = Collective.apply(self.weight, self.turn.layers, gather_inputs, scatter_inputs)
+        x = embedding(local.clamp(0, self.count - 1), weight) * mine[..., None]
+        return Collective.apply(x, axis, scatter_rows, gather_rows)

@@ -8,12 +8,12 @@ shrinks with n. But n divides the heads, those of keys too.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.distributed.collectives import Collective
 from training.model.attention_mask import Mask
 from training.model.dropout import Dropout
 from training.parallel.context.tokens import TokenOrder
@@ -58,27 +58,14 @@ class Ulysses:
         """All heads of this rank's tokens to its heads of all tokens: (B, H, T / n, E) to (B, H / n, T, E) each."""
         ranks = self.axis.size
         sent = torch.cat([x.unflatten(1, (ranks, -1)) for x in each], 2).transpose(0, 1)
-        found = _AllToAll.apply(sent, self.axis)  # (n, B, heads, T / n, E)
+        found = Collective.apply(sent, self.axis, exchange, exchange)  # (n, B, heads, T / n, E)
         return found.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """The opposite."""
         sent = x.unflatten(2, (self.axis.size, -1)).permute(2, 0, 1, 3, 4)
-        found = _AllToAll.apply(sent, self.axis)
+        found = Collective.apply(sent, self.axis, exchange, exchange)
         return found.transpose(0, 1).flatten(1, 2)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Part r of this rank's (n, …) for this rank's part of rank r's; so are their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return exchange(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return exchange(grad, ctx.axis), None
 
 
 def exchange(x: Tensor, axis: Axis) -> Tensor:
