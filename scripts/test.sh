@@ -11,8 +11,8 @@ fi
 ruff check .
 ruff format --check .
 mypy
-# Hundreds of processes are started, four tests at once: each reads the modules' bytecode, and has one thread.
+# Hundreds of processes are started, three tests at once: each reads the modules' bytecode, and has one thread.
 unset PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS=1
 # In the order of the files: by default, files with few tests come last, and those take longest.
-python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
