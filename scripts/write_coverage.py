@@ -39,7 +39,7 @@ Other tests compare losses:
 """
 _GPU = """
 Pipelines, grids and rings need a GPU for each process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some
-of these rows, and train, compile, offload and resume. [Results](results.md#gpu) says what ran on one GPU; no row ran
+of these rows, and train, compile, offload and resume. [On a GPU](gpu.md) says what ran on one GPU; no row ran
 on several GPUs or machines.
 """
 LAYOUTS: dict[str, Callable[[Case], bool]] = {
