@@ -50,7 +50,7 @@ def run(config: RunConfig) -> Funnel | None:
     `config.out` holds a run of another corpus, AlarmError with `config.strict`, and any GristmillError of a stage.
     """
     check_run(config)  # before the lock writes a file
-    import preprocessing.tokenizer.encoder  # noqa: F401  workers start with what is imported here: it is of a late stage
+    import preprocessing.tokenizer.encoder  # noqa: F401  workers start with the modules of stages that are imported here
 
     lock = config.out / STATE_DIR / "run.lock"
     with _modules_kept(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:

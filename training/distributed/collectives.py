@@ -23,7 +23,7 @@ from torch import Tensor
 
 from training.sharding.axis import Axis, JointAxis
 
-Send = Callable[[Tensor, Axis], Tensor]
+Communicate = Callable[[Tensor, Axis], Tensor]  # without autograd
 
 # torch 2.13 renamed them
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -71,16 +71,16 @@ def reduce_scatter_to_sp(x: Tensor, axis: Axis) -> Tensor:
 
 
 class Collective(torch.autograd.Function):
-    """`there(x, axis)` and, of its gradient, `back(gradient, axis)`; both without autograd."""
+    """Forward: `communicate(x, axis)`. Backward: `communicate_gradient(gradient, axis)`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, there: Send, back: Send) -> Tensor:
-        ctx.axis, ctx.back = axis, back
-        return there(x, axis)
+    def forward(ctx: Any, x: Tensor, axis: Axis, communicate: Communicate, communicate_gradient: Communicate) -> Tensor:
+        ctx.axis, ctx.communicate_gradient = axis, communicate_gradient
+        return communicate(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.back(grad, ctx.axis), None, None, None
+        return ctx.communicate_gradient(grad, ctx.axis), None, None, None
 
 
 def _identity(x: Tensor, _axis: Axis) -> Tensor:

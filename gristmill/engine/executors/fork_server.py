@@ -16,9 +16,5 @@ def _print_unless_driver_died(kind: type[BaseException], error: BaseException, a
 with suppress(Exception):  # of a pandas that is broken
     pyarrow.scalar(0)  # with its first value it imports pandas, where that is installed: here once, not in each worker
 if "numba" in sys.modules:
-    import numba.core.entrypoints  # what others register with numba, as all of awkward, no kernel of ours needs
-
-    numba.core.entrypoints._already_initialized = True
-    numba.core.registry.cpu_target.target_context.refresh()  # half a second, before its first kernel
-    numba.core.entrypoints._already_initialized = False
+    sys.modules["numba"].core.registry.cpu_target.target_context.refresh()  # half a second, before its first kernel
 sys.excepthook = _print_unless_driver_died

@@ -38,7 +38,7 @@ from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
-_OURS = ("preprocessing.", "dedup.")
+_PACKAGES_OF_STAGES = ("preprocessing.", "dedup.")
 _Item = TypeVar("_Item")
 _GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
@@ -154,8 +154,8 @@ class LocalExecutor:
         """Run a call in a worker process, which is started if need be; see take_finished."""
         with delayed_signals(), _explain_start():  # the state of a pool that is interrupted while it starts is unknown
             if self._pool is None:  # a fork server: workers inherit no threads, and modules are imported once
-                ours = [name for name in sys.modules if name.startswith(_OURS)]  # of later stages of a run, too
-                start_fork_server([call.function.__module__, *ours])
+                stages = [name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)]  # all those of a run
+                start_fork_server([call.function.__module__, *stages])
                 context = _Context(self._started)
                 self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
             self._foreign = call.foreign

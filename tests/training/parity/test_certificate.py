@@ -83,7 +83,7 @@ def no_sum_of_input_gradients(patch: Patch) -> None:
     right = Collective.backward
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return (grad, None, None, None) if ctx.back is collectives._all_reduce else right(ctx, grad)
+        return (grad, None, None, None) if ctx.communicate_gradient is collectives._all_reduce else right(ctx, grad)
 
     patch.setattr(Collective, "backward", staticmethod(backward))
 
