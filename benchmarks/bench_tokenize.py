@@ -25,7 +25,8 @@ from gristmill.batches import batched
 from gristmill.command import run_with_exit_code
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.text import utf8_size
 from preprocessing.tokenize_corpus import BATCH_CHARACTERS

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.text import utf8_size
 

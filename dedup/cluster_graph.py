@@ -28,7 +28,8 @@ from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile, DocKey, Document
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.kernels import kernel
 from gristmill.paths import is_remote

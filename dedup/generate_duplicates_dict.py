@@ -27,7 +27,8 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import CorpusFile, list_corpus, paths_of
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile, paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file

@@ -39,9 +39,9 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.artefacts import open_table_writer
-from gristmill.io.documents import list_corpus, paths_of
-from gristmill.io.external_sort import MAX_SCATTERED, read_records
+from gristmill.io.artefacts import MAX_SCATTERED, open_table_writer, read_records
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import paths_of
 from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file, remove_files

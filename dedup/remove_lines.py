@@ -32,8 +32,8 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
+from gristmill.io.artefacts import MAX_SCATTERED
 from gristmill.io.documents import CorpusFile
-from gristmill.io.external_sort import MAX_SCATTERED
 
 STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 _SORT_FACTOR, _MAX_SORTED = 8, 256 << 20  # memory per byte of records that are sorted; most bytes that a task sorts

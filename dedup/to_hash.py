@@ -32,7 +32,8 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import CorpusFile, Document, list_source, paths_of, source_folder
+from gristmill.io.corpus import list_source, source_folder
+from gristmill.io.documents import CorpusFile, Document, paths_of
 from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE

@@ -11,7 +11,8 @@ from gristmill.counts import READ, REPEATED, WRITTEN, Counts, warn_of_losses
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import AlarmError, DamagedFile, GristmillError
-from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest

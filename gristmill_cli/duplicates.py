@@ -19,8 +19,7 @@ from dedup.cluster_graph import pairwise_jaccard, read_some
 from dedup.minhash.matching_form import Unit
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import GristmillError, UsageError, require
-from gristmill.io.documents import PART_FIELD, DocKey, Document
-from gristmill.io.file_formats import normal_name, parse_name
+from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
 from gristmill.io.files import RUN_FILE
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved

@@ -20,9 +20,9 @@ from dedup.clustering.similarity import SimilarityCheck
 from dedup.remove_lines import check_limits as check_limits_of_lines
 from gristmill.engine.options import parse_size
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require, wrap_write_errors
-from gristmill.io.documents import ASKED_FOR, Corpus, paths_of, scan_corpus
+from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
+from gristmill.io.documents import paths_of
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.sources import join_corpora, scan_sources
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved

@@ -15,7 +15,7 @@ from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from gristmill.io.sources import Source
+from gristmill.io.corpus import Source
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType

@@ -22,7 +22,8 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damag
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import list_source, paths_of, source_folder
+from gristmill.io.corpus import list_source, source_folder
+from gristmill.io.documents import paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents

@@ -24,10 +24,9 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, paths_of, scan_corpus
-from gristmill.io.file_formats import WEB_FORMATS, parse_name
+from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources
+from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, parse_name, paths_of
 from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.sources import Source, join_corpora, scan_sources
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.listings import listed_once
 from gristmill.text import utf8_size

@@ -32,7 +32,8 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus, paths_of
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file

@@ -23,7 +23,8 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_corpus, paths_of
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import Document, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.token_shards import (

@@ -24,7 +24,8 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus, paths_of
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import paths_of
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers

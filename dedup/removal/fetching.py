@@ -23,8 +23,8 @@ from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io.artefacts import read_records, scatter_records, write_records
 from gristmill.io.documents import Document, source_of
-from gristmill.io.external_sort import read_records, scatter_records, write_records
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size

@@ -23,8 +23,8 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_s
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import open_table, open_table_writer, stream_table
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus, paths_of, source_of, stem
-from gristmill.io.file_formats import normal_name, table_name
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, normal_name, paths_of, source_of, stem, table_name
 from gristmill.io.files import STATE_DIR, rejects_path
 from gristmill.io.readers import SLICE_BYTES, Slice
 from gristmill.io.writers import merge_schemas, reject_unwritable, schema_of, write_documents

@@ -25,7 +25,7 @@ import pyarrow.parquet
 from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.documents import Cut, merge_ranges
-from gristmill.io.file_formats import reject_stand_in_for_table
+from gristmill.io.lines import reject_stand_in_for_table
 from gristmill.io.text_records import BadRecord
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1

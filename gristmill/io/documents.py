@@ -3,45 +3,105 @@
 A corpus is a folder, `ROOT/<source>/**/*.jsonl | .json | .ndjson [.gz|.zst|.bz2|.xz] | .parquet | .arrow`, and
 .txt, .csv and .tsv if asked for; the source is the first folder. A document is a record with a string `text`, or
 another column that holds the text; its other fields are kept unchanged. Its key is `<path relative to ROOT>@<row>`;
-rows of JSON lines are physical lines, counted from 0, blank ones included. readers.py reads documents and
-writers.py writes them.
+rows of JSON lines are physical lines, counted from 0, blank ones included. The format of a file follows from its name.
+corpus.py finds the files, readers.py reads documents and writers.py writes them.
 """
 
-import os
+import re
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from gristmill.counts import Counts
-from gristmill.errors import InputError, UsageError, require
-from gristmill.io.file_formats import CORPUS_SUFFIXES as CORPUS_SUFFIXES
-from gristmill.io.file_formats import INDEX_PREFIX as INDEX_PREFIX
-from gristmill.io.file_formats import (
-    READABLE,
-    TEXT_FORMATS,
-    name_fault,
-    parse_name,
-    reject_odd_names,
-    reject_unknown_source,
-    unknown_suffix,
-)
-from gristmill.io.files import list_finished
+from gristmill.errors import InputError, UsageError
 from gristmill.io.text_records import decode_value
-from gristmill.storage.files import is_folder, reject_unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
-METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of storage/files.py
-CACHE = "cache of Hugging Face datasets"
-ODD_NAME = "name that is no key"
-ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
-_METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
+LINE_FORMATS = ("jsonl", "json", "ndjson")
+TABLE_FORMATS = ("parquet", "arrow")
+WEB_FORMATS = ("warc", "wet")
+FILE_FORMATS = ("txt", "md", "html")  # a file is a document
+TEXT_FORMATS = (*FILE_FORMATS, "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
+_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
+JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
+_WEB_SUFFIXES = tuple(f".{name}{end}" for name in WEB_FORMATS for end in ("", *_COMPRESSIONS))
+CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS) + _WEB_SUFFIXES
+READABLE = (
+    "*.jsonl, *.ndjson or *.json (one record a line), *.warc or *.wet, also .gz, .zst, .bz2 or .xz; *.parquet; *.arrow"
+)
+INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
+
+
+class CorpusName(NamedTuple):
+    """A file name in its parts: `stem`, the `format` (such as jsonl) and the `compression` (gz, zst, bz2, xz or '')."""
+
+    stem: str
+    format: str
+    compression: str
+
+
+def parse_name(name: str) -> CorpusName | None:
+    """The parts of a file name; None if its suffix is not that of a known format.
+
+    >>> parse_name("book/a.JSONL.zstd")
+    CorpusName(stem='book/a', format='jsonl', compression='zst')
+    >>> parse_name("a.b.parquet").stem, parse_name("a.parquet.gz"), parse_name("a.gz")
+    ('a.b', None, None)
+    """
+    compression = compression_of(name)
+    rest = name.rpartition(".")[0] if compression else name
+    stem, dot, suffix = rest.rpartition(".")
+    known = LINE_FORMATS + TEXT_FORMATS + WEB_FORMATS + (() if compression else TABLE_FORMATS)
+    return CorpusName(stem, suffix.lower(), compression) if dot and suffix.lower() in known else None
+
+
+def compression_of(name: str) -> str:
+    """The compression that the last suffix of a name stands for; '' if none."""
+    return _COMPRESSIONS.get("." + name.rpartition(".")[2].lower(), "")
+
+
+def unknown_suffix(name: str) -> str:
+    """The suffix of a file of unknown format in lower case, with the one before it if it is a compression.
+
+    >>> [unknown_suffix(name) for name in ("a.MD", "a.tar.gz", "data.gz", "LICENSE", "part.0001")]
+    ['.md', '.tar.gz', '.gz', 'no suffix', 'no suffix']
+    """
+    stem, dot, last = name.rpartition("/")[2].lower().rpartition(".")
+    before = "." + stem.rpartition(".")[2] if "." in stem and compression_of(name) else ""
+    suffix = "".join(part for part in (before, dot + last) if _SUFFIX.fullmatch(part))
+    return suffix if stem and suffix else "no suffix"
+
+
+def table_name(name: str) -> str:
+    """Name of the Parquet file that is written for a corpus file.
+
+    >>> table_name("b/a.jsonl.zst")
+    'b/a.parquet'
+    """
+    parts = parse_name(name)
+    assert parts is not None, name
+    return f"{parts.stem}.parquet"
+
+
+def normal_name(name: str, zst: bool = False) -> str:
+    """Name of the file of JSON lines that is written for a corpus file: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`.
+
+    Uncompressed lines and .gz stay so, unless `zst`; all other formats and compressions become .jsonl.zst.
+
+    >>> [normal_name(name) for name in ("b/a.JSON", "a.ndjson.gz", "a.jsonl.bz2", "a.parquet", "a.csv")]
+    ['b/a.jsonl', 'a.jsonl.gz', 'a.jsonl.zst', 'a.jsonl.zst', 'a.jsonl.zst']
+    """
+    parts = parse_name(name)
+    assert parts is not None, name
+    if not zst and parts.format in LINE_FORMATS and parts.compression in ("", "gz"):
+        return f"{parts.stem}.jsonl.gz" if parts.compression else f"{parts.stem}.jsonl"
+    return f"{parts.stem}.jsonl.zst"
 
 
 class DocKey(NamedTuple):
@@ -260,130 +320,6 @@ def merge_ranges(ranges: Ranges) -> Ranges:
     return tuple(merged)
 
 
-@dataclass(frozen=True)
-class UnreadFile:
-    """A file in a corpus folder that is not read: its name relative to the corpus root, its size in bytes, and why."""
-
-    name: str
-    size: int
-    reason: str
-
-    @property
-    def source(self) -> str:
-        return source_of(self.name)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """All files below a corpus root, each list sorted by name; a hidden folder is one unread file."""
-
-    files: list[CorpusFile]
-    unread: list[UnreadFile]
-
-    def count_unread(self) -> Counts:
-        """Counts of the files that are not read, per source and reason."""
-        counts = Counts({}, [])
-        for file in self.unread:
-            counts.add_unread_file(file.source, file.reason, file.size)
-        return counts
-
-
 def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
     """The paths of corpus files."""
     return [file.path for file in files]
-
-
-def list_corpus(
-    root: Path,
-    prefix: str = "",
-    text_column: str = "text",
-    read_also: Collection[str] = (),
-) -> list[CorpusFile]:
-    """The files of scan_corpus that are read."""
-    return scan_corpus(root, prefix, text_column, read_also).files
-
-
-def scan_corpus(
-    root: Path,
-    prefix: str = "",
-    text_column: str = "text",
-    read_also: Collection[str] = (),
-    skip_odd_names: bool = False,
-) -> Corpus:
-    """Find every file below `root`, read or not; links are followed, our own state folders are left out.
-
-    A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
-    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv. A file whose
-    name cannot be used (see file_formats.py) is not read with `skip_odd_names`.
-
-    Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,
-    InputError if a file cannot be read, or a stage has not finished writing the folder.
-    """
-    require(bool(text_column), "--text_column: expected the name of a column or field, such as text")
-    require(
-        text_column != KEY_FIELD,
-        f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
-    )
-    for name in (read_also,) if isinstance(read_also, str) else read_also:
-        require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
-    reject_unknown_scheme(root)
-    files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
-    odd: list[tuple[str, str]] = []
-    for path, size, found in list_finished(root):
-        reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
-        if not reason and (fault := name_fault(name)):
-            odd.append((name, fault))
-            reason = ODD_NAME
-        if reason:
-            unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
-        else:
-            files.append(CorpusFile(path, name, size, text_column))
-    if not skip_odd_names:
-        reject_odd_names(odd)
-    if not files:
-        raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
-    files.sort(key=lambda file: file.name)
-    return Corpus(files, sorted(unread, key=lambda file: file.name))
-
-
-def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
-    """The files of one source that are read, named `<source>/…`, or those of every source if `source` is 'all'.
-
-    `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
-    a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
-    """
-    if not source or source != Path(source).name or source == "..":
-        raise UsageError(f"data set {source!r}: expected the name of a folder in the corpus, or all")
-    if source == "all" == folder.absolute().name:
-        raise UsageError(
-            f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
-            "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
-        )
-    prefix = "" if source == "all" else f"{source}/"
-    listed = source_folder(folder, source)
-    files = list_corpus(listed, prefix, text_column)
-    reject_unknown_source(listed, source, (file.name for file in files))
-    return files
-
-
-def source_folder(folder: Path, source: str) -> Path:
-    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
-    is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
-    return folder / source if is_root else folder
-
-
-def _unread_reason(name: str, read_also: Collection[str]) -> str:
-    """Why a file of this name is not read; '' if it is."""
-    parts = parse_name(name)
-    if parts is None:
-        return unknown_suffix(name)
-    if parts.format in TEXT_FORMATS and parts.format not in read_also:
-        return ASKED_FOR[parts.format]
-    if name in _METADATA_FILES:
-        return METADATA
-    return CACHE if parts.format == "arrow" and name.startswith(("cache-", "tmp")) else ""
-
-
-def _list_reasons(unread: Iterable[UnreadFile]) -> str:
-    found = Counter(file.reason for file in unread)
-    return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""

@@ -24,30 +24,38 @@ from gristmill.errors import (
     wrap_write_errors,
 )
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
+from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import (
     AS_UTF8,
+    FILE_FORMATS,
+    LINE_FORMATS,
     ONE_SLICE,
+    READABLE,
+    TABLE_FORMATS,
+    WEB_FORMATS,
     CorpusFile,
     Cut,
     DocKey,
     Document,
     Reading,
     Slice,
-    list_corpus,
+    parse_name,
     slices_at,
 )
-from gristmill.io.file_formats import (
-    FILE_FORMATS,
-    LINE_FORMATS,
-    READABLE,
-    TABLE_FORMATS,
-    WEB_FORMATS,
-    is_compressed,
-    parse_name,
-)
 from gristmill.io.files import rejects_path
-from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_chunks, read_lines, read_whole, without_mark
+from gristmill.io.lines import (
+    MAX_LINE_BYTES,
+    CutLine,
+    is_compressed,
+    line_starts,
+    read_chunks,
+    read_lines,
+    read_whole,
+    without_mark,
+)
 from gristmill.io.text_records import (
+    MAX_PAGE_BYTES,
+    PAGE_MEMORY_A_BYTE,
     BadRecord,
     CsvError,
     Malformed,
@@ -57,11 +65,12 @@ from gristmill.io.text_records import (
     join_messages,
     line_of,
     parse_fields,
+    read_archive,
     read_csv,
     reject_one_value,
     take_text,
+    text_of_page,
 )
-from gristmill.io.web_records import MAX_PAGE_BYTES, MEMORY_A_BYTE, read_archive, text_of_page
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
@@ -293,7 +302,7 @@ def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | B
             yield 0, _cut_to_bad(content, "page" if is_page else "file", limit)
             return
         if is_page:
-            hold.require(len(content) * MEMORY_A_BYTE, str(part.path))
+            hold.require(len(content) * PAGE_MEMORY_A_BYTE, str(part.path))
         try:
             text = decode_bytes(content, part.reading.encoding)
         except Malformed as error:

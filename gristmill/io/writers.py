@@ -19,7 +19,7 @@ import zstandard
 
 from gristmill.batches import batched
 from gristmill.errors import UsageError
-from gristmill.io.file_formats import LINE_FORMATS, compression_of, parse_name
+from gristmill.io.documents import LINE_FORMATS, compression_of, parse_name
 from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
@@ -41,7 +41,7 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     """Yield a sink for the lines of a file; publish the file when the block ends without an error.
 
     The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
-    one thread, a fixed level. No other compression or format is written: see file_formats.normal_name.
+    one thread, a fixed level. No other compression or format is written: see documents.normal_name.
     """
     compression, parts = compression_of(path.name), parse_name(path.name)
     assert compression in ("", "gz", "zst") and (parts is None or parts.format in LINE_FORMATS), path

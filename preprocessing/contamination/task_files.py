@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile
 from gristmill.storage.files import exists, file_info, is_file, is_folder, read_file, walk
 from preprocessing.contamination.benchmarks import ALL_FIELDS, EACH
 

@@ -15,7 +15,8 @@ from dedup.dedup_train import CONTAMINATED, _groups_beside
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
-from gristmill.io.documents import KEY_FIELD, CorpusFile, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import KEY_FIELD, CorpusFile
 from gristmill.io.files import mark_unfinished
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer

@@ -20,7 +20,7 @@ from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs, remove_exac
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, TooManyMalformed, UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import read_keys
 from gristmill.text import matching_form

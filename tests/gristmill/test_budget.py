@@ -14,7 +14,7 @@ import pytest
 from gristmill.budget import Budget, MemoryReservation, memory_budget, reserve_memory
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from preprocessing.normalize_text import normalize_slices

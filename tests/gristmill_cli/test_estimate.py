@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill_cli.estimate import REQUESTS, EstimateConfig, documents_of, estimate, main
 from gristmill_cli.run_config import Decontaminate, Tokenizer
 from tests.gristmill_cli.corpus import make_corpus

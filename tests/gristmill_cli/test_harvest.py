@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus, scan_corpus
+from gristmill.io.corpus import list_corpus, scan_corpus
 from gristmill_cli.harvest import MARKER, docstrings, harvest_corpus
 
 MEGABYTES = 0.6

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from gristmill.counts import Counts, Tally
 from gristmill.errors import ConservationError, GristmillError, InputError, OutputError, UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill_cli.data_card import card
 from gristmill_cli.funnel import Funnel

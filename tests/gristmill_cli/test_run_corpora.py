@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
 from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, write_records
 

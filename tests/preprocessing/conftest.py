@@ -16,7 +16,7 @@ import pytest
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.io.artefacts import write_table
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from preprocessing.shuffle_holdout import pass1, pass2

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.documents import ODD_NAME, DocKey, Document, list_corpus, list_source, scan_corpus
+from gristmill.io.corpus import ODD_NAME, list_corpus, list_source, scan_corpus
+from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.io.writers import open_jsonl_writer
 

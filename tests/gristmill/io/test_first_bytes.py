@@ -14,7 +14,7 @@ import zstandard
 from gristmill.counts import Counts
 from gristmill.errors import DamagedFile
 from gristmill.io import readers
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.readers import Rejects, plan_slices, read_corpus, read_documents
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'

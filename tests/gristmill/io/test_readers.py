@@ -20,7 +20,8 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import arrow_tables, readers
 from gristmill.io.arrow_tables import records
-from gristmill.io.documents import DocKey, Document, list_corpus
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import Rejects, Slice, plan_slices, read_corpus, read_documents
 
 

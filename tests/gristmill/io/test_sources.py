@@ -11,9 +11,8 @@ import pytest
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import Corpus
+from gristmill.io.corpus import Corpus, Source, join_corpora, scan_sources
 from gristmill.io.readers import read_corpus
-from gristmill.io.sources import Source, join_corpora, scan_sources
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.io.test_web_records import LONG, page
 

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, StorageError, UsageError
-from gristmill.io.documents import scan_corpus
+from gristmill.io.corpus import scan_corpus
 from gristmill.storage import hub as hub_module
 from gristmill.storage.files import FileInfo, file_info, hash_file, is_folder, list_folder, list_names, read_file
 from gristmill.storage.objects import Chunks, download

@@ -9,7 +9,7 @@ from gristmill.counts import Counts
 from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, InputError, StorageError, UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.paths import object_name
 from gristmill.storage import objects
 from gristmill.storage.files import FileInfo, is_file, list_folder, read_file, write_file

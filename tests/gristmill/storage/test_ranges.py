@@ -11,7 +11,7 @@ from gristmill.counts import Counts
 from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.io import readers
-from gristmill.io.documents import list_corpus
+from gristmill.io.corpus import list_corpus
 from gristmill.io.readers import Rejects, Slice, plan_slices, read_documents
 from gristmill.storage.objects import upload
 from tests.object_store import Store

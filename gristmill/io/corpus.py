@@ -1,0 +1,337 @@
+"""The files of a corpus: those in a folder that are read and that are not, and sources that a run's TOML names."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.errors import UsageError, require
+from gristmill.io.documents import (
+    FILE_FORMATS,
+    INDEX_PREFIX,
+    KEY_FIELD,
+    LINE_FORMATS,
+    READABLE,
+    TABLE_FORMATS,
+    TEXT_FORMATS,
+    WEB_FORMATS,
+    CorpusFile,
+    Reading,
+    parse_name,
+    source_of,
+    unknown_suffix,
+)
+from gristmill.io.files import list_finished
+from gristmill.io.text_records import fields_named
+from gristmill.paths import is_remote
+from gristmill.storage.files import file_info, is_file, is_folder, reject_unknown_scheme
+
+METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of storage/files.py
+CACHE = "cache of Hugging Face datasets"
+ODD_NAME = "name that is no key"
+ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
+_METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
+_NAMED = 8  # folders that an error lists
+_PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
+FORMATS = (LINE_FORMATS[0], *TABLE_FORMATS, *WEB_FORMATS, *TEXT_FORMATS)
+
+
+@dataclass(frozen=True)
+class UnreadFile:
+    """A file in a corpus folder that is not read: its name relative to the corpus root, its size in bytes, and why."""
+
+    name: str
+    size: int
+    reason: str
+
+    @property
+    def source(self) -> str:
+        return source_of(self.name)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All files below a corpus root, each list sorted by name; a hidden folder is one unread file."""
+
+    files: list[CorpusFile]
+    unread: list[UnreadFile]
+
+    def count_unread(self) -> Counts:
+        """Counts of the files that are not read, per source and reason."""
+        counts = Counts({}, [])
+        for file in self.unread:
+            counts.add_unread_file(file.source, file.reason, file.size)
+        return counts
+
+
+def list_corpus(
+    root: Path,
+    prefix: str = "",
+    text_column: str = "text",
+    read_also: Collection[str] = (),
+) -> list[CorpusFile]:
+    """The files of scan_corpus that are read."""
+    return scan_corpus(root, prefix, text_column, read_also).files
+
+
+def scan_corpus(
+    root: Path,
+    prefix: str = "",
+    text_column: str = "text",
+    read_also: Collection[str] = (),
+    skip_odd_names: bool = False,
+) -> Corpus:
+    """Find every file below `root`, read or not; links are followed, our own state folders are left out.
+
+    A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
+    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv. A file whose
+    name cannot be used (see name_fault) is not read with `skip_odd_names`.
+
+    Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,
+    InputError if a file cannot be read, or a stage has not finished writing the folder.
+    """
+    require(bool(text_column), "--text_column: expected the name of a column or field, such as text")
+    require(
+        text_column != KEY_FIELD,
+        f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
+    )
+    for name in (read_also,) if isinstance(read_also, str) else read_also:
+        require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
+    reject_unknown_scheme(root)
+    files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
+    odd: list[tuple[str, str]] = []
+    for path, size, found in list_finished(root):
+        reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
+        if not reason and (fault := name_fault(name)):
+            odd.append((name, fault))
+            reason = ODD_NAME
+        if reason:
+            unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
+        else:
+            files.append(CorpusFile(path, name, size, text_column))
+    if not skip_odd_names:
+        reject_odd_names(odd)
+    if not files:
+        raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
+    files.sort(key=lambda file: file.name)
+    return Corpus(files, sorted(unread, key=lambda file: file.name))
+
+
+def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
+    """The files of one source that are read, named `<source>/…`, or those of every source if `source` is 'all'.
+
+    `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
+    a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
+    """
+    if not source or source != Path(source).name or source == "..":
+        raise UsageError(f"data set {source!r}: expected the name of a folder in the corpus, or all")
+    if source == "all" == folder.absolute().name:
+        raise UsageError(
+            f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
+            "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
+        )
+    prefix = "" if source == "all" else f"{source}/"
+    listed = source_folder(folder, source)
+    files = list_corpus(listed, prefix, text_column)
+    reject_unknown_source(listed, source, (file.name for file in files))
+    return files
+
+
+def source_folder(folder: Path, source: str) -> Path:
+    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
+    is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
+    return folder / source if is_root else folder
+
+
+def _unread_reason(name: str, read_also: Collection[str]) -> str:
+    """Why a file of this name is not read; '' if it is."""
+    parts = parse_name(name)
+    if parts is None:
+        return unknown_suffix(name)
+    if parts.format in TEXT_FORMATS and parts.format not in read_also:
+        return ASKED_FOR[parts.format]
+    if name in _METADATA_FILES:
+        return METADATA
+    return CACHE if parts.format == "arrow" and name.startswith(("cache-", "tmp")) else ""
+
+
+def _list_reasons(unread: Iterable[UnreadFile]) -> str:
+    found = Counter(file.reason for file in unread)
+    return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
+
+
+def name_fault(name: str) -> str:
+    """Why the name of a corpus file, relative to its root, cannot be part of a key, which is text in a line; else ''.
+
+    >>> name_fault("book/a.jsonl"), name_fault("index:a/b.jsonl")
+    ('', "it begins with 'index:', as documents of an index do")
+    """
+    if not name.isprintable():
+        return "it has characters that cannot be printed"
+    if _PAIR_SEPARATOR.search(name):
+        return "it holds '@<number> :: ', which divides pairs of keys"
+    if name.startswith(INDEX_PREFIX):
+        return f"it begins with {INDEX_PREFIX!r}, as documents of an index do"
+    if len(name.rpartition("/")[2].encode()) > _MAX_FILE_BYTES:
+        return f"it is longer than {_MAX_FILE_BYTES} bytes, and outputs add some"
+    return ""
+
+
+def reject_odd_names(faults: Sequence[tuple[str, str]]) -> None:
+    """Raise UsageError if there are names that cannot be parts of keys: (name, fault) of each."""
+    if faults:
+        shown = [f"{name!r} ({fault})" for name, fault in faults[:_NAMED]]
+        more = f" and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
+        raise UsageError(
+            f"{len(faults):,} file name{'s' * (len(faults) > 1)} cannot be part of a key: {', '.join(shown)}{more}. "
+            "Rename them, or leave these files out by --skip_odd_names"
+        )
+
+
+def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None:
+    """Raise UsageError if a folder of another name than `source` holds all files in folders, as a corpus root does.
+
+    With a file of its own it is taken as the source's; `names` are those of its files, `<source>/…`.
+    """
+    if source in ("all", root.absolute().name):
+        return
+    paths = [name.split("/") for name in names]
+    if all(len(path) > 2 for path in paths):
+        folders = sorted({path[1] for path in paths})
+        more = f" and {len(folders) - _NAMED:,} more" if len(folders) > _NAMED else ""
+        raise UsageError(
+            f"data set {source!r}: {root} has another name, and no folder of this one: it holds "
+            f"{', '.join(folders[:_NAMED])}{more}. Give the name of one of these, or all"
+        )
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table [sources.NAME]; what it leaves out is as without the table.
+
+    Attributes:
+        path: Folder or file; a relative one is in CORPUS, and by default it is CORPUS/NAME.
+        column: The field that holds the text, or one in another: meta.text.
+        template: Or a text made of several: "{title}\\n\\n{meta.body}".
+        message: Where the column holds a chat, a list of messages, the text of one: "{role}: {content}\\n".
+        format: The only format to read, one of FORMATS; jsonl is .json and .ndjson, too.
+        encoding: Of text files and of bytes in tables, such as cp1252; by default UTF-8. What is not in it is counted
+            as malformed. Of lines and tables, it must have ASCII as ASCII does.
+        weight: Epochs of the source in the mix.
+    """
+
+    path: str = ""
+    column: str = ""
+    template: str = ""
+    message: str = ""
+    format: str = ""
+    encoding: str = ""
+    weight: float | None = None
+
+    def check(self, name: str) -> None:
+        """Raise UsageError for values that do not go together; `name` is the source's."""
+        where = f"[sources.{name}]"
+        require(
+            name not in ("", ".", "..") and "/" not in name and not name.startswith("."),
+            f"{where}: expected the name of a folder that is not hidden, as it begins the keys of its documents",
+        )
+        require(not (self.column and self.template), f"{where} has a column and a template: give one of them")
+        require(
+            not self.template or fields_named(self.template) != [self.template],
+            f"{where} template {self.template!r}: expected names of fields in braces, such as {{title}}",
+        )
+        require(
+            not self.message or ("{" in self.message and not self.template),
+            f"{where} message {self.message!r}: expected names of a message's fields in braces, such as "
+            "'{role}: {content}\\n', and no template with it; try a column",
+        )
+        require(
+            _is_encoding(self.encoding or "utf-8", any_text=self.format in FILE_FORMATS),
+            f"{where} encoding {self.encoding!r}: expected one of text that Python knows and, unless a file is a "
+            'document (format txt, md or html), that has ASCII as it is; try cp1252, or format = "txt"',
+        )
+        require(
+            not self.encoding or self.format not in WEB_FORMATS,
+            f"{where} encoding has no effect on web archives, whose pages have charsets of their own: leave it out",
+        )
+        require(self.format in ("", *FORMATS), f"{where} format {self.format!r}: expected one of {', '.join(FORMATS)}")
+
+    @property
+    def reading(self) -> Reading:
+        """How its texts are read."""
+        return Reading(self.encoding or "utf-8", self.message)
+
+    def folder(self, root: Path, name: str) -> Path:
+        """Its folder, or file."""
+        own = Path(self.path or name)
+        return own if is_remote(own) else root / own
+
+
+def scan_sources(
+    root: Path, sources: Mapping[str, Source], text_column: str = "text", skip_odd_names: bool = False
+) -> list[tuple[Path, Corpus]]:
+    """The folder and the files of each source, named `NAME/…`; other folders in `root` are not looked at.
+
+    `text_column` is the field of the text where a source names none. Raises as scan_corpus, and UsageError for a source
+    that Source.check refuses.
+    """
+    found = []
+    for name, source in sorted(sources.items()):
+        source.check(name)
+        place, column = source.folder(root, name), source.template or source.column or text_column
+        if is_file(place):
+            found.append((place.parent, Corpus([replace(_only_file(place, name, column), reading=source.reading)], [])))
+        else:
+            read_also = (source.format,) if source.format in TEXT_FORMATS else ()
+            listed = scan_corpus(place, f"{name}/", column, read_also, skip_odd_names=skip_odd_names)
+            chosen = _of_format(listed, source.format, place)
+            files = [replace(file, reading=source.reading) for file in chosen.files]
+            found.append((place, replace(chosen, files=files)))
+    return found
+
+
+def _is_encoding(name: str, any_text: bool) -> bool:
+    """Whether texts can be read in an encoding; with `any_text` also in one whose ASCII is not ASCII's, as UTF-16."""
+    try:
+        if any_text:
+            return "a".encode(name).decode(name) == "a"  # of no bytes Python would not look the name up
+        return bytes(range(128)).decode(name) == bytes(range(128)).decode()
+    except (LookupError, UnicodeError, ValueError):
+        return False
+
+
+def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:
+    """All files of several folders as one corpus."""
+    parts = [corpus for _, corpus in found]
+    files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
+    return Corpus(files, sorted((file for part in parts for file in part.unread), key=lambda file: file.name))
+
+
+def _only_file(path: Path, source: str, column: str) -> CorpusFile:
+    name, info = f"{source}/{path.name}", file_info(path)
+    require(
+        parse_name(name) is not None, f"[sources.{source}] path {path}: expected a folder, or a *.jsonl or the like"
+    )
+    require(not (fault := name_fault(name)), f"[sources.{source}] path {path}: {fault}")
+    assert info is not None
+    return CorpusFile(path, name, info.size, column)
+
+
+def _of_format(corpus: Corpus, format: str, place: Path) -> Corpus:
+    """The files of one format; the others are not read."""
+    if not format:
+        return corpus
+    formats = {file.name: parts.format for file in corpus.files if (parts := parse_name(file.name))}
+    chosen = LINE_FORMATS if format == FORMATS[0] else (format,)
+    files = [file for file in corpus.files if formats[file.name] in chosen]
+    others = [UnreadFile(it.name, it.size, f"not {format}") for it in corpus.files if formats[it.name] not in chosen]
+    if not files:
+        raise UsageError(
+            f"{place} holds no file of the format {format}, only {', '.join(sorted(set(formats.values())))}"
+        )
+    return replace(corpus, files=files, unread=[*corpus.unread, *others])
