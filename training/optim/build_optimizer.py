@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import BUCKET_NUMEL, ParamsInPlace, ParamsStagedOnCPU, plan_buckets
-from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
+from training.optim.moments import MomentsInMemory, MomentsOnDisk
 from training.optim.muon import Muon
 from training.optim.optim_config import OptimConfig, part_of
 from training.optim.optimizer import SGD, AdamW, AfterUpdate, Optimizer, OptimizerByPart, unique_params
@@ -31,38 +32,29 @@ def build_optimizer(
     at a time. `after_update` is called for each updated part of a parameter, in order. `holders` gives the ranks that
     hold pieces of these matrices of this one, which Muon gathers. Raises OutputError if the disk is full.
     """
-    optimizer = _build(params, config, memory or MemoryConfig(), rank, bucket_numel, after_update, holders)
+    adamw = partial(_build_adamw, config, memory or MemoryConfig(), rank, bucket_numel, after_update)
+    optimizer: Optimizer
+    if config.name == "sgd":
+        optimizer = SGD(params, after_update)
+    elif config.name == "adamw":
+        optimizer = adamw(params)
+    else:
+        parts = defaultdict[int, list[ShardedParameter]](list)  # by dimensions: of matrices, and of experts' matrices
+        for param in params:
+            shape = param.spec.global_shape
+            parts[len(shape) if part_of(param.name, shape) == "hidden" else 0].append(param)
+        others = adamw(parts.pop(0, []))
+        optimizer = OptimizerByPart([*(Muon(part, config, holders(part)) for part in parts.values()), others])
     return AveragingOptimizer(optimizer, config.ema_decay) if config.ema_decay else optimizer
 
 
-def _build(
-    params: Sequence[ShardedParameter],
-    config: OptimConfig,
-    memory: MemoryConfig,
-    rank: int,
-    bucket_numel: int,
-    after_update: AfterUpdate | None,
-    holders: Callable[[Sequence[ShardedParameter]], JointAxis],
-) -> Optimizer:
-    if config.name == "sgd":
-        return SGD(params, after_update)
-    if config.name == "adamw":
-        return _build_adamw(params, config, memory, rank, bucket_numel, after_update)
-    parts = defaultdict[int, list[ShardedParameter]](list)  # by dimensions: of matrices, and of experts' matrices
-    for param in params:
-        shape = param.spec.global_shape
-        parts[len(shape) if part_of(param.name, shape) == "hidden" else 0].append(param)
-    adamw = _build_adamw(parts.pop(0, []), config, memory, rank, bucket_numel, after_update)
-    return OptimizerByPart([*(Muon(part, config, holders(part)) for part in parts.values()), adamw])
-
-
 def _build_adamw(
-    params: Sequence[ShardedParameter],
     config: OptimConfig,
     memory: MemoryConfig,
     rank: int,
     bucket_numel: int,
     after_update: AfterUpdate | None,
+    params: Sequence[ShardedParameter],
 ) -> AdamW:
     unique = unique_params(params)
     kinds = {(param.local.dtype, param.local.device) for param in unique} or {(torch.float32, torch.device("cpu"))}
@@ -72,7 +64,7 @@ def _build_adamw(
     in_buckets = staged or memory.optimizer == "disk" or after_update is not None
     total, buckets = plan_buckets([param.local.numel() for param in unique], bucket_numel if in_buckets else None)
     values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
-    moments: Moments
+    moments: MomentsInMemory | MomentsOnDisk
     if memory.optimizer == "disk":
         assert memory.folder is not None, "memory.folder must be set"
         moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)

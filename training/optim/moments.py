@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,43 +20,13 @@ from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
 STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch.optim.AdamW
 
 
-class Moments(Protocol):
-    """Interface of the moments' storage; `index` is a bucket's."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory the moments take; files do not count."""
-
-    def prefetch(self, index: int) -> None:
-        """Start to read a bucket; called once for each, in order."""
-
-    def get(self, index: int) -> tuple[list[Tensor], ...]:
-        """Both moments of the bucket's slices, flat, to be updated in place; waits for the read."""
-
-    def write_back(self, index: int) -> None:
-        """Start to write a bucket that was updated."""
-
-    def finish(self) -> None:
-        """Wait for all writes."""
-
-    def flat_states(self) -> dict[str, Tensor]:
-        """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`."""
-
-    def close(self) -> None:
-        """Release memory and files."""
-
-
 class MomentsInMemory:
-    """Moments on the device or in CPU memory; pinned there if the machine has a GPU."""
+    """Moments on the device or in CPU memory, pinned there if the machine has a GPU; methods as of `MomentsOnDisk`."""
 
     def __init__(self, total: int, buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cpu" and torch.cuda.is_available()
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
         self.slices = [tuple(bucket.split(flat[bucket.start :]) for flat in self.flat.values()) for bucket in buckets]
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(values.nbytes for values in self.flat.values())
 
     def prefetch(self, index: int) -> None:
         pass
@@ -106,26 +75,26 @@ class MomentsOnDisk:
         self.reads: dict[int, Future[None]] = {}
         self.writes: dict[int, Future[None]] = {}
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(values.nbytes for slot in self.slots for values in slot)
-
     def prefetch(self, index: int) -> None:
+        """Start to read a bucket; called once for each, in order."""
         self.reads[index] = self.reader.submit(self._read, index, self.writes.pop(index - len(self.slots), None))
 
     def get(self, index: int) -> tuple[list[Tensor], ...]:
+        """Both moments of the bucket's slices, flat, to be updated in place; waits for the read."""
         self.reads.pop(index).result()
         return tuple(self.buckets[index].split(flat) for flat in self._slot(index))
 
     def write_back(self, index: int) -> None:
+        """Start to write a bucket that was updated."""
         self.writes[index] = self.writer.submit(self._write, index)
 
     def finish(self) -> None:
+        """Wait for all writes."""
         for index in list(self.writes):
             self.writes.pop(index).result()
 
     def flat_states(self) -> dict[str, Tensor]:
-        """Both moments, memory-mapped."""
+        """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`; here memory-mapped."""
         return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
 
     def _slot(self, index: int) -> tuple[Tensor, ...]:

@@ -57,10 +57,6 @@ class Muon(Optimizer):
             param.local.mul_(1 - lr * self.config.weight_decay)
         param.local.add_(update, alpha=-lr * _RMS * math.sqrt(max(shape[-2:])))
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(momentum.nbytes for momentum in self._momentum)
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`momentum_buffer` of every matrix, zeros before the first step."""
         pairs = zip(self.params, self._momentum, strict=True)

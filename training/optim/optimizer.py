@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from training.optim.flat_buckets import Bucket, ParamsInPlace, ParamsStagedOnCPU
-from training.optim.moments import Moments
+from training.optim.moments import MomentsInMemory, MomentsOnDisk
 from training.optim.optim_config import OptimConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -55,11 +55,6 @@ class Optimizer:
         for param in self.params:
             param.local.grad = param.module_param.grad = None
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory the states take; files do not count."""
-        return 0
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """States by parameter name and state name, in the shapes of the local shards.
 
@@ -93,7 +88,7 @@ class AdamW(Optimizer):
         params: Sequence[ShardedParameter],
         config: OptimConfig,
         buckets: list[Bucket],
-        moments: Moments,
+        moments: MomentsInMemory | MomentsOnDisk,
         values: ParamsInPlace | ParamsStagedOnCPU,
         after_update: AfterUpdate | None = None,
     ) -> None:
@@ -138,10 +133,6 @@ class AdamW(Optimizer):
             beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._moments.memory_bytes
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
 
@@ -181,10 +172,6 @@ class OptimizerByPart(Optimizer):
             part.updates = self.updates
             part.step(lr)
         self.updates += 1
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(part.memory_bytes for part in self.parts)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         return {name: states for part in self.parts for name, states in part.moments().items()}

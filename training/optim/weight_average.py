@@ -54,10 +54,6 @@ class AveragingOptimizer(OptimizerByPart):
             average.copy_(kept)
         self.copy_tied()
 
-    @property
-    def memory_bytes(self) -> int:
-        return super().memory_bytes + sum(average.nbytes for average in self._averages)
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's states, and the average as one more."""
         self._start()

@@ -50,7 +50,7 @@ def test_the_average_follows_the_weights(name: str) -> None:
         expected = 0.75 * expected + 0.25 * params[0].local.detach()
     found, weight = optimizer.moments(), params[0].local.detach().clone()
     torch.testing.assert_close(found["blocks.0.w"]["ema"], expected)
-    assert found["none"]["ema"].shape == (0, 3) and optimizer.memory_bytes >= 4 * (6 + 4)
+    assert found["none"]["ema"].shape == (0, 3)
     average = found["tied"]["ema"].clone()
     with optimizer.averaged_weights():
         torch.testing.assert_close(params[0].local.detach(), expected)
