@@ -1,11 +1,13 @@
 """The optional features of a run, as the options ask for them: each is a plug-in of the training loop."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
+from gristmill.io.token_shards import verify_checksums
 from training.checkpoint.checkpoint import CheckpointManager
 from training.data.sequences import TokenSequences
-from training.data.shard_verifier import ShardVerifier
 from training.experimental.compression.bucket import buckets_of
 from training.experimental.compression.error_feedback import ErrorFeedback
 from training.experimental.local_steps.rendezvous_replicas import RendezvousReplicas, common_to_all
@@ -34,7 +36,7 @@ def build_plugins(
     if config.profile.is_on:
         add(Profiler(config.profile, model, names, config.out_dir))
     if config.data.verify == "checksum":
-        add(VerifiedShards([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
+        add(ShardVerifier([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
     if model.routing is not None:
         add(ExpertLoad(model.routing, say))
     if len(plan.train.parts) > 1:
@@ -52,24 +54,53 @@ def build_plugins(
     return plugins
 
 
-class VerifiedShards(Plugin):
-    """Verifies token shards while the model trains; the first checkpoint waits: none depends on damaged ones."""
+_WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout
+
+
+class ShardVerifier(Plugin):
+    """Compares token shards with their manifests in a thread while the model trains, every n-th one on each of n ranks.
+
+    The first checkpoint waits for it: none depends on damaged shards.
+    """
 
     def __init__(
         self, data: Sequence[TokenSequences], checkpoints: CheckpointManager, say: Callable[[str], None]
     ) -> None:
-        self.checkpoints, self.say = checkpoints, say
-        self.verifier = ShardVerifier(data, checkpoints.world.rank, checkpoints.world.size)
+        self.checkpoints, self.say, world = checkpoints, say, checkpoints.world
+        self._thread, self._finished = ThreadPoolExecutor(1, "shard verifier"), False
+        shards = [(sequences.folder, record) for sequences in data for record in sequences.manifest.shards]
+        self._reads: deque[Future[None]] = deque(
+            self._thread.submit(verify_checksums, *shard) for shard in shards[world.rank :: world.size]
+        )
 
-    def before_step(self, step: int) -> None:  # noqa: ARG002
-        """Raise InputError where a damaged shard was found."""
-        self.verifier.done()
+    def done(self, seconds: float = 0.0) -> bool:
+        """Wait for the shard being read, at most so long. True once all are verified.
+
+        Raises InputError that names a damaged shard.
+        """
+        wait([*self._reads][:1], seconds)
+        while self._reads and self._reads[0].done():
+            self._reads.popleft().result()
+        return not self._reads
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:  # noqa: ARG002
+        """Raises InputError where a damaged shard was found."""
+        self.done()
+        yield
 
     def before_save(self) -> None:
-        self.verifier.finish(self.checkpoints.group.gather, self.say)
+        if self._finished:
+            return
+        gather = self.checkpoints.group.gather
+        if not all(gather(self.done)):
+            self.say("the first checkpoint waits for the token shards' checksums (--data.verify)")
+        while not self._finished:
+            self._finished = all(gather(lambda: self.done(_WAIT_SECONDS)))
 
     def close(self) -> None:
-        self.verifier.close()
+        """Stop the thread after the shard that it reads."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 class EvaluatedAverage(Plugin):

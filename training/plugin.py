@@ -43,11 +43,8 @@ class Plugin:
         """
         return step
 
-    def before_step(self, step: int) -> None:
-        """Step `step` (from 1) begins."""
-
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Context of a step."""
+        """Context of step `step` (from 1)."""
         return nullcontext()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -109,10 +106,6 @@ class Plugins(Plugin):
         for plugin in self.plugins:
             step = plugin.after_load(step, stored, stop)
         return step
-
-    def before_step(self, step: int) -> None:
-        for plugin in self.plugins:
-            plugin.before_step(step)
 
     def step(self, step: int) -> AbstractContextManager[None]:
         return _together(plugin.step(step) for plugin in self.plugins)

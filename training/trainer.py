@@ -165,7 +165,6 @@ class Trainer:
 
         True if any rank has a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for bad shards.
         """
-        self.plugins.before_step(step)
         with self.plugins.step(step):
             lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
             with self.plugins.phase("data"):

@@ -2,7 +2,7 @@
 
 import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -48,23 +48,11 @@ class DocumentIndex:
 
         Raises InputError where a shard's .idx has no document for one of them.
         """
-        parts = []
-        first, last = (int(np.searchsorted(self.tokens, at, side="right")) - 1 for at in (start, stop - 1))
-        for shard in range(first, last + 1):
-            begin, end = int(self.tokens[shard]), int(self.tokens[shard + 1])
-            if end > begin:
-                parts.append(self._in_shard(shard, max(start - begin, 0), min(stop, end) - begin))
-        return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return _collect(self.tokens, start, stop, self._in_shard)
 
     def numbered(self, first: int, last: int) -> DocumentSpans:
         """The documents of these numbers, first … last, at least one; some may be empty."""
-        parts = []
-        start, stop = (int(np.searchsorted(self.documents, at, side="right")) - 1 for at in (first, last - 1))
-        for shard in range(start, stop + 1):
-            begin, end = max(first, int(self.documents[shard])), min(last, int(self.documents[shard + 1]))
-            if begin < end:
-                parts.append(self._of_shard(shard, *(at - int(self.documents[shard]) for at in (begin, end))))
-        return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return _collect(self.documents, first, last, self._of_shard)
 
     def starts_between(self, start: int, stop: int) -> NDArray[np.int64]:
         """Which of the tokens start … stop, at least one, are the first of a document: (n,) int64, ascending."""
@@ -77,12 +65,11 @@ class DocumentIndex:
         Window i is tokens starts[i] … starts[i] + length. The first document of a window counts from the window's
         start, though it may have started before: what it cannot see takes no positions.
         """
-        rows = [self._positions(int(start), int(start) + length) for start in starts]
+        rows = []
+        for start in map(int, starts):
+            lengths = self.between(start, start + length).overlap(start, start + length)
+            rows.append(np.arange(length) - np.repeat(np.cumsum(lengths) - lengths, lengths))
         return torch.from_numpy(np.stack(rows))
-
-    def _positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        lengths = self.between(start, stop).overlap(start, stop)
-        return np.arange(stop - start) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
     def _in_shard(self, shard: int, start: int, stop: int) -> DocumentSpans:
         """The documents that hold tokens start … stop of a shard, counted from its first."""
@@ -121,3 +108,16 @@ class DocumentIndex:
         if isinstance(mapped.base, mmap.mmap):
             mapped.base.madvise(mmap.MADV_RANDOM)
         return mapped.view(np.ndarray)
+
+
+def _collect(
+    starts: NDArray[np.int64], first: int, last: int, read: Callable[[int, int, int], DocumentSpans]
+) -> DocumentSpans:
+    """What `read` finds in each shard of its part of first … last, counted from its start; `starts` are the shards'."""
+    begin, end = (int(np.searchsorted(starts, at, side="right")) for at in (first, last - 1))
+    parts = []
+    for shard in range(begin - 1, end):
+        offset, after = int(starts[shard]), int(starts[shard + 1])
+        if max(first, offset) < min(last, after):
+            parts.append(read(shard, max(first, offset) - offset, min(last, after) - offset))
+    return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

@@ -2,44 +2,17 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gristmill.io.token_shards import Manifest, read_sources
+from gristmill.io.token_shards import read_sources
 from training.data.sequences import DataSet
 from training.data.text import TextSequences
 
 _READ = 256  # shards whose sources are in memory at once: 2 bytes a document
-
-
-class DocumentSources:
-    """The sources of the documents of one folder of token shards; without names where the shards do not know them."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.shards, self.names = folder, manifest.shards, manifest.source_names
-        self.documents = np.cumsum([0] + [shard.documents for shard in self.shards], dtype=np.int64)
-        self._in_shard = lru_cache(_READ)(self._read)
-
-    def of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in `names` the sources of documents are, by their numbers in the folder: int64 of the same shape.
-
-        Raises InputError for a damaged .sources.
-        """
-        found = np.empty_like(numbers)
-        shards = np.searchsorted(self.documents, numbers, side="right") - 1
-        for shard in np.unique(shards):
-            rows = shards == shard
-            found[rows] = self._in_shard(int(shard))[numbers[rows] - self.documents[shard]]
-        return found
-
-    def _read(self, shard: int) -> NDArray[np.integer]:
-        record = self.shards[shard]
-        place = np.array([self.names.index(name) for name in record.sources], np.int64)
-        return place.astype(np.min_scalar_type(len(self.names)))[read_sources(self.folder, record)]
 
 
 class TargetGroups:
@@ -52,8 +25,8 @@ class TargetGroups:
     def __init__(self, data: DataSet | TextSequences, bounds: Sequence[int] = ()) -> None:
         """`bounds` ascend; a text has none."""
         self.data, self.bounds = data, np.array(bounds, np.int64)
-        self._sources = DocumentSources(data.folder, data.manifest)
-        self.sources, self.ranges = self._sources.names, len(bounds) + 1
+        self.sources, self.ranges = data.manifest.source_names, len(bounds) + 1
+        self._in_shard = lru_cache(_READ)(self._read_sources)
         self.count = max(1, len(self.sources)) * self.ranges
 
     def of(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
@@ -76,7 +49,7 @@ class TargetGroups:
     def sources_of(self, count: int) -> set[int]:
         """Where in `sources` the sources of the targets of the first `count` sequences are."""
         spans = self._shards.documents.between(1, count * self.data.length + 1)
-        return set(self._sources.of(spans.number[spans.length > 0]).tolist())
+        return set(self._sources_of(spans.number[spans.length > 0]).tolist())
 
     @property
     def _shards(self) -> DataSet:
@@ -92,8 +65,22 @@ class TargetGroups:
         spans = self._shards.documents.between(start, stop)
         group = np.searchsorted(self.bounds, spans.length, side="right")
         if self.sources:
-            group = group + self._sources.of(spans.number) * self.ranges
+            group = group + self._sources_of(spans.number) * self.ranges
         return np.repeat(group, spans.overlap(start, stop))
+
+    def _sources_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in `sources` those of documents are, by their numbers in the folder: int64 of the same shape."""
+        found, documents = np.empty_like(numbers), self._shards.documents.documents
+        shards = np.searchsorted(documents, numbers, side="right") - 1
+        for shard in np.unique(shards):
+            rows = shards == shard
+            found[rows] = self._in_shard(int(shard))[numbers[rows] - documents[shard]]
+        return found
+
+    def _read_sources(self, shard: int) -> NDArray[np.integer]:
+        record = self.data.manifest.shards[shard]
+        place = np.array([self.sources.index(name) for name in record.sources], np.int64)
+        return place.astype(np.min_scalar_type(len(self.sources)))[read_sources(self.data.folder, record)]
 
 
 def range_names(bounds: Sequence[int]) -> list[str]:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from gristmill.errors import InputError
 from training.config import TrainConfig
 from training.data.sequences import TokenSequences
-from training.data.shard_verifier import ShardVerifier
+from training.features import ShardVerifier
 from training.train import train
 
 SHARD = "shard-00001"
@@ -77,7 +78,8 @@ def test_only_sizes_are_compared_when_asked(copied: TrainConfig) -> None:
 
 def test_the_ranks_verify_every_shard_once_between_them(config: TrainConfig) -> None:
     data = [TokenSequences(folder, 16) for folder in (config.data.train, config.data.holdout)]
-    verifiers = [ShardVerifier(data, rank, 2) for rank in range(2)]
+    ranks: list[Any] = [SimpleNamespace(world=SimpleNamespace(rank=rank, size=2)) for rank in range(2)]
+    verifiers = [ShardVerifier(data, checkpoints, print) for checkpoints in ranks]
     assert [len(verifier._reads) for verifier in verifiers] == [2, 1]
     assert all(verifier.done(60.0) or verifier.done(60.0) for verifier in verifiers)
     for verifier in verifiers:
