@@ -115,11 +115,6 @@ def run_name(stage: str, label: str = "", part: str = "") -> str:
     return f"{stage}{label and f'-{label}'}{part and PART + part.replace('/', PART)}"
 
 
-def _announced_root(path: Path, data: bytes) -> str:
-    """The folder of the ledger that is announced by the file `path` with the content `data`."""
-    return join(name_of(path.parent.parent), data.partition(b"\n")[0].decode(errors="replace"))
-
-
 class Ledger:
     """The done records of one stage in the state folder `state`; several processes may write records at once."""
 
@@ -227,7 +222,8 @@ class Ledger:
         root, found = name_of(self.root), set[Path]()
         for folder in folders:
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
-            if any(_announced_root(path, data) == root for data in read_files([path])):
+            place = next(read_files([path]), b"").partition(b"\n")[0].decode(errors="replace")
+            if place and join(name_of(folder), place) == root:
                 found.update(map(Path, Ledger._copy(path).outputs()))
         return found
 

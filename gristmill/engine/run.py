@@ -163,8 +163,11 @@ class StageRun:
         Raises TooManyMalformed, and InputError if an input is not as it was: the output stays marked as unfinished.
         """
         self.place.check_lock()
-        if self.ran:
-            self._check_inputs_again()
+        if self.ran:  # tasks may have read one thing and another
+            list_kept_again()
+            reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
+            if changed := self.done.changed_inputs():
+                raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
         stale = self.owned.stale_tasks()
         for path in self.owned.stale_files():
             self._begin()
@@ -199,13 +202,6 @@ class StageRun:
             self.marks.set()
             self.marks.stay = self.done.is_changed = True
             self.done.records |= self.owned.record_reads(is_changed=True)
-
-    def _check_inputs_again(self) -> None:
-        """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
-        list_kept_again()
-        reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
-        if changed := self.done.changed_inputs():
-            raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         if not self.place.scratch.is_private:

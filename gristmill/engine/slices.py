@@ -44,7 +44,10 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     large = [file for file in files if is_cut(file)]
     if not large:
         return [part for file in files for part in slices_at(file, ONE_SLICE)]
-    found = run.step("cut", [_cut_task(file) for file in large])
+    bytes_each = readers.SLICE_BYTES
+    found = run.step(
+        "cut", [Task(it.name, find_slices, {"file": it, "slice_bytes": bytes_each}, size=it.size) for it in large]
+    )
     checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
     damaged = found.counts.damaged | checked.counts.damaged
     cuts = dict(zip((file.name for file in large), found.values(list[Cut]), strict=True))
@@ -113,17 +116,9 @@ def group_slices(slices: Iterable[Slice]) -> list[SliceGroup]:
             groups.append([part])
             left = GROUP_BYTES
         left -= part.size
-        is_open = is_small and not _ends_group(part.name)
+        name_hash = hashlib.blake2b(part.name.encode(), digest_size=4).digest()
+        is_open = is_small and int.from_bytes(name_hash, "little") % _GROUP_FILES > 0
     return [tuple(group) for group in groups]
-
-
-def _ends_group(name: str) -> bool:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") % _GROUP_FILES == 0
-
-
-def _cut_task(file: CorpusFile) -> Task:
-    arguments = {"file": file, "slice_bytes": readers.SLICE_BYTES}
-    return Task(file.name, find_slices, arguments, size=file.size)
 
 
 def find_slices(file: CorpusFile, slice_bytes: int) -> Result:

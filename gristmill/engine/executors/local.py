@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow
 
@@ -72,13 +72,7 @@ class Calls(Sequence[Call], Generic[_Item]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @overload
-    def __getitem__(self, at: int) -> Call: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Call]: ...
-
-    def __getitem__(self, at: int | slice) -> Call | list[Call]:
+    def __getitem__(self, at: Any) -> Any:
         return list(map(self._make, self._tasks[at])) if isinstance(at, slice) else self._make(self._tasks[at])
 
 
@@ -263,22 +257,16 @@ def start_fork_server(modules: list[str]) -> None:
     forkserver.set_forkserver_preload([*compiled, _FOR_FORK_SERVER, *modules])
     folders = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
-    with _ONE_AT_A_TIME:  # of several threads: the environment is the whole process's
+    with _ONE_AT_A_TIME:  # of several threads: the environment is that of the process
         before = {name: os.environ.pop(name, None) for name in variables}
         os.environ.update(variables)
+        resource_tracker.ensure_running()  # else the fork server would start it, which clears the mask
+        # Server and workers inherit the mask: else Ctrl-C would print tracebacks while they start.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            _start_with_sigint_blocked()
+            forkserver.ensure_running()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for name, value in before.items():
                 del os.environ[name]
                 os.environ.update({name: value} if value is not None else {})
-
-
-def _start_with_sigint_blocked() -> None:
-    """The server and its processes inherit the mask: else Ctrl-C would print tracebacks while they start."""
-    resource_tracker.ensure_running()  # else the fork server would start it, which clears the mask
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -119,14 +119,9 @@ def _code() -> dict[str, Any]:
 
     Those are on the PYTHONPATH of the driver, or on that of the node, for which Ray puts it in.
     """
-    folders = [str(Path(__file__).resolve().parents[3]), *_folders_of_user(), "${PYTHONPATH}"]
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # nodes have other working folders
+    folders = [str(Path(__file__).resolve().parents[3]), *map(os.path.abspath, named), "${PYTHONPATH}"]
     return {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
-
-
-def _folders_of_user() -> list[str]:
-    """The folders of PYTHONPATH; absolute, as nodes have other working folders."""
-    named = os.environ.get("PYTHONPATH", "")
-    return [os.path.abspath(folder) for folder in named.split(os.pathsep) if folder]
 
 
 def _check_room(memory: int) -> None:

@@ -223,7 +223,8 @@ def staged(
         yield StagedTask(task)
         return
     assert scratch, f"{task.name} needs a scratch folder"
-    size = sum(_size_of(ranges, inputs.get(path)) for path, ranges in fetched)
+    ends = [(start, end, inputs[path].size) for path, ranges in fetched if path in inputs for start, end in ranges]
+    size = sum((of_all if end is None else min(of_all, end)) - start for start, end, of_all in ends)
     with scratch.reserve(task.name, size, max(size, task.size)) as folder:
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
@@ -284,11 +285,6 @@ def _original(argument: Any, folder: Path) -> Any:
     if not isinstance(argument, str):
         return argument
     return re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", argument).replace(str(folder), "")
-
-
-def _size_of(ranges: Ranges, seen: FileInfo | None) -> int:
-    """Bytes that are fetched of an object that the driver has seen."""
-    return sum((seen.size if end is None else min(seen.size, end)) - start for start, end in ranges) if seen else 0
 
 
 def _has_bytes(path: Path, local: Path, sha256: str) -> bool:
