@@ -178,7 +178,7 @@ class TableWords(NamedTuple):
 
 
 def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list[TableWords], list[str]]:
-    """Return what is given for the options `tables`, whole ones first, and the other arguments.
+    """Return what is given for the options `tables`, complete ones first, and the other arguments.
 
     Raises UsageError for a key without a value or with two.
 

@@ -22,7 +22,7 @@ import psutil
 from gristmill.errors import UsageError
 
 _MIB = 1 << 20
-_BUFFER_BYTES = 6 << 20  # of a worker, for what it holds besides records: of files, compressors, batches of small ones
+_BUFFER_BYTES = 6 << 20  # of a worker, besides records: of files, compressors, batches of small ones
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST_MMAP_BYTES = -3, -1, 32 << 20  # of glibc's mallopt(3)
 _PROCESS = Path("/proc/self")
 _MOST_BYTES = 1 << 60  # a larger limit is none: version 1 writes 2^63 - 4096
@@ -69,7 +69,7 @@ class Budget:
 class MemoryReservation:
     """Memory reserved for a record, from when it is known how large it is until `release`. Without a budget: any size.
 
-    A process that holds the reserve twice, as for two files that it reads side by side, releases it after both.
+    A process that takes the reserve twice, as for two files that it reads side by side, releases it after both.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ def _return_freed_blocks(size: int) -> None:
 
 
 class _Gate:
-    """The lock on the reserve, which a process takes once however many records it holds."""
+    """The lock on the reserve, which a process takes once however many records need it."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget, self.holders = budget, 0

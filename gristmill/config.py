@@ -225,9 +225,9 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
 
 
 def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:
-    """Return `default` with the tables that the arguments give, whole or key by key, and the other arguments.
+    """Return `default` with the tables that the arguments give, all keys or one by one, and the other arguments.
 
-    tyro would take a table whole only if it has no default.
+    tyro would take all of a table only if it has no default.
     """
     kinds = {option: kind for option, kind in option_types(cls).items() if typing.get_origin(kind) is dict}
     given, rest = take_tables(arguments, kinds)

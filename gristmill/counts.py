@@ -51,7 +51,7 @@ class Tally(msgspec.Struct):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Why a corpus file is left out: its path, the fault in a few words, and in whole sentences, with what to try."""
+    """Why a corpus file is left out: its path, the fault in a few words, and in sentences, with what to try."""
 
     path: str
     fault: str
@@ -208,7 +208,7 @@ class Counts(msgspec.Struct):
     def check_malformed(self, stage: str, limit: float) -> None:
         """Raise TooManyMalformed if more than `limit`, a fraction, of the records read is malformed, or of their bytes.
 
-        One malformed record may be a whole file. Or if more than that of the bytes on disk are in damaged files. A
+        One malformed record may be all of a file. Or if more than that of the bytes on disk are in damaged files. A
         limit of 0 allows no damaged file, even an empty one.
         """
         read, malformed = self.total(READ), self._sum_malformed()
@@ -234,7 +234,7 @@ class Counts(msgspec.Struct):
         reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
         most = max(reasons, key=lambda reason: self.total(reason).documents)
         if most.startswith(f"{MALFORMED}: {NO_FIELD} "):
-            return "Give --text_column NAME if another field holds the text, fix the input"
+            return "Give --text_column NAME if the text is in another field, fix the input"
         return "Fix the input"
 
     def damaged_files(self) -> str:
@@ -279,10 +279,10 @@ def warn_of_losses(
         gone, by = sum(lost.get(source, {}).values()), lost.get(source, {})
         if gone >= _FEW and (is_more or (most and share > most)):
             first = max(by, key=lambda reason: (by[reason], reason))
-            beside = f"; the median of the others is {median(others):.1%}" if others else ""
+            compared = f"; the median of the others is {median(others):.1%}" if others else ""
             reason = f"as {first}" if len(by) == 1 else f"{by[first]:,} of them as {first}"
             of_all = f"{share:.0%} of its documents ({gone:,} of {read[source]:,})"
-            found[source] = f"the {what} {source} loses {of_all}, {reason}{beside}"
+            found[source] = f"the {what} {source} loses {of_all}, {reason}{compared}"
     return found
 
 

@@ -44,7 +44,7 @@ class InputError(GristmillError, ValueError):
 
 
 class DamagedFile(InputError):
-    """A corpus file cannot be read to its end. `fault` says why in a few words, `detail` in whole sentences."""
+    """A corpus file cannot be read to its end. `fault` says why in a few words, `detail` in sentences."""
 
     def __init__(self, path: Path, fault: str, detail: str) -> None:
         super().__init__(path, fault, detail)
@@ -91,7 +91,7 @@ class ConservationError(GristmillError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise UsageError with `message` unless `condition` holds."""
+    """Raise UsageError with `message` unless `condition` is true."""
     if not condition:
         raise UsageError(message)
 

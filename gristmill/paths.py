@@ -22,7 +22,7 @@ _ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")  # an empty part of a path, `.
 
 
 class ObjectName(NamedTuple):
-    """An object or a folder of objects: `key` has no slash at its ends and is empty for a whole bucket.
+    """An object or a folder of objects: `key` has no slash at its ends and is empty for a bucket.
 
     With the scheme hf, the bucket is datasets/ORG/NAME or datasets/ORG/NAME@REVISION.
     """
@@ -48,7 +48,7 @@ def is_remote(path: Path | str) -> bool:
 
 
 def object_name(path: Path | str) -> ObjectName:
-    """The object of a path for which is_remote holds.
+    """The object of a path for which is_remote is true.
 
     >>> object_name(Path("s3://bucket/a/b.txt"))
     ObjectName(scheme='s3', bucket='bucket', key='a/b.txt')
@@ -64,7 +64,7 @@ def object_name(path: Path | str) -> ObjectName:
 
 
 def is_top(path: Path | str) -> bool:
-    """Whether a path is that of a whole bucket, or above all buckets: there is nothing of ours above it."""
+    """Whether a path is that of a bucket, or above all buckets: there is nothing of ours above it."""
     return is_remote(path) and not object_name(path).key
 
 

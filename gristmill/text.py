@@ -22,7 +22,7 @@ def matching_form(text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster, and a long text not as a whole."""
+    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster, and a long text in pieces."""
     if text.isascii():
         return len(text)
     if len(text) <= _PIECE:

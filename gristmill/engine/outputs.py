@@ -70,7 +70,7 @@ class DoneTasks:
 
     @cached_property
     def of_others(self) -> dict[TaskId, list[DoneRecord]]:
-        """The records of calls that did other parts of the stage's work, or the whole, by id."""
+        """The records of calls that did other parts of the stage's work, or all of it, by id."""
         found: dict[TaskId, list[DoneRecord]] = {}
         for record in (record for ledger in self.ledger.others for record in ledger.read().values()):
             found.setdefault(record.id, []).append(record)
@@ -342,7 +342,7 @@ class Marks:
 
     @property
     def _places(self) -> dict[Path, tuple[Path, ...]]:
-        """The folders with marks, and the single files that each is of; none: it is of the whole folder."""
+        """The folders with marks, and the single files that each is of; none: it is of all in the folder."""
         return ({self.files[0].parent: self.files} if self.files else {}) | dict.fromkeys(self.folders, ())
 
     def set(self, reason: str = "") -> None:

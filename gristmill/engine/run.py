@@ -145,7 +145,7 @@ class StageRun:
         return any((step, task) in found for found in (self.done.records, self.done.before, self.done.of_others))
 
     def records_of_others(self) -> list[DoneRecord]:
-        """The records of calls that did other parts of the stage's work, or the whole, as they are now."""
+        """The records of calls that did other parts of the stage's work, or all of it, as they are now."""
         if self.ledger.others:
             self.done.read_again()
         return [record for records in self.done.of_others.values() for record in records]
@@ -272,7 +272,7 @@ def open_stage(
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
         label: Name of the output, where several calls write different files to one folder.
         part: Part of the work that this call does, such as the data set `book`, or `book/0-10`, files of it. It has a
-            ledger of its own; a call for the whole takes over those of all parts.
+            ledger of its own; a call for all of it takes over those of all parts.
     """
     options.check()
     for source, target in product(reads, publishes):
