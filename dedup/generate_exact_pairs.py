@@ -4,42 +4,37 @@ Documents → text digests, partitioned by range → sorted, equal digests are c
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import numpy as np
 import pyarrow as pa
 
+from dedup.candidates.digest_join import join_digests, sorted_records
 from dedup.candidates.document_ids import SourceRuns
 from dedup.candidates.exact_copies import (
-    BLOCK,
     COPY,
     COPY_RECORD,
     DIGESTED,
+    DIGESTED_ROW,
     FIRST,
-    DigestedGroup,
+    Places,
     digest_slices,
-    join_digests,
-    merge_copies,
-    scatter_digests,
+    join_copies,
 )
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn
-from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
-from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.artefacts import MAX_SCATTERED, open_table_writer, read_records
+from gristmill.io.artefacts import open_table_writer
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
 from gristmill.io.files import STATE_DIR, mark_finished
@@ -50,9 +45,6 @@ from gristmill.storage.local import atomic_write
 STAGE = Stage("generate_exact_pairs", version=2, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()})
-_SORT_FACTOR = 8  # memory per byte of records while they are sorted
-_MIN_BUNDLE = 16  # groups that one task scatters, or more: as many as there are parts
-_MAX_SORTED = 256 << 20  # bytes sorted by one task under any budget: more tasks are more parallel
 
 
 def generate_exact_pairs(
@@ -99,18 +91,17 @@ def generate_exact_pairs(
         digested = read_slices(run, "digests", slices, digest)
         digested.counts.check_malformed(STAGE.name, options.max_malformed)
         groups = group_slices(slices)
-        scatter = list(_scatter_tasks(run, names, groups, digest(groups), digested))
-        run.step("scatter", scatter)
-        join = list(_join_tasks(run, names, scatter))
-        found = run.step("copies", join)
-        copies = run.work / "copies.bin"
-        arguments = {"found": _outputs_of(join), "output": copies}
-        run.step("sort", [Task("sort", merge_copies, arguments, (copies,), memory=options.memory_bytes)])
-        arguments = {"names": names, "copies": copies, "pairs": outputs[0], "table": outputs[1]}
-        run.step("write", [Task("write", write_pairs, arguments, outputs)])
-        counts = run.finish(_join_counts(digested.counts, found.counts))
+        sources = SourceRuns.of([group[0].name for group in groups])
+        copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
+        numbers = {name: number for number, name in enumerate(names)}
+        arguments = {
+            "names": names, "places": Places.of(groups, digested.values(list[int]), numbers), "copies": copies,
+            "pairs": outputs[0], "table": outputs[1],
+        }  # fmt: skip
+        run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
+        counts = run.finish(_join_counts(digested.counts, joined.counts))
     if not options.quiet:
-        print(_summary(counts, found.counts.total(FIRST).documents), file=sys.stderr)
+        print(_summary(counts, joined.counts.total(FIRST).documents), file=sys.stderr)
     return counts
 
 
@@ -138,67 +129,22 @@ def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) ->
     return Task.on_slices(group, digest_slices, {"on": on, "scope": scope, "output": output}, (output,))
 
 
-def _scatter_tasks(
-    run: StageRun, names: list[str], groups: list[SliceGroup], digest: list[Task], digested: StepResult
-) -> Iterator[Task]:
-    """Tasks that write the records of a bundle of groups to a file for each part, a range of digests.
-
-    A bundle has as many groups as there are parts, so that all bundles together write a file for each group.
-    """
-    sizes = [record.outputs[0].size for record in digested.records]
-    parts = _count_parts(sum(sizes), run.options.memory_per_worker)
-    numbers = {name: number for number, name in enumerate(names)}
-    described = map(_describe_group, groups, digested.values(list[int]), repeat(numbers))
-    digests = (task.outputs[0] for task in digest)
-    bundles = batched(zip(digests, described, sizes, strict=True), count=max(parts, _MIN_BUNDLE))
-    for number, bundle in enumerate(bundles):
-        folder = run.work / f"{parts} parts" / f"{number:06}"
-        outputs = tuple(folder / f"{part:04}.bin" for part in range(parts))
-        files, of_groups, of_files = zip(*bundle, strict=True)
-        arguments = {"digested": FileSet(files), "groups": of_groups, "outputs": outputs}
-        yield Task(f"{number:06} of {parts}", scatter_digests, arguments, outputs, sum(of_files))
-
-
-def _join_tasks(run: StageRun, names: list[str], scatter: Sequence[Task]) -> Iterator[Task]:
-    """Tasks that sort the records of one part within a worker's share of the memory."""
-    parts, sources = len(scatter[0].outputs), SourceRuns.of(names)
-    for part in range(parts):
-        output = run.work / f"{parts} parts" / f"copies-{part:04}.bin"
-        scattered = FileSet(tuple(task.outputs[part] for task in scatter))
-        arguments = {"scattered": scattered, "sources": sources, "output": output}
-        size = sum(task.size for task in scatter) // parts
-        yield Task(f"{part:04} of {parts}", join_digests, arguments, (output,), size, run.options.memory_per_worker)
-
-
-def _outputs_of(tasks: list[Task]) -> FileSet:
-    return FileSet(tuple(path for task in tasks for path in task.outputs))
-
-
-def _describe_group(group: SliceGroup, starts: list[int], numbers: dict[str, int]) -> DigestedGroup:
-    return DigestedGroup(
-        np.array(starts, np.int64),
-        np.array([numbers[part.name] for part in group], np.uint32),
-        np.array([part.first_row for part in group], np.int64),
-    )
-
-
-def _count_parts(size: int, share: int) -> int:
-    """Number of parts of `size` bytes of records, a power of two: each is sorted in memory if they are not too many."""
-    return min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
-
-
-def write_pairs(names: list[str], copies: Path, pairs: Path, table: Path) -> None:
-    """Task: write the sorted copies as lines of keys and as a table; `names` are those of the corpus files."""
+def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, table: Path, memory: int) -> None:
+    """Task: write the copies of all digest ranges by key, as lines of keys and as a table; `names` are of files."""
     values = pa.array(names, pa.string())
     with (
         atomic_write(pairs) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as lines,
         open_table_writer(table, _SCHEMA) as write,
     ):
-        for block in read_records(copies, COPY_RECORD, BLOCK):
-            lines.writelines(f"{names[a]}@{i} :: {names[b]}@{j}\n" for a, b, i, j in block.tolist())
-            columns = {name: pa.array(block[name].astype(np.int64)) for name in _SCHEMA.names}
-            write({name: values.take(column) if "file" in name else column for name, column in columns.items()})
+        for block in sorted_records(copies.paths, COPY_RECORD, ("group", "row"), pairs, memory):
+            files, rows = places.find(block["group"], block["row"])
+            kept_files, kept_rows = places.find(block["kept_group"], block["kept_row"])
+            columns = files, rows, kept_files, kept_rows
+            keys = zip(*(column.tolist() for column in columns), strict=True)
+            lines.writelines(f"{names[a]}@{i} :: {names[b]}@{j}\n" for a, i, b, j in keys)
+            arrays = dict(zip(_SCHEMA.names, map(pa.array, columns), strict=True))
+            write({name: values.take(array) if "file" in name else array for name, array in arrays.items()})
 
 
 def _join_counts(digested: Counts, joined: Counts) -> Counts:

@@ -4,7 +4,6 @@ Documents → digests of their units → sorted, equal ones are repeats → docu
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,29 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from tyro.conf import Positional
 
+from dedup.candidates.digest_join import join_digests
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.repeated_units import (
     EMPTIED,
+    GROUP_UNIT,
     KeepUnit,
     TextUnit,
     digest_units,
     join_units,
-    scatter_units,
     split_repeats,
     write_without,
 )
-from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
-from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.engine.task import Stage, Task
 from gristmill.errors import require
-from gristmill.io.artefacts import MAX_SCATTERED
 from gristmill.io.documents import CorpusFile
 
 STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
-_SORT_FACTOR, _MAX_SORTED = 8, 256 << 20  # memory per byte of records that are sorted; most bytes that a task sorts
-_MIN_BUNDLE = 16  # groups that one task scatters, or as many as there are parts
 
 
 def remove_lines(
@@ -117,45 +113,11 @@ def _find_repeats(
         ]
 
     digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
-    digests = [run.ledger.path(record.outputs[0]) for record in digested.records]
-    sizes = [record.outputs[0].size for record in digested.records]
-    share = max(1, min(run.options.memory_per_worker, _MAX_SORTED))
-    parts = min(MAX_SCATTERED, 1 << (sum(sizes) * _SORT_FACTOR // share).bit_length())
-    scatter = list(_scatter_tasks(run, digests, sizes, parts))
-    run.step("scatter", scatter)
-    join = []
-    for part in range(parts):
-        output, scattered = (
-            run.work / f"{parts} parts" / f"repeats-{part:04}.bin",
-            [task.outputs[part] for task in scatter],
-        )
-        given = {"scattered": FileSet(tuple(scattered)), "least": least, "keep": keep, "output": output}
-        join.append(
-            Task(
-                f"{part:04} of {parts}",
-                join_units,
-                given,
-                (output,),
-                sum(sizes) // parts,
-                run.options.memory_per_worker,
-            )
-        )
-    run.step("join", join)
+    repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, {"least": least, "keep": keep})
     outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
-    given = {"found": FileSet(tuple(task.outputs[0] for task in join)), "outputs": outputs}
+    given = {"found": repeats, "outputs": outputs}
     run.step("split", [Task("split", split_repeats, given, outputs, memory=run.options.memory_bytes)])
     return {group[0].label: output for group, output in zip(groups, outputs, strict=True)}
-
-
-def _scatter_tasks(run: StageRun, digests: list[Path], sizes: list[int], parts: int) -> Iterator[Task]:
-    """Tasks that write the records of a bundle of groups to a file for each part."""
-    first = 0
-    for number, bundle in enumerate(batched(zip(digests, sizes, strict=True), count=max(parts, _MIN_BUNDLE))):
-        outputs = tuple(run.work / f"{parts} parts" / f"{number:06}" / f"{part:04}.bin" for part in range(parts))
-        paths, of_paths = zip(*bundle, strict=True)
-        given = {"digested": FileSet(paths), "first_group": first, "outputs": outputs}
-        yield Task(f"{number:06} of {parts}", scatter_units, given, outputs, sum(of_paths))
-        first += len(bundle)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Repeated lines or paragraphs of a corpus: found by a sorted join of their digests, then left out of the documents.
 
-`digest_units` writes the digest of each unit of a group of slices; `scatter_units` those of a bundle of groups to a
-file for each range of digests; `join_units` sorts one range and writes the units that are repeats; `split_repeats`
-gives each group its own; `write_without` leaves them out. A unit is named by its group and its number there, counted
-over the documents in order.
+`digest_units` writes the digest of each unit of a group of slices; `join_units` sorts one range of digests of all
+groups and writes the units that are repeats; `split_repeats` gives each group its own; `write_without` leaves them out.
+A unit is named by its group and its number there, counted over the documents in order.
 """
 
 import re
@@ -15,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.candidates.exact_copies import BLOCK, DIGEST
+from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, with_group
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import digest_texts
-from gristmill.batches import batched, partition_of
+from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
-from gristmill.io.artefacts import ExternalSorter, read_records, scatter_records, write_records, write_rows
+from gristmill.io.artefacts import write_records, write_rows
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
@@ -31,7 +30,7 @@ TextUnit = Literal["line", "paragraph"]
 KeepUnit = Literal["first", "none"]
 EMPTIED = "all of it repeated"
 GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4")])  # number in the group
-CORPUS_UNIT = np.dtype([*DIGEST, ("group", "<u4"), ("unit", "<u4")])
+CORPUS_UNIT = with_group(GROUP_UNIT)
 REPEAT = np.dtype([("group", "<u4"), ("unit", "<u4")])
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "units": pa.int64(), "bytes": pa.int64(), "of": pa.int64()})
 _BATCH_CHARACTERS, _BATCH_UNITS = 4 << 20, 1 << 16  # digested together
@@ -85,27 +84,10 @@ def _iter_units(
                 number += 1
 
 
-def scatter_units(digested: FileSet, first_group: int, outputs: tuple[Path, ...]) -> None:
-    """Task: write the GROUP_UNITs of consecutive groups as CORPUS_UNITs, each range of digests to one of `outputs`."""
-
-    def blocks() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
-        for number, path in enumerate(digested.paths, first_group):
-            for block in read_records(path, GROUP_UNIT, BLOCK):
-                records = np.empty(len(block), CORPUS_UNIT)
-                for name in ("high", "low", "unit"):
-                    records[name] = block[name]
-                records["group"] = number
-                yield records, partition_of(block["high"], len(outputs))
-
-    scatter_records(outputs, blocks())
-
-
 def join_units(scattered: FileSet, least: int, keep: KeepUnit, output: Path, memory: int) -> None:
     """Task: write the REPEATs among the CORPUS_UNITs of a digest range, from files in corpus order."""
-    runs = output.with_name(f"{output.name}.runs")
-    with ExternalSorter(runs, CORPUS_UNIT, ("high", "low"), memory) as sorter:  # stable: each digest in corpus order
-        sorter.add_all(read_records(scattered.paths, CORPUS_UNIT, BLOCK))
-        write_records(output, find_repeats(sorter, least, keep))
+    units = sorted_records(scattered.paths, CORPUS_UNIT, ("high", "low"), output, memory)
+    write_records(output, find_repeats(units, least, keep))
 
 
 def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Iterator[NDArray]:
@@ -121,10 +103,10 @@ def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Itera
     held, before = np.empty(0, CORPUS_UNIT), 0  # of the last digest: units that wait, or the number that are written
     last = np.empty(0, CORPUS_UNIT)
     for block in blocks:
-        if len(last) and not _equal(last, block[:1])[0]:
+        if not is_repeated(np.concatenate([last, block[:1]]))[-1]:
             held, before = held[:0], 0
         records = np.concatenate([held, block])
-        starts = np.flatnonzero(np.append(True, ~_equal(records[:-1], records[1:])))
+        starts = np.flatnonzero(~is_repeated(records))
         sizes = np.diff(np.append(starts, len(records)))
         ranks = np.arange(len(records)) - np.repeat(starts, sizes)
         ranks[: sizes[0]] += before
@@ -139,27 +121,18 @@ def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Itera
         last = records[-1:]
 
 
-def _equal(one: NDArray, other: NDArray) -> NDArray[np.bool_]:
-    equal: NDArray[np.bool_] = (one["high"] == other["high"]) & (one["low"] == other["low"])
-    return equal
-
-
 def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
     """Task: write the numbers of each group's REPEATs, ascending (uint32), to its file of `outputs`."""
-    runs = outputs[0].with_name(f"{outputs[0].name}.runs")
-    with ExternalSorter(runs, REPEAT, ("group", "unit"), memory) as sorter:
-        sorter.add_all(read_records(found.paths, REPEAT, BLOCK))
-        group, held = 0, list[NDArray]()
-        for block in sorter:
-            edges = np.flatnonzero(np.append(True, block["group"][1:] != block["group"][:-1]))
-            for start, end in zip(edges, [*edges[1:], len(block)], strict=True):
-                while group < block["group"][start]:
-                    write_records(outputs[group], held)
-                    group, held = group + 1, []
-                held.append(block["unit"][start:end].copy())
-        for output in outputs[group:]:
-            write_records(output, held)
-            held = []
+    group, held = 0, list[NDArray]()
+    for block in sorted_records(found.paths, REPEAT, ("group", "unit"), outputs[0], memory):
+        for units in np.split(block, np.flatnonzero(np.diff(block["group"])) + 1):
+            while group < units["group"][0]:
+                write_records(outputs[group], held)
+                group, held = group + 1, []
+            held.append(units["unit"].copy())
+    for output in outputs[group:]:
+        write_records(output, held)
+        held = []
 
 
 @leaves_out_damaged

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from dedup import generate_connected_components
-from dedup.candidates import exact_copies
+from dedup.candidates import digest_join, exact_copies
 from dedup.candidates.exact_copies import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs, remove_exact_pairs
 from gristmill.counts import READ
@@ -29,7 +28,6 @@ from tests.gristmill.engine.sandbox import sandboxed
 from tests.patience import found_below, patience
 
 QUIET = RunOptions(workers=1, quiet=True)
-STAGE = sys.modules[generate_exact_pairs.__module__]  # `dedup.generate_exact_pairs` is the function
 OUT = "duplicate_pairs_exact.txt"
 LINE = "python dedup/generate_exact_pairs.py --input_dir {norm} --out_file {out} --workers {workers} --memory {memory}"
 CORPUS = {
@@ -151,8 +149,7 @@ def test_how_it_runs_changes_no_byte(
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(exact_copies, "_BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(exact_copies, "BLOCK", 5)
-    monkeypatch.setattr(STAGE, "BLOCK", 5)
+    monkeypatch.setattr(digest_join, "BLOCK", 5)
     generate_exact_pairs(large, tmp_path / "cut" / OUT, options=QUIET)
     for suffix in (".txt", ".parquet"):
         one, other = (tmp_path / OUT).with_suffix(suffix), (tmp_path / "cut" / OUT).with_suffix(suffix)

@@ -1,0 +1,101 @@
+"""Digest join: units of a corpus with equal digests meet in one task, within a worker's memory.
+
+Tasks of a stage digest the units of each group of slices: a file of records with a digest and the unit's place in the
+group. `join_digests` runs two steps: `scatter` writes the records of a bundle of groups to a file for each range of
+digests; the stage's own tasks then sort one range each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.batches import partition_of
+from gristmill.engine.ledger import StepResult
+from gristmill.engine.run import StageRun
+from gristmill.engine.task import FileSet, Task
+from gristmill.io.artefacts import MAX_SCATTERED, ExternalSorter, read_records, scatter_records
+
+DIGEST = [("high", "<u8"), ("low", "<u8")]  # first fields of a record
+BLOCK = 1 << 16  # records read together
+_SORT_FACTOR = 8  # memory per byte of records while they are sorted
+_MAX_SORTED = 256 << 20  # bytes sorted by one task under any budget: more tasks are more parallel
+_MIN_BUNDLE = 16  # groups that one task scatters, or more: as many as there are ranges
+
+
+def with_group(record: np.dtype) -> np.dtype:
+    """The dtype of records of a corpus, given that of a group's: with the field `group`, its number."""
+    return np.dtype([*record.descr, ("group", "<u4")])
+
+
+def join_digests(
+    run: StageRun, digested: StepResult, record: np.dtype, name: str, function: Callable, arguments: dict[str, Any]
+) -> tuple[FileSet, StepResult]:
+    """Run the steps `scatter` and `name`; return the files that the tasks of the second wrote, and its result.
+
+    Args:
+        run: The run of the stage.
+        digested: The step whose tasks wrote the records of a group each.
+        record: The dtype of these records.
+        name: Of the second step and of its files.
+        function: Its task, called with `arguments`, `scattered` (the files of a digest range, whose records have their
+            group and are in the order of the corpus), `output` and `memory`.
+        arguments: Further arguments of the function.
+    """
+    digests = [record.outputs[0] for record in digested.records]
+    size, share = sum(digest.size for digest in digests), run.options.memory_per_worker
+    parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
+    folder, bundle = run.work / f"{parts} parts", max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
+    scatter, join = list[Task](), list[Task]()
+    for first in range(0, len(digests), bundle):
+        some = digests[first : first + bundle]
+        outputs = tuple(folder / f"{first:06}" / f"{part:04}.bin" for part in range(parts))
+        given = {"digested": FileSet(tuple(map(run.ledger.path, some))), "first_group": first, "fields": record.descr}
+        size_of_some = sum(digest.size for digest in some)
+        scatter.append(
+            Task(f"{first:06} of {parts}", scatter_digests, {**given, "outputs": outputs}, outputs, size_of_some)
+        )
+    run.step("scatter", scatter)
+    for part in range(parts):
+        output = folder / f"{name}-{part:04}.bin"
+        scattered = FileSet(tuple(task.outputs[part] for task in scatter))
+        given = {**arguments, "scattered": scattered, "output": output}
+        join.append(Task(f"{part:04} of {parts}", function, given, (output,), size // parts, share))
+    return FileSet(tuple(task.outputs[0] for task in join)), run.step(name, join)
+
+
+def scatter_digests(
+    digested: FileSet, first_group: int, fields: list[tuple[str, str]], outputs: tuple[Path, ...]
+) -> None:
+    """Task: write the records of consecutive groups, with their group, each range of digests to one of `outputs`."""
+    dtype = np.dtype(fields)
+
+    def blocks() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
+        for number, path in enumerate(digested.paths, first_group):
+            for block in read_records(path, dtype, BLOCK):
+                records = np.empty(len(block), with_group(dtype))
+                for name in block.dtype.names or ():
+                    records[name] = block[name]
+                records["group"] = number
+                yield records, partition_of(block["high"], len(outputs))
+
+    scatter_records(outputs, blocks())
+
+
+def sorted_records(
+    paths: Iterable[Path], record: np.dtype, keys: tuple[str, ...], output: Path, memory: int
+) -> Iterator[NDArray]:
+    """Blocks of at most BLOCK of the records of some files, sorted stably; runs are written next to `output`."""
+    with ExternalSorter(output.with_name(f"{output.name}.runs"), record, keys, memory) as sorter:
+        sorter.add_all(read_records(paths, record, BLOCK))
+        for block in sorter:
+            yield from (block[start : start + BLOCK] for start in range(0, len(block), BLOCK))
+
+
+def is_repeated(records: NDArray) -> NDArray[np.bool_]:
+    """For each of sorted records (n) whether the one before it has the same digest."""
+    repeated = np.zeros(len(records), bool)
+    repeated[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    return repeated
