@@ -8,7 +8,7 @@ from rich.table import Table
 from gristmill.errors import UsageError
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Cluster, Device
-from gristmill_planner.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from gristmill_planner.pipeline_simulator import PassCosts, simulate_schedule
 from gristmill_planner.planned_run import PlannedRun
 from gristmill_planner.step_time import layer_time
 from training.experimental.parallel_config import ParallelConfig
@@ -28,9 +28,10 @@ def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, cost
     """
 
     def gain(send: float) -> float:
-        return _seconds("1f1b", ranks, micro_batches, costs, send) - _seconds(
-            schedule, ranks, micro_batches, costs, send
+        one, other = (
+            simulate_schedule(it, ranks, micro_batches, replace(costs, send=send)) for it in ("1f1b", schedule)
         )
+        return one.seconds - other.seconds
 
     low, high = 0.0, _LONGEST * costs.forward
     if gain(high) >= 0:
@@ -41,11 +42,6 @@ def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, cost
         middle = (low + high) / 2
         low, high = (middle, high) if gain(middle) > 0 else (low, middle)
     return low
-
-
-def _seconds(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts, send: float) -> float:
-    layout = pipeline_layout(schedule, ranks, micro_batches)
-    return simulate(layout, rank_costs(layout, replace(costs, send=send))).seconds
 
 
 def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], costs: PassCosts) -> Table:

@@ -28,7 +28,6 @@ from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 
-Clock = Callable[[], float]
 _REPEATS = 7
 _PRODUCTS = [(m, n, k) for m in (64, 512) for n in (64, 512) for k in (32, 128, 512)]
 _STREAM = 1 << 23  # elements, more than caches hold
@@ -88,7 +87,7 @@ def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, ste
     return found
 
 
-def _shortest(work: Callable[[], object], repeats: int, clock: Clock = time.process_time) -> float:
+def _shortest(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.process_time) -> float:
     work()
     times = []
     for _ in range(repeats):

@@ -251,7 +251,8 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
             rank,
             place,
             {stage: inputs.stage_layers[stage] for stage in inputs.stages},
-            _parameters(model),
+            # FSDP's parameters are DTensors, which have the shapes of the whole
+            sum({id(p.module_param): p.module_param.numel() for p in model.params}.values()),
             {**_weights(model), "moments": _storage_bytes(moments)},
             traffic.traffic,
             expected_traffic(inputs),
@@ -264,12 +265,6 @@ def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
     if model.routing is not None:
         model.routing.update_bias()
     model.all_gather_params()
-
-
-def _parameters(model: ParallelModel) -> int:
-    """Elements of the modules' parameters; FSDP's are DTensors, which have the shapes of the whole."""
-    found = {id(param.module_param): param.module_param.numel() for param in model.params}
-    return sum(found.values())
 
 
 def _weights(model: ParallelModel) -> dict[str, int]:

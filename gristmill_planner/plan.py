@@ -41,7 +41,7 @@ from gristmill_planner.published_runs import (
     shrunk_config,
 )
 from gristmill_planner.run_memory import run_memory
-from gristmill_planner.search import Choice, SearchResult, nothing_fits, search
+from gristmill_planner.search import Choice, SearchResult, search
 from gristmill_planner.step_time import step_time
 from gristmill_planner.timeline import draw_measured, draw_schedules, draw_timelines, timeline_text
 
@@ -175,7 +175,7 @@ def plan(
     if given is None:
         result = _search(request, constants, top)
     else:
-        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1, None)
+        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1)
     if json:
         _print_json([as_record(each, total) for each in result.choices])
         return None
@@ -260,11 +260,7 @@ def _cluster(
 def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
     """The fastest layouts that fit. Raises UsageError if there is none."""
     with Console(stderr=True).status("looking for the fastest layouts …"):  # on a terminal alone
-        result = search(request, constants, top)
-    if not result.choices:
-        assert result.closest is not None
-        raise UsageError(nothing_fits(request, result.closest))
-    return result
+        return search(request, constants, top)
 
 
 def _dry_run(run: PlannedRun, rank: int, json: bool) -> Group | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from rich.table import Table
@@ -130,12 +131,7 @@ def _experts(choice: Choice) -> list[str]:
 
 def _runs(layers: Sequence[int]) -> str:
     """Such as "10 x 6, 2 x 5"; the stages in order."""
-    found: list[list[int]] = []
-    for count in layers:
-        if found and found[-1][1] == count:
-            found[-1][0] += 1
-        else:
-            found.append([1, count])
+    found = [(len(list(same)), count) for count, same in groupby(layers)]
     return ", ".join(f"{times} x {count}" if times > 1 else str(count) for times, count in found)
 
 

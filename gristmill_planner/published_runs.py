@@ -238,11 +238,12 @@ _HEAD_DIM, _VOCABULARY, _SEQ_LEN, _STEPS = 8, 1024, 64, 20
 def shrunk_config(each: PublishedRun) -> str:
     """A configuration of training in TOML, of 20 steps; it needs data.train, data.holdout and out_dir as well."""
     layout = shrunk_layout(each.run.layout)
+    filled_in = ParallelConfig(zero_group=layout.zero_group, virtual_stages=1)  # by training
     sections: dict[str, dict[str, Any]] = {
         "model": _model(each, layout),
         "data": {"seq_len": _SEQ_LEN, "batch_size": layout.dp * layout.micro_batches * min(2, each.run.micro_batch)},
         "optim": {"steps": _STEPS, "warmup_steps": 2},
-        "parallel": _parallel(layout),
+        "parallel": _changed(layout, filled_in),
         "memory": _changed(MemoryConfig(each.run.recompute), MemoryConfig()),
         "eval": {"sequences": 16, "sample_tokens": 0},
     }
@@ -296,12 +297,6 @@ def _shrunk_heads(model: ModelConfig, tp: int) -> int:
     while heads % (2 * tp) == 0 and heads >= 8:
         heads //= 2
     return heads
-
-
-def _parallel(layout: ParallelConfig) -> dict[str, Any]:
-    """Options of the layout; training fills in the others."""
-    given = _changed(layout, ParallelConfig())
-    return {key: value for key, value in given.items() if key != "zero_group" and (key, value) != ("virtual_stages", 1)}
 
 
 def _changed(options: Any, defaults: Any) -> dict[str, Any]:

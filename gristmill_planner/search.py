@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import inf
 
 from gristmill.errors import UsageError
 from gristmill_planner.candidates import LayoutFamily, families
@@ -32,17 +31,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The fastest layouts that fit; and the one that comes closest to fitting, if none does."""
+    """The fastest layouts that fit, and how many were considered."""
 
     choices: list[Choice]
     considered: int
-    closest: Choice | None
 
 
 def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> SearchResult:
     """Find the `wanted` fastest layouts, each of other degrees or of another schedule.
 
-    Raises UsageError if no layout divides GPUs, model and batch.
+    Raises UsageError if no layout divides GPUs, model and batch, or if none fits.
     """
     every = list(families(request))
     if not every:
@@ -57,7 +55,9 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
             choices.append(Choice(run, time, run_memory(run)))
         if len(choices) == wanted:
             break
-    return SearchResult(choices, considered, None if choices else _closest(request, every, constants))
+    if not choices:
+        raise UsageError(_nothing_fits(request, every))
+    return SearchResult(choices, considered)
 
 
 def _by_time(
@@ -95,13 +95,15 @@ def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]
                 yield run
 
 
-def _closest(request: PlanRequest, every: list[LayoutFamily], constants: Constants) -> Choice:
-    """The layout that takes least memory, of those that shard most."""
-    run, least = next(every[0].runs(request, *every[0].schedules[0])), inf
-    for each in (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules):
-        if (total := run_memory(each, least).total) < least:
-            run, least = each, total
-    return Choice(run, step_time(run, constants), run_memory(run))
+def closest_to_fitting(request: PlanRequest, every: list[LayoutFamily]) -> tuple[PlannedRun, float]:
+    """The layout that takes least memory, of those that shard most, and its bytes on the fullest rank."""
+    runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
+    closest = next(runs)
+    least = run_memory(closest).total
+    for run in runs:
+        if (total := run_memory(run, least).total) < least:
+            closest, least = run, total
+    return closest, least
 
 
 def _no_layout(request: PlanRequest) -> str:
@@ -142,12 +144,12 @@ _GIB = 1 << 30
 _TIMES = (2, 4, 8, 16, 32, 64)  # as many GPUs
 
 
-def nothing_fits(request: PlanRequest, closest: Choice) -> str:
-    """What to say where no layout of `request` fits, and `closest` comes closest."""
-    cluster, total = request.cluster, closest.memory.total
+def _nothing_fits(request: PlanRequest, every: list[LayoutFamily]) -> str:
+    """By how much no layout fits, and the least change with which one does."""
+    cluster, (run, total) = request.cluster, closest_to_fitting(request, every)
     text = (
-        f"no layout fits {cluster.devices} x {cluster.device.name}: the smallest, {closest.run.layout.describe()} with "
-        f"recompute {closest.run.recompute}, takes {total / _GIB:.1f} GiB a GPU, "
+        f"no layout fits {cluster.devices} x {cluster.device.name}: the smallest, {run.layout.describe()} with "
+        f"recompute {run.recompute}, takes {total / _GIB:.1f} GiB a GPU, "
         f"{(total - request.available) / _GIB:.1f} too many"
     )
     doubled = (replace(cluster, devices=times * cluster.devices) for times in _TIMES)

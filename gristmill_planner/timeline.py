@@ -153,16 +153,14 @@ def read_timeline(out_dir: Path) -> Timeline:
             missing = [rank for rank in range(layout.pp) if rank not in found]
             if not missing:
                 began = min(passes[0].start for passes in found.values())
-                ranks = [[_moved(each, began) for each in found[rank]] for rank in range(layout.pp)]
+                ranks = [
+                    [replace(each, start=each.start - began, end=each.end - began) for each in found[rank]]
+                    for rank in range(layout.pp)
+                ]
                 return Timeline(layout, ranks, f"step {last}, measured")
             if lacking.startswith("no traces"):
                 lacking = f"no trace of pipeline rank {missing[0]} of {layout.pp} at step {last}"
     raise UsageError(f"{folder} has {lacking}; train with --profile.steps 3:3 and --profile.ranks of every rank")
-
-
-def _moved(each: TimedPass, began: float) -> TimedPass:
-    """With the first pass of all ranks at 0 s."""
-    return replace(each, start=each.start - began, end=each.end - began)
 
 
 def measured_costs(timeline: Timeline) -> list[PassCosts]:

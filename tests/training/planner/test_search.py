@@ -18,7 +18,7 @@ from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.planned_run import PlannedRun, PlanRequest
 from gristmill_planner.published_runs import PublishedRun, published_runs
 from gristmill_planner.run_memory import RESERVE, run_memory
-from gristmill_planner.search import nothing_fits, search
+from gristmill_planner.search import search
 from gristmill_planner.step_time import divided_by_time, step_time
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
@@ -158,10 +158,8 @@ def test_advice_where_no_layout_divides(layers: int, batch: int, gpus: int, per_
 
 def test_advice_where_nothing_fits_fills_nodes() -> None:
     request = replace(REQUEST, batch=96, cluster=Cluster(replace(find_device("v100"), memory=3.4e9), 3, 8))
-    result = search(request, fitted_constants(), 1)
-    assert result.closest is not None
-    advice = nothing_fits(request, result.closest)
-    assert "try --gpus 24," in advice  # 12 would fit, and leave half a node idle
+    with pytest.raises(UsageError, match=r"try --gpus 24,"):  # 12 would fit, and leave half a node idle
+        search(request, fitted_constants(), 1)
 
 
 @pytest.mark.parametrize("each", published_runs(), ids=lambda each: each.name)
