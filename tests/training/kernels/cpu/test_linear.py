@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.kernels.cpu.linear import ONEDNN
+from training.kernels.cpu.kernels import ONEDNN
 from training.kernels.dispatch import fused_linears, linear
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
