@@ -48,8 +48,13 @@ def write_activation(model: ModelConfig) -> str:
     return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == model.mlp), "gelu_new")
 
 
-def _nothing(_: Any) -> dict[str, Any]:
-    return {}
+class FieldGroup(NamedTuple):
+    """Fields of config.json that are not the same as ours one by one."""
+
+    read: Callable[[dict[str, Any]], dict[str, Any]]
+    """Values of ModelConfig, from config.json with all defaults. Raises UsageError for what we lack."""
+    write: Callable[[ModelConfig], dict[str, Any]]
+    """Fields of config.json, from a resolved ModelConfig."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,8 @@ class ModelFamily:
     """Prefix of the tensors of a layer after the last, of number {}, which predicts further tokens and is left out."""
     forces_tokenizer: bool = False
     """True if AutoTokenizer reads every folder of this type by the type's own class, whatever the folder says."""
-    read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing
-    """Further values of ModelConfig, from config.json with all defaults. Raises UsageError for what we lack."""
-    write: Callable[[ModelConfig], dict[str, Any]] = _nothing
-    """Further fields of config.json, from a resolved ModelConfig."""
+    groups: tuple[FieldGroup, ...] = ()
+    """Further fields, in the order in which they are written."""
 
     @property
     def head(self) -> str:
@@ -147,3 +150,14 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
         names = _SCALINGS[str(model.rope_scaling)]
         scaling = {"rope_type": model.rope_scaling} | {theirs: getattr(model, ours) for theirs, ours in names.items()}
     return {"rope_theta": model.rope_base, "rope_scaling": scaling}
+
+
+ROPE = FieldGroup(read_rope, write_rope)
+ATTENTION_BIAS = FieldGroup(
+    lambda config: dict.fromkeys(("qkv_bias", "out_bias"), config["attention_bias"]),
+    lambda model: {"attention_bias": model.qkv_bias},
+)
+WINDOW = FieldGroup(
+    lambda config: {} if config["sliding_window"] is None else {"window": config["sliding_window"]},
+    lambda model: {"sliding_window": model.window or None},
+)

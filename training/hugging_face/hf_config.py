@@ -66,7 +66,7 @@ def read_hf_config(
         if full.get(name, accepted[0]) not in accepted:
             raise UsageError(f"its {name} is {full[name]!r}; our model implements {accepted[0]!r} only")
     try:
-        more = family.read(full)
+        more = {ours: value for group in family.groups for ours, value in group.read(full).items()}
     except (TypeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, UsageError):
             raise
@@ -142,7 +142,7 @@ def write_hf_config(
         "pad_token_id": None,
         **{theirs: values[0] for theirs, values in family.accepted.items()},
         **{theirs: getattr(model, ours) for ours, theirs in family.fields.items()},
-        **family.write(model),
+        **{theirs: value for group in family.groups for theirs, value in group.write(model).items()},
     }
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.family import QKV, ModelFamily, TensorRow
+from training.hugging_face.family import QKV, FieldGroup, ModelFamily, TensorRow
 from training.model.model_config import ModelConfig
 
 
@@ -56,6 +56,5 @@ FAMILY = ModelFamily(
         "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv",
     }),
     aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"},
-    read=_read,
-    write=_write,
+    groups=(FieldGroup(_read, _write),),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.families.mixtral import LOSSES, expert_rows
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, TensorRow, read_rope, write_rope
+from training.hugging_face.family import ROPE_DEFAULTS, FieldGroup, ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 _ATTENTION, _MLP = "model.layers.{}.self_attn", "model.layers.{}.mlp"
@@ -34,7 +34,7 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
         )
     for name in ("first_k_dense_replace", "q_lora_rank"):  # without a dense layer, or a vector of queries
         found |= {_OWN[name]: config[name]} if config[name] else {}
-    return {**found, "bias": False}
+    return found
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
@@ -69,7 +69,7 @@ FAMILY = ModelFamily(
             for name in _MATRICES
         ),
     ),
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "router": "sigmoid", "balance": "bias"},
+    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "router": "sigmoid", "balance": "bias", "bias": False},
     fields={ours: theirs for ours, theirs in FIELDS_BUT_BIAS.items() if ours != "head_dim"}
     | {
         "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim",
@@ -91,6 +91,5 @@ FAMILY = ModelFamily(
     aliases={"num_local_experts": "n_routed_experts"},
     buffers=(".rotary_emb.inv_freq",),
     beyond="model.layers.{}.",
-    read=_read,
-    write=_write,
+    groups=(FieldGroup(_read, _write),),
 )  # fmt: skip

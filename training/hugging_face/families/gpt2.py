@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.hugging_face.family import QKV, ModelFamily, TensorRow, read_activation, write_activation
+from training.hugging_face.family import QKV, FieldGroup, ModelFamily, TensorRow, read_activation, write_activation
 from training.model.model_config import ModelConfig
 
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -59,6 +59,5 @@ FAMILY = ModelFamily(
         "max_position_embeddings": "n_positions",
     },
     buffers=(".attn.bias", ".attn.masked_bias"),
-    read=_read,
-    write=_write,
+    groups=(FieldGroup(_read, _write),),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 from training.hugging_face.family import (
     QKV,
     ROPE_DEFAULTS,
+    FieldGroup,
     ModelFamily,
     TensorRow,
     read_activation,
@@ -74,6 +75,5 @@ FAMILY = ModelFamily(
         "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob",
     }),
     buffers=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
-    read=_read,
-    write=_write,
+    groups=(FieldGroup(_read, _write),),
 )  # fmt: skip

@@ -4,8 +4,8 @@ from typing import Any
 
 from gristmill.errors import UsageError
 from training.hugging_face.families.llama import TENSORS
-from training.hugging_face.families.mixtral import EXPERT_FIELDS, LOSSES, write_expert_width
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, TensorRow, read_rope, write_rope
+from training.hugging_face.families.mixtral import EXPERT_FIELDS, EXPERT_WIDTH, LOSSES
+from training.hugging_face.family import ROPE_DEFAULTS, FieldGroup, ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 _MLP, _EXPERTS = "model.layers.{}.mlp", "blocks.{}.mlp.experts"
@@ -51,7 +51,6 @@ def _kinds(every: int, layers: int) -> list[str]:
 def _write(model: ModelConfig) -> dict[str, Any]:
     every = (model.full_attention_every or model.layers + 1) if model.window else 1
     return {
-        **write_expert_width(model),
         **write_rope(model),
         "attention_bias": model.qkv_bias,
         "sliding_window": model.window or None,
@@ -81,6 +80,5 @@ FAMILY = ModelFamily(
     ignored=LOSSES | {"initial_context_length"},
     nullable=frozenset({"sliding_window", "head_dim"}),
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
-    read=_read,
-    write=_write,
+    groups=(EXPERT_WIDTH, FieldGroup(_read, _write)),
 )  # fmt: skip

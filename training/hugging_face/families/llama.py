@@ -1,9 +1,6 @@
 """Llama (Touvron et al. 2023): LlamaForCausalLM."""
 
-from typing import Any
-
-from training.hugging_face.family import ROPE_DEFAULTS, ModelFamily, TensorRow, read_rope, write_rope
-from training.model.model_config import ModelConfig
+from training.hugging_face.family import ATTENTION_BIAS, ROPE, ROPE_DEFAULTS, ModelFamily, TensorRow
 
 TENSORS = (
     TensorRow("model.embed_tokens", "embed.tokens"),
@@ -35,27 +32,17 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def _read(config: dict[str, Any]) -> dict[str, Any]:
-    bias = config["attention_bias"]
-    return {**read_rope(config), "bias": False, "qkv_bias": bias, "out_bias": bias}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_rope(model), "attention_bias": model.qkv_bias}
-
-
 FAMILY = ModelFamily(
     model_type="llama",
     architecture="LlamaForCausalLM",
     preset="llama",
     body="model.",
     tensors=TENSORS,
-    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu"},
+    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "bias": False},
     fields=FIELDS,
     defaults=DEFAULTS,
     accepted={"hidden_act": ("silu",)},
     ignored=frozenset({"attention_dropout", "pretraining_tp"}),
     buffers=(".rotary_emb.inv_freq",),
-    read=_read,
-    write=_write,
+    groups=(ROPE, ATTENTION_BIAS),
 )

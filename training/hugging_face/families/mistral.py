@@ -1,12 +1,10 @@
 """Mistral (Jiang et al. 2023): MistralForCausalLM, a Llama with sliding-window attention."""
 
 from dataclasses import replace
-from typing import Any
 
 from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS
-from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
-from training.model.model_config import ModelConfig
+from training.hugging_face.family import ROPE, ROPE_DEFAULTS, WINDOW
 
 DEFAULTS = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -16,16 +14,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def _read(config: dict[str, Any]) -> dict[str, Any]:
-    window = {} if config["sliding_window"] is None else {"window": config["sliding_window"]}
-    return {**read_rope(config), **window, "bias": False}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_rope(model), "sliding_window": model.window or None}
-
-
 FAMILY = replace(
     LLAMA, model_type="mistral", architecture="MistralForCausalLM", fields=FIELDS_BUT_BIAS, defaults=DEFAULTS,
-    ignored=frozenset({"attention_dropout"}), nullable=frozenset({"sliding_window"}), read=_read, write=_write,
+    ignored=frozenset({"attention_dropout"}), nullable=frozenset({"sliding_window"}), groups=(ROPE, WINDOW),
 )  # fmt: skip

@@ -1,12 +1,11 @@
 """Mixtral (Jiang et al. 2024): MixtralForCausalLM, a Mistral whose MLPs are experts."""
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
-from training.hugging_face.family import ROPE_DEFAULTS, TensorRow, read_rope, write_rope
-from training.model.model_config import ModelConfig
+from training.hugging_face.family import ROPE_DEFAULTS, WINDOW, FieldGroup, TensorRow, read_rope, write_rope
 
 _LAYER = "model.layers.{}.block_sparse_moe"
 EXPERT_FIELDS = {
@@ -32,27 +31,19 @@ def expert_rows(layer: str, names: tuple[str, str, str]) -> tuple[TensorRow, ...
     return TensorRow(f"{layer}.gate", "blocks.{}.mlp.router"), *experts
 
 
-def _read(config: dict[str, Any]) -> dict[str, Any]:
-    window = {} if config["sliding_window"] is None else {"window": config["sliding_window"]}
-    head_dim = {} if config["head_dim"] is None else {"head_dim": config["head_dim"]}
-    return {**read_rope(config, 1_000_000.0), **window, **head_dim, "bias": False}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    window = model.window or None
-    return {**write_expert_width(model), **write_rope(model), "head_dim": model.head_dim, "sliding_window": window}
-
-
-def write_expert_width(model: ModelConfig) -> dict[str, Any]:
-    """Where no layer is dense `ffn_width` means nothing, and may be another one."""
-    return {"intermediate_size": model.expert_width}
-
-
+EXPERT_WIDTH = FieldGroup(lambda _: {}, lambda model: {"intermediate_size": model.expert_width})
+"""Where no layer is dense `ffn_width` means nothing, and may be another one."""
+_ROPE = FieldGroup(partial(read_rope, default_base=1_000_000.0), write_rope)
+_HEAD_DIM = FieldGroup(
+    lambda config: {} if config["head_dim"] is None else {"head_dim": config["head_dim"]},
+    lambda model: {"head_dim": model.head_dim},
+)
 FAMILY = replace(
     LLAMA, model_type="mixtral", architecture="MixtralForCausalLM",
     tensors=(*(row for row in TENSORS if ".mlp." not in row.theirs), *expert_rows(_LAYER, ("w1", "w3", "w2"))),
     parts={**LLAMA.parts, "router": "softmax", "router_normalize": True},
     fields=EXPERT_FIELDS | {"experts": "num_local_experts"}, defaults=DEFAULTS,
     accepted={"hidden_act": ("silu",), "router_jitter_noise": (0.0,)}, ignored=LOSSES,
-    nullable=frozenset({"sliding_window"}), aliases={"num_experts": "num_local_experts"}, read=_read, write=_write,
+    nullable=frozenset({"sliding_window"}), aliases={"num_experts": "num_local_experts"},
+    groups=(EXPERT_WIDTH, _ROPE, _HEAD_DIM, WINDOW),
 )  # fmt: skip

@@ -1,14 +1,12 @@
 """OLMoE (Muennighoff et al. 2024): OlmoeForCausalLM, a Llama with experts and norms of all queries and all keys."""
 
 from dataclasses import replace
-from typing import Any
 
 from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import TENSORS
-from training.hugging_face.families.mixtral import EXPERT_FIELDS, LOSSES, expert_rows, write_expert_width
+from training.hugging_face.families.mixtral import EXPERT_FIELDS, EXPERT_WIDTH, LOSSES, expert_rows
 from training.hugging_face.families.qwen3 import QK_NORMS
-from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
-from training.model.model_config import ModelConfig
+from training.hugging_face.family import ATTENTION_BIAS, ROPE, ROPE_DEFAULTS
 
 DEFAULTS = {
     "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": None,
@@ -16,15 +14,6 @@ DEFAULTS = {
     "initializer_range": 0.02, "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False,
     "clip_qkv": None, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, **ROPE_DEFAULTS,
 }  # fmt: skip
-
-
-def _read(config: dict[str, Any]) -> dict[str, Any]:
-    bias = config["attention_bias"]
-    return {**read_rope(config), "bias": False, "qkv_bias": bias, "out_bias": bias}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_expert_width(model), **write_rope(model), "attention_bias": model.qkv_bias}
 
 
 FAMILY = replace(
@@ -37,5 +26,5 @@ FAMILY = replace(
     parts={**LLAMA.parts, "qk_norm": True, "qk_norm_joint": True, "router": "softmax"},
     fields=EXPERT_FIELDS | {"experts": "num_experts", "router_normalize": "norm_topk_prob"}, defaults=DEFAULTS,
     accepted={"hidden_act": ("silu",), "clip_qkv": (None,)}, ignored=LOSSES,
-    aliases={"num_local_experts": "num_experts"}, read=_read, write=_write,
+    aliases={"num_local_experts": "num_experts"}, groups=(EXPERT_WIDTH, ROPE, ATTENTION_BIAS),
 )  # fmt: skip

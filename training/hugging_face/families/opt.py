@@ -3,7 +3,7 @@
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.family import ModelFamily, TensorRow, read_activation, write_activation
+from training.hugging_face.family import FieldGroup, ModelFamily, TensorRow, read_activation, write_activation
 from training.model.model_config import ModelConfig
 
 _EPSILON = 1e-5  # of all norms, in no field
@@ -63,6 +63,5 @@ FAMILY = ModelFamily(
         "layer_norm_elementwise_affine": (True,), "layerdrop": (0.0,),
     },
     ignored=frozenset({"dropout", "attention_dropout", "activation_dropout"}),
-    read=_read,
-    write=_write,
+    groups=(FieldGroup(_read, _write),),
 )  # fmt: skip

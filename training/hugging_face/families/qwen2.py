@@ -6,7 +6,7 @@ from typing import Any
 from gristmill.errors import UsageError
 from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS
-from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
+from training.hugging_face.family import ROPE, ROPE_DEFAULTS, FieldGroup
 from training.model.model_config import ModelConfig
 
 QWEN_DEFAULTS = {
@@ -18,7 +18,7 @@ QWEN_DEFAULTS = {
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def read_window(config: dict[str, Any]) -> dict[str, Any]:
+def _read_window(config: dict[str, Any]) -> dict[str, Any]:
     """The window, if all layers have it. Raises UsageError where some do: ours has one kind of attention."""
     window, kinds = config["sliding_window"], config["layer_types"]
     if not config["use_sliding_window"] or window is None:
@@ -32,7 +32,7 @@ def read_window(config: dict[str, Any]) -> dict[str, Any]:
     return {"window": window} if _KINDS[1] in kinds else {}
 
 
-def write_window(model: ModelConfig) -> dict[str, Any]:
+def _write_window(model: ModelConfig) -> dict[str, Any]:
     """The window of all layers, or none."""
     return {
         "use_sliding_window": bool(model.window),
@@ -42,16 +42,9 @@ def write_window(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _read(config: dict[str, Any]) -> dict[str, Any]:
-    return {**read_rope(config), **read_window(config), "bias": False}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {**write_rope(model), **write_window(model)}
-
-
+QWEN_WINDOW = FieldGroup(_read_window, _write_window)
 FAMILY = replace(
     LLAMA, model_type="qwen2", architecture="Qwen2ForCausalLM", parts={**LLAMA.parts, "qkv_bias": True},
     fields=FIELDS_BUT_BIAS, defaults={**QWEN_DEFAULTS, "head_dim": None}, ignored=frozenset({"attention_dropout"}),
-    nullable=frozenset({"sliding_window"}), forces_tokenizer=True, read=_read, write=_write,
+    nullable=frozenset({"sliding_window"}), forces_tokenizer=True, groups=(ROPE, QWEN_WINDOW),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from training.hugging_face.families.llama import FAMILY as LLAMA
 from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.families.mixtral import LOSSES, expert_rows
 from training.hugging_face.families.qwen3 import QK_NORMS
-from training.hugging_face.family import ROPE_DEFAULTS, read_rope, write_rope
+from training.hugging_face.family import ROPE, ROPE_DEFAULTS, FieldGroup
 from training.model.model_config import ModelConfig
 
 DEFAULTS = {
@@ -28,12 +28,11 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
     window = config["sliding_window"] if config["use_sliding_window"] else None
     found: dict[str, Any] = {"dense_layers": len(dense)} if dense else {}
     found |= {"window": window} if window is not None else {}
-    return {**read_rope(config), **found, "bias": False, "qkv_bias": bias, "out_bias": bias}
+    return {**found, "qkv_bias": bias, "out_bias": bias}
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     return {
-        **write_rope(model),
         "num_experts": model.experts,  # its name in transformers 4
         "attention_bias": model.qkv_bias,
         "mlp_only_layers": list(range(model.dense_layers)),
@@ -53,5 +52,5 @@ FAMILY = replace(
         "router_normalize": "norm_topk_prob",
     },
     defaults=DEFAULTS, ignored=LOSSES | {"max_window_layers"}, nullable=frozenset({"sliding_window"}),
-    aliases={"num_experts": "num_local_experts"}, read=_read, write=_write,
+    aliases={"num_experts": "num_local_experts"}, groups=(ROPE, FieldGroup(_read, _write)),
 )  # fmt: skip
