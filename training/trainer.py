@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from training.checkpoint.branch import BranchSource
-from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model, recorded_model
+from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
 from training.checkpoint.shard_plans import State
@@ -134,7 +134,7 @@ class Trainer:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim, self.plan.local_steps)
         require_same_model(source.record, self.plan.model, self.plan.tokenizer, "branch_from")
-        source.load(self._state(source.record), self.checkpoints.group)
+        read_shards(self._state(source.record), source.path, self.checkpoints.group.process_group)
         self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
@@ -144,8 +144,7 @@ class Trainer:
         record = find_record(checkpoint)
         if record is not None:  # before its tensors are read, whose shapes say less than the options do
             require_same_model(record, self.plan.model, self.plan.tokenizer)
-        stored = recorded_model(checkpoint)
-        has_biases = stored is not None and stored.balance == "bias"  # else they begin at zero
+        has_biases = record is not None and record.model.get("balance") == "bias"  # else they begin at zero
         state = model_state(self.model.params, buffers=self.model.buffers if has_biases else {})
         source = load_model(checkpoint, state, self.checkpoints.group, self.reporter.say)
         self.hugging_face = source.hugging_face

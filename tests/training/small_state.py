@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
-from training.checkpoint.shard_storage import model_state
+from training.checkpoint.shard_plans import State
+from training.checkpoint.shard_storage import model_state, read_shards
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
@@ -92,8 +93,16 @@ def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list
     said: list[str] = []
     with open_world() as world:
         state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
-        found = CheckpointManager(folder, 2, world, said.append).load(state)
+        found = load_latest(CheckpointManager(folder, 2, world, said.append), state)
         return found, {key: (spec, tensor) for key, [(tensor, spec)] in state.items()}, said
+
+
+def load_latest(checkpoints: CheckpointManager, state: State) -> CheckpointRecord | None:
+    """Fill `state` as a resumed run does; returns the checkpoint's record."""
+    if (latest := checkpoints.latest()) is None:
+        return None
+    read_shards(state, latest[0], checkpoints.group.process_group)
+    return latest[1]
 
 
 def is_seed(held: list[Held], seed: int) -> bool:

@@ -22,7 +22,7 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
 from training.config import TrainConfig
 from training.experimental.parallel_config import ParallelConfig
-from training.hugging_face.export_hf import model_config
+from training.model.model_config import ModelConfig
 from training.optim.stability import StabilityConfig
 from training.reporting.metrics_file import METRICS, Summary, read_metrics
 from training.train import main, train
@@ -160,7 +160,7 @@ def test_a_run_of_an_earlier_release_resumes_under_the_new_names_of_its_options(
         train(other)
     with single_process_group() as group:
         _, found = open_checkpoint(record.parent, group, print)
-        assert model_config(found).ffn_width > 0 and "hidden" not in found.model
+        assert ModelConfig.from_record(found.model).ffn_width > 0 and "hidden" not in found.model
     longer = replace(config, optim=replace(config.optim, decay_steps=12))
     assert train(with_steps(longer, 16)).steps == 16
     assert "optim.max_grad_norm" in (config.out_dir / "run.json").read_text()

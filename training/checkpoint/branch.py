@@ -12,8 +12,6 @@ from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
-from training.checkpoint.shard_plans import State
-from training.checkpoint.shard_storage import read_shards
 from training.data.batch_schedule import Sizes
 from training.data.mix import MixPlace
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
@@ -136,10 +134,6 @@ class BranchSource:
 
     def _other(self, identity: Mapping[str, Any]) -> list[str]:
         return [key for key in _READ if self.reads.get(key) != identity.get(key)]
-
-    def load(self, state: State, group: CheckpointGroup) -> None:
-        """Fill `state`, parameters and moments, in place. Raises InputError where it lacks some; collective."""
-        read_shards(state, self.path, group.process_group)
 
 
 def _optim_of(stored: dict[str, Any], run: Path) -> OptimConfig:

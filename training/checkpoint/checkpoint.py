@@ -35,7 +35,7 @@ LATEST = "latest"
 
 @dataclass
 class CheckpointManager:
-    """Saves, finds and loads the checkpoints in `folder`; keeps the latest `keep`, and all of every `keep_every` steps.
+    """Saves and finds the checkpoints in `folder`; keeps the latest `keep`, and all of every `keep_every` steps.
 
     `say` prints a line. Every rank calls every method, in the same order. After `save_async`, call `wait` before the
     process group is destroyed.
@@ -74,7 +74,7 @@ class CheckpointManager:
     def save_async(self, record: CheckpointRecord, state: State) -> Path:
         """Save in a background thread; returns once this rank's share of `state` is copied to CPU memory.
 
-        Returns the path that the checkpoint will have. The next `wait`, `save`, `save_async` or `load` raises
+        Returns the path that the checkpoint will have. The next `wait`, `save` or `save_async` raises
         OutputError where it could not be written.
         """
         self.wait()
@@ -87,22 +87,11 @@ class CheckpointManager:
         if saving is not None:
             saving.result()
 
-    def load(self, state: State) -> CheckpointRecord | None:
-        """Fill `state` in place from the latest intact checkpoint and return its record; None without a checkpoint.
-
-        A damaged checkpoint is skipped with a message. Raises InputError where all are damaged, or where names or
-        shapes differ from `state`.
-        """
-        self.wait()
-        found = self.latest()
-        if found is None:
-            return None
-        path, record = found
-        read_shards(state, path, self.group.process_group)
-        return record
-
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
-        """Find the latest intact checkpoint: its path and record. Raises InputError where all are damaged."""
+        """Find the latest intact checkpoint: its path and record; None without one.
+
+        A damaged checkpoint is skipped with a message. Raises InputError where all are damaged.
+        """
         candidates, later = self.group.main_only(lambda: _list_finished(self.folder, self.say))
         fault = ""
         for number, path in enumerate(candidates, 1):

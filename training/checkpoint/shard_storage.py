@@ -122,16 +122,10 @@ def read_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
         dcp.load(dict(state), storage_reader=reader, planner=ShardLoadPlanner(), process_group=group)
 
 
-def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
-    """The dtype of each tensor in the checkpoint in `folder`, by key."""
+def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """What the checkpoint in `folder` says of each tensor, such as its size and dtype, by key."""
     stored = _Reader(folder).read_metadata().state_dict_metadata
-    return {key: entry.properties.dtype for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
-
-
-def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor in the checkpoint in `folder`, by key."""
-    stored = _Reader(folder).read_metadata().state_dict_metadata
-    return {key: tuple(entry.size) for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
+    return {key: entry for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 class _Writer(dcp.FileSystemWriter):
@@ -195,7 +189,7 @@ def weight_keys(checkpoint: Path, ema: bool) -> Callable[[str], str]:
     """
     if not ema:
         return parameter_key
-    if not any(key.endswith(f".{AVERAGE}") for key in stored_dtypes(checkpoint)):
+    if not any(key.endswith(f".{AVERAGE}") for key in stored_tensors(checkpoint)):
         raise UsageError(
             f"{checkpoint} holds no average of the weights, which --ema asks for: its run was without "
             "optim.ema_decay; try without --ema"

@@ -23,9 +23,9 @@ from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokeni
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
-from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
+from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
-from training.checkpoint.shard_storage import read_shards, stored_dtypes, weight_keys
+from training.checkpoint.shard_storage import read_shards, stored_tensors, weight_keys
 from training.data.text import find_tokenizer
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, ids_of_tokens, write_hf_config
@@ -70,7 +70,7 @@ def export_hf(
     require_empty(out_dir)
     with single_process_group() as group, wrap_write_errors(out_dir):
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
-        model = model_config(record)
+        model = ModelConfig.from_record(record.model)
         family = find_family(model)
         tokenizer = _find_tokenizer(tokens, path, record.tokenizer)
         weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
@@ -113,8 +113,8 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
 
 def _stored_dtype(checkpoint: Path) -> torch.dtype:
     """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
-    stored = stored_dtypes(checkpoint).items()
-    dtypes = [dtype for key, dtype in stored if key.startswith("model.") and not key.endswith(".choice_bias")]
+    stored = {key: tensor for key, tensor in stored_tensors(checkpoint).items() if key.startswith("model.")}
+    dtypes = [tensor.properties.dtype for key, tensor in stored.items() if not key.endswith(".choice_bias")]
     return reduce(torch.promote_types, dtypes)
 
 
@@ -123,11 +123,6 @@ def require_empty(out_dir: Path) -> None:
     reject_remote(out_dir)
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} is not an empty folder; give a new or empty folder")
-
-
-def model_config(record: CheckpointRecord) -> ModelConfig:
-    """The model configuration in a checkpoint's record. Raises UsageError for fields unknown to this version."""
-    return ModelConfig.from_record(record.model)
 
 
 def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerRecord) -> Path | None:

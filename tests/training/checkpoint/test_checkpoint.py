@@ -16,6 +16,7 @@ from tests.training.small_state import (
     flip_a_bit,
     is_seed,
     load,
+    load_latest,
     open_world,
     record,
     save,
@@ -82,7 +83,7 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int, precision: str) -> 
         moments = optimizer.moments()
         checkpoints = CheckpointManager(folder, 1, world, print)
         if step:
-            checkpoints.load(model_state(found.params, moments))
+            load_latest(checkpoints, model_state(found.params, moments))
         else:
             for weight in found.params:
                 moments[weight.name]["exp_avg"].copy_(weight.local.detach() * 2)
@@ -148,7 +149,7 @@ def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
             weights.append(ShardedParameter(name, own, own, ShardSpec.whole(shape), True))
             moments.pop(name, None)
         try:
-            CheckpointManager(folder, 2, world, print).load(model_state(weights, moments))
+            load_latest(CheckpointManager(folder, 2, world, print), model_state(weights, moments))
         except InputError as error:
             return str(error)
     return ""

@@ -15,7 +15,17 @@ import torch
 from torch import nn
 
 from gristmill.errors import InputError, OutputError
-from tests.training.small_state import Ranks, flip_a_bit, is_seed, load, open_world, record, save, weights_and_moments
+from tests.training.small_state import (
+    Ranks,
+    flip_a_bit,
+    is_seed,
+    load,
+    load_latest,
+    open_world,
+    record,
+    save,
+    weights_and_moments,
+)
 from training.checkpoint.checkpoint import CheckpointManager
 from training.checkpoint.shard_storage import model_state
 from training.distributed.rank_pool import RankError
@@ -100,7 +110,7 @@ def resume_and_save(folder: Path, step: int) -> int:
     with open_world() as world:
         checkpoints = CheckpointManager(folder, 2, world, [].append)
         state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
-        found = checkpoints.load(state)
+        found = load_latest(checkpoints, state)
         checkpoints.save(record(step), state)
         return found.step if found else 0
 
@@ -124,7 +134,7 @@ def test_a_step_that_is_saved_again_in_place_of_a_damaged_one_is_kept(tmp_path: 
     with open_world() as world:
         checkpoints = CheckpointManager(tmp_path, 2, world, print)
         state = model_state(*weights_and_moments("rows", 1, 0, seed=9))
-        checkpoints.load(state)
+        load_latest(checkpoints, state)
         for step in (3, 4):
             checkpoints.save(record(step), state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003", "step-00000004"]
@@ -222,6 +232,6 @@ def test_a_kill_while_saving_leaves_a_checkpoint_to_resume_from(tmp_path: Path, 
     latest = (tmp_path / "latest").read_text()
     with open_world() as world:
         state = {"model.w": [(torch.zeros(8_000_000), ShardSpec.whole((8_000_000,)))]}
-        found = CheckpointManager(tmp_path, 2, world, print).load(state)
+        found = load_latest(CheckpointManager(tmp_path, 2, world, print), state)
     assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
     assert bool((state["model.w"][0][0] == found.step).all())

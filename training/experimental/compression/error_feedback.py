@@ -18,7 +18,7 @@ from torch import Tensor
 
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
-from training.checkpoint.shard_storage import read_shards, stored_shapes
+from training.checkpoint.shard_storage import read_shards, stored_tensors
 from training.experimental.compression.bucket import buckets_of
 from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin
@@ -54,7 +54,7 @@ class ErrorFeedback(Plugin):
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
         """Take over what the checkpoint has of it, saved with any number of replicas."""
-        stored = stored_shapes(checkpoint)
+        stored = {key: tuple(tensor.size) for key, tensor in stored_tensors(checkpoint).items()}
         _load_errors(self.model, stored, checkpoint, group)
         starts = [(key, q, spec) for key, q, spec in _warm_starts(self.model) if stored.get(key) == spec.global_shape]
         read_shards({key: [(q[None], spec)] for key, q, spec in starts}, checkpoint, group)
