@@ -55,11 +55,6 @@ def choose_bands(
         raise UsageError("--false_positive_weight has no effect on given bands: leave out --range and --bands, or it")
     if range is None or bands is None:
         return Curve(band_parameters(threshold, permutations, false_positive_weight), threshold, permutations)
-    if range < 1 or bands < 1 or range * bands > permutations:
-        raise UsageError(
-            f"{bands} bands of {range} slots: expected 1 or more of each, and together no more than "
-            f"--permutations {permutations}"
-        )
     check_bands(range, bands, permutations)
     return Curve(Bands(range, bands), threshold, permutations)
 
@@ -121,13 +116,9 @@ class Curve:
 
 def _percent(probability: float) -> str:
     """A probability in per cent, three digits; one below 1 is never rounded up to 100 %."""
-    return (
-        "100 %"
-        if probability > 1 - 1e-12
-        else f"{min(probability * 100, 99.9):.3g} %"
-        if probability >= 0.001
-        else "<0.1 %"
-    )
+    if probability > 1 - 1e-12:
+        return "100 %"
+    return f"{min(probability * 100, 99.9):.3g} %" if probability >= 0.001 else "<0.1 %"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from dedup.candidates.document_ids import is_of_index, scope_of
-from dedup.candidates.signature_shards import OpenShard, list_shards, open_shard, reject_mixed_sketches, shards_named
+from dedup.candidates.signature_shards import OpenShard, open_shard, reject_mixed_sketches, shard_paths, shards_named
 from dedup.clustering.similarity import Signature
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
@@ -309,7 +309,7 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
     places: dict[str, dict[int, int]] = defaultdict(dict)
     for place, key in enumerate(keys):
         places[key.file][key.row] = place
-    paths = shards_named(minhash, places) if is_remote(minhash) else list_shards(minhash)
+    paths = shards_named(minhash, places) if is_remote(minhash) else shard_paths(minhash)
     with local_copies(paths) as copies:
         shards = list(map(open_shard, copies))
         reject_mixed_sketches({shard.path: shard.header for shard in shards})

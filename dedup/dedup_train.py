@@ -7,14 +7,13 @@ import hashlib
 import mmap
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
-from numpy.typing import NDArray
 from tyro.conf import Positional
 
 from gristmill.batches import batched
@@ -36,7 +35,6 @@ from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
-_STEP = "decontaminate"
 CONTAMINATED = "contaminated"
 DIGESTED = "digested"
 _DIGEST = np.dtype([(name, "<u8") for name in "abcd"])  # SHA-256 as numbers that sort as its bytes do
@@ -83,9 +81,12 @@ def dedup_train(
     ) as run:
         run.check_listed({folder: paths_of(files)})
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
-        groups = _groups_beside(file_info(digests), files)
-        done = run.step(_STEP, [_decontaminate_task(group, digests, out_dir) for group in groups])
-        return run.finish(done.counts)
+        tasks = list[Task]()
+        for group in _groups_beside(file_info(digests), files):
+            outputs = tuple(out_dir / part.name for part in group)
+            arguments = {"digests": digests, "outputs": outputs}
+            tasks.append(Task.on_slices(group, decontaminate_files, arguments, outputs))
+        return run.finish(run.step("decontaminate", tasks).counts)
 
 
 def _reject_tables(files: list[CorpusFile]) -> None:
@@ -113,23 +114,13 @@ def _whole(file: CorpusFile) -> Slice:
 def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, options: RunOptions) -> Path:
     """Write the digests of the holdout, once for all chunks; several of which may run at the same time."""
     digests = out_dir / STATE_DIR / "holdout.sha256"
-    with open_stage(
-        STAGE,
-        out_dir,
-        replace(options, quiet=True),
-        label="digests",
-        reads={tgt_dir: paths_of(files)},
-    ) as run:
+    quiet = replace(options, quiet=True)
+    with open_stage(STAGE, out_dir, quiet, label="digests", reads={tgt_dir: paths_of(files)}) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         size = sum(file.size for file in files)
         task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
         run.finish(run.step("digest", [task]).counts)
     return digests
-
-
-def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task:
-    outputs = tuple(out_dir / part.name for part in group)
-    return Task.on_slices(group, decontaminate_files, {"digests": digests, "outputs": outputs}, outputs)
 
 
 def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:
@@ -138,7 +129,7 @@ def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:
     with ExternalSorter(runs, _DIGEST, _DIGEST.names or (), memory // 2) as sorter:
         for digests in batched(_iter_digests(slices, Rejects(output), counts), _BATCH):
             sorter.add(np.frombuffer(b"".join(digests), ">u8").astype("<u8").view(_DIGEST))
-        write_records(output, (digests.view("<u8").astype(">u8") for digests in _drop_repeats(sorter)))
+        write_records(output, (digests.view("<u8").astype(">u8") for digests in sorter))
     return counts
 
 
@@ -148,16 +139,6 @@ def _iter_digests(slices: list[Slice], rejects: Rejects, counts: Counts) -> Iter
         for document in read_documents(part, counts, rejects, by_original_source=True):
             counts.add(document.original_key.source, DIGESTED, utf8_size(document.text))
             yield text_digest(document.text)
-
-
-def _drop_repeats(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
-    """Sorted digests, each once."""
-    last = np.empty(0, _DIGEST)
-    for block in blocks:
-        both = np.concatenate([last, block])
-        is_new = both[1:] != both[:-1]
-        yield block[is_new if len(last) else np.append(True, is_new)]
-        last = block[-1:]
 
 
 def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, ...]) -> Counts:
@@ -182,17 +163,15 @@ class Digests:
     """The sorted digests in a file, which is mapped: all workers share its pages."""
 
     def __init__(self, path: Path) -> None:
-        count = path.stat().st_size // _DIGEST.itemsize
-        self.positions = range(0, count * _DIGEST.itemsize, _DIGEST.itemsize)
+        self.count = path.stat().st_size // _DIGEST.itemsize
         with path.open("rb") as file:
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if count else b""
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.count else b""
 
     def __contains__(self, digest: bytes) -> bool:
-        number = bisect_left(self.positions, digest, key=self._at)
-        return number < len(self.positions) and self._at(self.positions[number]) == digest
+        return self._at(bisect_left(range(self.count), digest, key=self._at)) == digest
 
-    def _at(self, position: int) -> bytes:
-        return self.data[position : position + _DIGEST.itemsize]
+    def _at(self, number: int) -> bytes:
+        return self.data[number * _DIGEST.itemsize : (number + 1) * _DIGEST.itemsize]
 
 
 if __name__ == "__main__":

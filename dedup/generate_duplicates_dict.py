@@ -7,13 +7,11 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import msgspec
 
-from dedup.candidates.input_shards import SignatureShard, check_indexes, list_shards_of, list_signature_shards
+from dedup.candidates.input_shards import check_indexes, list_shards_of, list_signature_shards
 from dedup.clustering.keep_policy import BySource, Newest, check_sources, parse_keep
 from dedup.clustering.similarity import Measure, SimilarityCheck
 from dedup.minhash.matching_form import Unit
-from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
 from dedup.removal.fetching import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
@@ -25,7 +23,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, paths_of
@@ -114,8 +112,11 @@ def generate_duplicates_dict(
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
         fetched, ids = Counts({}, []), None
         if corpus:
-            shards = _list_index(run, index) if verify else []
-            settings = _with_sketch_of(shards, settings)
+            indexes = list_shards_of(None, index)
+            check_indexes(run, indexes, index)
+            shards = list_signature_shards(run, indexes)
+            if shards and settings.check:
+                settings = replace(settings, check=replace(settings.check, sketch=shards[0].header.sketch))
             members = steps.sort(run, settings)
             files_of_members, ids, fetched = steps.fetch(run, settings, members, files, shards)
             decided = steps.decide(run, settings, members, files_of_members)
@@ -139,28 +140,6 @@ def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
     for path in inputs:
         if path.resolve() in {output.resolve() for output in outputs}:
             raise UsageError(f"{path} is an input, and would be overwritten: give --out_file another name")
-
-
-def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
-    """The shards of indexes. UsageError if they were made with different sketches."""
-    shards = list_shards_of(None, index)
-    check_indexes(run, shards, index)
-    return list_signature_shards(run, shards) if index else []
-
-
-def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:
-    """The settings with the sketch of an index, to make signatures of texts that compare with it.
-
-    InputError if the sketch is unknown, UsageError if its shingles are not those of the options.
-    """
-    if not shards or settings.check is None:
-        return settings
-    header = msgspec.structs.asdict(shards[0].header)
-    try:
-        sketch = msgspec.convert({name: value for name, value in header.items() if name != "file"}, Sketch)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{shards[0].path}: signatures that are made in a way we do not know ({error})") from error
-    return replace(settings, check=replace(settings.check, sketch=sketch))
 
 
 def _check_corpus(

@@ -25,9 +25,8 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.io.artefacts import MAX_SCATTERED, read_records, scatter_records, write_records
 
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
-_PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
-_BLOCK = 1 << 16  # records or edges read together
+_BLOCK = 1 << 16  # records or edges read together, or documents whose digests are partitioned together
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,15 @@ def join_bands(
     share, documents = run.options.memory_per_worker, sum(shard.documents for shard in shards)
     parts, first_ids = _count_parts(documents, lsh.bands, share), document_ids.by_name
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
-    names = _names(lsh.bands, parts)
+    names = [f"{band:04}-{part:04}" for band in range(lsh.bands) for part in range(parts)]
+    size = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard in all
+    groups = batched(shards, size=max(1, size), size_of=lambda shard: shard.documents)
     partition = [
         Task(f"{number:06} of {parts}", partition_bands,
              {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
               "outputs": outputs, "signed": signed},
-             (*outputs, *signed), _count_bytes(group), share)
-        for number, group in enumerate(_group_shards(shards, lsh.bands * parts, run.options.processes))
+             (*outputs, *signed), sum(4 * shard.documents * shard.header.permutations for shard in group))
+        for number, group in enumerate(groups)
         for outputs in [tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)]
         for signed in [(folder / f"signed/{number:06}.bin",) * lists_signed]
     ]  # fmt: skip
@@ -115,18 +116,12 @@ def join_bands(
     return FileSet(tuple(path for task in join for path in task.outputs)), FileSet(signed_files)
 
 
-def _names(bands: int, parts: int) -> list[str]:
-    """Names of the hash ranges of all bands, in order."""
-    return [f"{band:04}-{part:04}" for band in range(bands) for part in range(parts)]
-
-
 def partition_bands(
     shards: list[SignatureShard],
     first_ids: list[int],
     lsh: LshOptions,
     outputs: tuple[Path, ...],
     signed: tuple[Path, ...],
-    memory: int,
 ) -> None:
     """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges.
 
@@ -136,7 +131,7 @@ def partition_bands(
     step = max(1, MAX_SCATTERED // parts)  # bands whose files are open together: all, if they are not very many
 
     def blocks(first: int) -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
-        for documents, digests in _iter_blocks(shards, first_ids, lsh, _documents_per_block(lsh, memory)):
+        for documents, digests in _iter_blocks(shards, first_ids, lsh):
             for number, band in enumerate(digests[first : first + step]):
                 records = np.empty(len(band), BAND_RECORD)
                 records["digest"], records["document"] = band, documents
@@ -160,7 +155,7 @@ def join_partition(files: FileSet, part: int, parts: int, first: int, output: Pa
     def edges() -> Iterator[NDArray[np.uint64]]:
         with _cut(files, part, parts, ranges, output.with_name(f"{output.name}.ranges")) as cut:
             for paths in cut:
-                found = bucket_edges(_read_whole(paths))
+                found = bucket_edges(np.concatenate([np.fromfile(path, BAND_RECORD) for path in paths]))
                 yield found[found[:, 0] >= np.uint64(first)].reshape(-1)
 
     write_records(output, edges())
@@ -184,17 +179,6 @@ def _cut(files: FileSet, part: int, parts: int, ranges: int, folder: Path) -> It
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _read_whole(paths: Sequence[Path]) -> NDArray:
-    """The BAND_RECORDs of some files, one after another."""
-    sizes = [path.stat().st_size // BAND_RECORD.itemsize for path in paths]
-    records, at = np.empty(sum(sizes), BAND_RECORD), 0
-    for path, size in zip(paths, sizes, strict=True):
-        with path.open("rb") as file:
-            file.readinto(records[at : at + size].view(np.uint8).data)
-        at += size
-    return records
-
-
 def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
     """The edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
     return (ends.reshape(-1, 2) for ends in read_records(files.paths, np.dtype("<u8"), 2 * _BLOCK))
@@ -205,43 +189,17 @@ def read_signed(files: FileSet) -> Iterator[NDArray[np.uint64]]:
     return read_records(files.paths, np.dtype("<u8"), _BLOCK)
 
 
-def _group_shards(shards: list[SignatureShard], files: int, processes: int) -> list[list[SignatureShard]]:
-    """Consecutive shards in groups, each of which is written to so many files: all in all about one for each shard."""
-    capacity = sum(shard.documents for shard in shards) // max(4 * processes, len(shards) // files)
-    groups: list[list[SignatureShard]] = []
-    left = 0
-    for shard in shards:
-        if not groups or shard.documents > left:
-            groups.append([])
-            left = capacity
-        groups[-1].append(shard)
-        left -= shard.documents
-    return groups
-
-
 def _iter_blocks(
-    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, size: int
+    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Batches of iter_band_digests joined into blocks of at least `size` documents; the last may be smaller."""
+    """Batches of iter_band_digests joined into blocks of _BLOCK documents or more; the last may be smaller."""
     batches = iter_band_digests(shards, first_ids, lsh)
-    return map(_concatenate, batched(batches, size=size, size_of=lambda batch: len(batch[0])))
-
-
-def _concatenate(batches: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]) -> tuple[NDArray, NDArray]:
-    return np.concatenate([ids for ids, _ in batches]), np.concatenate([digests for _, digests in batches], axis=1)
-
-
-def _documents_per_block(lsh: LshOptions, memory: int) -> int:
-    """Documents whose digests can be partitioned together in `memory` bytes."""
-    return memory // (2 * 8 * lsh.bands + _PARTITION_BYTES)  # digests twice: in batches and concatenated
+    for some in batched(batches, size=_BLOCK, size_of=lambda batch: len(batch[0])):
+        ids, digests = zip(*some, strict=True)
+        yield np.concatenate(ids), np.concatenate(digests, axis=1)
 
 
 def _count_parts(documents: int, bands: int, share: int) -> int:
     """The number of hash ranges, a power of two: so that joining one takes at most `share` bytes, if files suffice."""
     count = 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
     return min(count, 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1))
-
-
-def _count_bytes(shards: Sequence[SignatureShard]) -> int:
-    """Bytes of the signatures of shards, for the progress bar."""
-    return sum(4 * shard.documents * shard.header.permutations for shard in shards)

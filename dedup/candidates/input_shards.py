@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import msgspec
@@ -25,17 +24,14 @@ from dedup.candidates.signature_shards import (
 )
 from dedup.minhash.signatures import Sketch
 from gristmill.counts import Counts
+from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.errors import UsageError, wrap_read_errors
+from gristmill.errors import UsageError
 from gristmill.io.files import STATE_DIR
-from gristmill.paths import is_remote
 from gristmill.storage.files import is_folder, resolved
-from gristmill.storage.objects import download
 
 Scope = Literal["global", "per-source"]
-
-
 _GROUP = 256  # headers read by one task
 
 ShardFolders = dict[str, FileSet]  # name of an index, or "" for the corpus → its shards
@@ -79,7 +75,8 @@ def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolde
     """
     if folder is not None:
         reject_own_index(index, folder)
-    return {name: FileSet(tuple(shard_paths(root))) for name, root in _roots(folder, index)}
+    roots = [*([("", folder)] if folder else []), *parse_indexes(index)]
+    return {name: FileSet(tuple(shard_paths(root))) for name, root in roots}
 
 
 def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> None:
@@ -88,19 +85,15 @@ def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> 
     run.check_listed({root: shards[name].paths for name, root in parse_indexes(index)})
 
 
-def _roots(folder: Path | None, index: Sequence[str]) -> list[tuple[str, Path]]:
-    return [*([("", folder)] if folder else []), *parse_indexes(index)]
-
-
 def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[SignatureShard]:
     """All shards in key order, those of indexes first, from their headers, which the step `headers` reads.
 
     UsageError if they cannot be compared.
     """
     groups = [
-        (name, paths[start : start + _GROUP])
-        for name, paths in ((name, found.paths) for name, found in folders.items())
-        for start in range(0, len(paths), _GROUP)
+        (name, found.paths[start : start + _GROUP])
+        for name, found in folders.items()
+        for start in range(0, len(found), _GROUP)
     ]
     tasks = [
         Task(f"{number:06} {name}", summarize_shards, {"shards": FileSet(paths)})
@@ -175,22 +168,13 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
     _reject_runs(index)
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
-        found, expected = _read_header(path).describe(), ShardHeader.of("", sketch).describe()
+        with local_copies([path]) as (copy,):
+            found, expected = open_shard(copy).header.describe(), ShardHeader.of("", sketch).describe()
         if found != expected:
             raise UsageError(
                 f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {expected}. "
                 "Give the options that the index was made with"
             )
-
-
-def _read_header(path: Path) -> ShardHeader:
-    if not is_remote(path):
-        return open_shard(path).header
-    with TemporaryDirectory() as folder, wrap_read_errors(path):
-        copy = Path(folder, path.name)
-        copy.touch()
-        download(path, copy)
-        return open_shard(copy).header
 
 
 def _reject_runs(index: Sequence[str]) -> None:

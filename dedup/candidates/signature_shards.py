@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
+from dedup.minhash.matching_form import Unit
+from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import list_finished
@@ -30,16 +32,21 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
     """Metadata of a shard: the corpus file its rows belong to, and the sketch's parameters."""
 
     file: str
-    hash: str
+    hash: Hash
     seed: int
     permutations: Annotated[int, msgspec.Meta(ge=1)]
-    unit: str
+    unit: Unit
     width: int
 
     @classmethod
     def of(cls, file: str, sketch: Sketch) -> Self:
         """The header of a shard of `file`, with signatures made with `sketch`."""
         return cls(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
+
+    @property
+    def sketch(self) -> Sketch:
+        """The sketch that signatures were made with."""
+        return Sketch(self.hash, self.width, self.permutations, self.seed, self.unit)
 
     def describe(self) -> str:
         """The sketch's parameters in words, for messages; equal for shards that can be compared."""
@@ -172,13 +179,6 @@ def shards_named(folder: Path, files: Collection[str]) -> list[Path]:
     parts = [file.split("/") for file in files]
     names = {"/".join(part[start:]) for part in parts for start in range(len(part))}  # below a source, or all sources
     return [path for path in shard_paths(folder) if path.relative_to(folder).as_posix().rpartition("+")[0] in names]
-
-
-def list_shards(folder: Path) -> list[Path]:
-    """All shards below a folder, in name order. UsageError if there is none or sketches differ."""
-    paths = shard_paths(folder)
-    reject_mixed_sketches({path: open_shard(path).header for path in paths})
-    return paths
 
 
 def reject_mixed_sketches(headers: Mapping[Path, ShardHeader]) -> None:

@@ -71,7 +71,7 @@ def describe_recall(bands: Bands, threshold: float) -> str:
     )
 
 
-def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
+def detection(similarity: ArrayLike, rows: int | NDArray[np.int64], bands: int) -> NDArray[np.float64]:
     """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
 
     Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2. UsageError for a similarity
@@ -98,22 +98,18 @@ def band_parameters(threshold: float, permutations: int = 128, false_positive_we
     """
     _check_threshold(threshold, permutations, false_positive_weight)
     nodes, weights = np.polynomial.legendre.leggauss(min(permutations // 2 + 1, _NODES))
+    nodes = nodes[:, None]
     below, above = (nodes + 1) / 2 * threshold, 1 - (1 - nodes) / 2 * (1 - threshold)
     wrong = false_positive_weight * threshold / 2 * weights
     missed = (1 - false_positive_weight) * (1 - threshold) / 2 * weights
     best, found = np.inf, Bands(1, 1)
     for count in range(1, permutations + 1):
         rows = np.arange(1, permutations // count + 1)
-        errors = wrong @ _detection_of_rows(below, rows, count) + missed @ (1 - _detection_of_rows(above, rows, count))
+        errors = wrong @ detection(below, rows, count) + missed @ (1 - detection(above, rows, count))
         least = int(np.argmin(errors))
         if errors[least] < best:
             best, found = float(errors[least]), Bands(int(rows[least]), count)
     return found
-
-
-def _detection_of_rows(similarity: NDArray[np.float64], rows: NDArray[np.int64], bands: int) -> NDArray[np.float64]:
-    """`detection` for all pairs of a similarity and a number of rows (similarities × rows)."""
-    return 1 - (1 - similarity[:, None] ** rows) ** bands
 
 
 def _check_threshold(threshold: float, permutations: int, weight: float) -> None:

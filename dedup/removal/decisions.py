@@ -5,10 +5,11 @@ if it is similar enough to an earlier kept document of its cluster. Documents of
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from dedup.clustering.similarity import Features, KeptDocuments, Signature, Simi
 from dedup.minhash.shingles import HASHING_FACTOR, compared_sets
 from dedup.minhash.signatures import signatures
 from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, open_keep_order
-from dedup.removal.fetching import FETCHED, Fetched, TextReader, without_text
+from dedup.removal.fetching import FETCHED, Fetched, read_texts, without_text
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -60,7 +61,7 @@ def decide_part(
     counts = SourceTallies(sources, REASONS)
     with (
         ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, KEEP_ORDER, memory // 4) as sorter,
-        closing(TextReader(texts)) as reader,
+        ExitStack() as stack,
     ):
         for number, path in enumerate(fetched.paths):
             for block in read_records(path, FETCHED, _BLOCK):
@@ -71,7 +72,8 @@ def decide_part(
                 sorter.add(without_text(block))
         if check:
             later = output.with_name(f"{output.name}.later")
-            found = VerifiedRemoval(check, reader, later, memory, counts).removals(sorter)
+            opened = [stack.enter_context(path.open("rb")) for path in texts.paths]
+            found = VerifiedRemoval(check, opened, later, memory, counts).removals(sorter)
         else:
             found = remove_all_but_first(sorter, counts)
         write_records(output, found)
@@ -138,7 +140,7 @@ class VerifiedRemoval:
     """
 
     def __init__(
-        self, check: SimilarityCheck, texts: TextReader, later: Path, memory: int, counts: SourceTallies
+        self, check: SimilarityCheck, texts: Sequence[BinaryIO], later: Path, memory: int, counts: SourceTallies
     ) -> None:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)
@@ -179,7 +181,7 @@ class VerifiedRemoval:
         indexed = -1  # the last cluster with documents of an index, which precede its others
         members = (Fetched(*record) for block in blocks for record in block.tolist())
         for batch in batched(members, size=self.batch, size_of=lambda member: member.size + _OVERHEAD):
-            data = dict(zip(batch, self.texts.read(batch), strict=True))
+            data = dict(zip(batch, read_texts(self.texts, batch), strict=True))
             ours = [member for member in batch if member.tier != INDEXED]
             texts = [data[member].decode() for member in ours]
             longest = max((len(data[member]) for member in ours), default=0)

@@ -5,9 +5,8 @@ So a part reads its own files alone, and each fetched file is read once, however
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,7 +21,7 @@ from dedup.removal.removal_table import FoundIds
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
-from gristmill.errors import InputError, wrap_read_errors
+from gristmill.errors import InputError
 from gristmill.io.artefacts import read_records, scatter_records, write_records
 from gristmill.io.documents import Document, source_of
 from gristmill.io.readers import Rejects, Slice, read_documents
@@ -35,7 +34,7 @@ UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
 _UNCLUSTERED = "in no cluster"
 _BATCH = 1024  # members read at a time
 _BLOCK = 4096  # records scattered together
-MAX_OPEN = 64  # text files open at a time
+MAX_OPEN = 64  # text files that a task reads from
 
 
 class Fetched(NamedTuple):
@@ -74,9 +73,11 @@ def fetch_texts(
     InputError if a slice lacks a member.
     """
     counts, rejects = Counts({}, []), Rejects(output)
-    with _open_texts(texts) as file, atomic_write(ids) as temporary, temporary.open("wb") as to_ids:
+    with ExitStack() as stack:
+        to_ids = stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb"))
+        to_texts = stack.enter_context(stack.enter_context(atomic_write(texts)).open("wb")) if texts else None
         found_ids = FoundIds(to_ids)
-        fetcher = _Fetcher(keep, file, found_ids, counts)
+        fetcher = _Fetcher(keep, to_texts, found_ids, counts)
         write_records(
             output,
             (
@@ -89,29 +90,23 @@ def fetch_texts(
 
 
 def fetch_signatures(
-    shards: tuple[tuple[SignatureShard, Span], ...], members: MemberFile, output: Path, texts: Path | None
+    shards: tuple[tuple[SignatureShard, Span], ...], members: MemberFile, output: Path, texts: Path
 ) -> Counts:
     """Task: as fetch_texts, for shards of an index, with signatures (permutations, uint32) in place of texts."""
     counts = Counts({}, [])
-    with _open_texts(texts) as file:
-        write_records(output, _iter_fetched(shards, members, file, counts))
+
+    def blocks(file: BinaryIO) -> Iterator[NDArray]:
+        for shard, span in shards:
+            for fetched, values in _fetch_shard(shard, read_span(members, span)):
+                fetched["offset"] = file.tell() + np.arange(len(fetched)) * fetched["size"]
+                file.write(values.tobytes())
+                counts.add(source_of(shard.file), READ, 0, len(fetched))
+                counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
+                yield fetched
+
+    with atomic_write(texts) as temporary, temporary.open("wb") as file:
+        write_records(output, blocks(file))
     return counts
-
-
-def _iter_fetched(
-    shards: tuple[tuple[SignatureShard, Span], ...], members: MemberFile, texts: BinaryIO | None, counts: Counts
-) -> Iterator[NDArray]:
-    """Blocks of FETCHED of the members of shards; their signatures are appended to `texts`."""
-    offset = 0
-    for shard, span in shards:
-        for fetched, values in _fetch_shard(shard, read_span(members, span)):
-            fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
-            offset += values.nbytes
-            if texts:
-                texts.write(values.tobytes())
-            counts.add(source_of(shard.file), READ, 0, len(fetched))
-            counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
-            yield fetched
 
 
 def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
@@ -122,16 +117,6 @@ def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[ND
         fetched = without_text(near[of_near])
         fetched["size"] = values.shape[1] * values.itemsize
         yield fetched, values[of_rows]
-
-
-@contextmanager
-def _open_texts(path: Path | None) -> Iterator[BinaryIO | None]:
-    """Yield the file of texts to write; None if no texts are needed."""
-    if path is None:
-        yield None
-        return
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        yield file
 
 
 class _Fetcher:
@@ -213,36 +198,14 @@ def _rows(members: NDArray) -> Iterator[int]:
         yield from members["row"][start : start + _BATCH].tolist()
 
 
-class TextReader:
-    """Reads texts and signatures by location from the files of fetched texts, with a limited number of them open."""
-
-    def __init__(self, files: FileSet) -> None:
-        self.paths = files.paths
-        self.open: OrderedDict[int, int] = OrderedDict()  # number of a file → descriptor, least recently used first
-
-    def read(self, members: list[Fetched]) -> list[bytes]:
-        """The texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
-        found = [b""] * len(members)
-        for i in sorted(range(len(members)), key=lambda i: members[i][-3:]):  # in file order, to seek forward only
-            number, offset, size = members[i][-3:]
-            found[i] = os.pread(self._descriptor(number), size, offset)
-            assert len(found[i]) == size, (number, offset, size)
-        return found
-
-    def close(self) -> None:
-        for descriptor in self.open.values():
-            os.close(descriptor)
-        self.open.clear()
-
-    def _descriptor(self, number: int) -> int:
-        if number in self.open:
-            self.open.move_to_end(number)
-        else:
-            if len(self.open) == MAX_OPEN:
-                os.close(self.open.popitem(last=False)[1])
-            with wrap_read_errors(self.paths[number]):
-                self.open[number] = os.open(self.paths[number], os.O_RDONLY)
-        return self.open[number]
+def read_texts(files: Sequence[BinaryIO], members: list[Fetched]) -> list[bytes]:
+    """The texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
+    found = [b""] * len(members)
+    for i in sorted(range(len(members)), key=lambda i: members[i][-3:]):  # in file order, to seek forward only
+        number, offset, size = members[i][-3:]
+        found[i] = os.pread(files[number].fileno(), size, offset)
+        assert len(found[i]) == size, (number, offset, size)
+    return found
 
 
 def scatter_fetched(

@@ -147,10 +147,7 @@ def _signature_tasks(
         found = tuple((shard, members.plan.span(shard.file)) for shard in group)
         outputs = _fetch_outputs(run, settings, number)
         own = MemberFile.of(members.members, [span for _, span in found])
-        arguments = {
-            "shards": found, "members": own, "output": outputs[0],
-            "texts": outputs[1] if settings.check else None,
-        }  # fmt: skip
+        arguments = {"shards": found, "members": own, "output": outputs[0], "texts": outputs[1]}
         yield Task(f"signatures {number}", fetch_signatures, arguments, outputs)
 
 

@@ -86,7 +86,7 @@ def test_the_command_shows_a_choice_of_ones_own(run: Callable) -> None:
     ("options", "message"),
     [
         ({"range": 13, "bands": 9, "false_positive_weight": 0.1}, "has no effect on given bands"),
-        ({"range": 13, "bands": 9, "permutations": 64}, "no more than --permutations 64"),
+        ({"range": 13, "bands": 9, "permutations": 64}, "at most the 64 permutations"),
     ],
 )
 def test_options_without_effect_are_refused(options: dict, message: str) -> None:

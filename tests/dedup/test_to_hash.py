@@ -13,7 +13,7 @@ import pytest
 
 from dedup import Sketch, generate_duplicate_pairs, signatures, to_hash
 from dedup.candidates.input_shards import SignatureShard, summarize_shards
-from dedup.candidates.signature_shards import list_shards, open_shard, write_shard
+from dedup.candidates.signature_shards import open_shard, reject_mixed_sketches, shard_paths, write_shard
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
@@ -38,7 +38,7 @@ def test_a_shard_holds_the_signatures_of_its_file(
     norm: Path, tmp_path: Path, planted: dict[str, list[str]], hash: Hash
 ) -> None:
     counts = sign(norm, tmp_path, hash=hash, seed=7, batch=2)
-    shards = {shard.header.file: shard for shard in map(open_shard, list_shards(tmp_path))}
+    shards = {shard.header.file: shard for shard in map(open_shard, shard_paths(tmp_path))}
     assert sorted(shards) == sorted(planted)
     for name, texts in planted.items():
         values, shingles = signatures(texts, Sketch(hash, seed=7))
@@ -52,7 +52,7 @@ def test_a_shard_holds_the_signatures_of_its_file(
 def test_a_batch_changes_no_signature(norm: Path, tmp_path: Path, batch: int) -> None:
     sign(norm, tmp_path / "one")
     sign(norm, tmp_path / "other", batch=batch)
-    for one, other in zip(list_shards(tmp_path / "one"), list_shards(tmp_path / "other"), strict=True):
+    for one, other in zip(shard_paths(tmp_path / "one"), shard_paths(tmp_path / "other"), strict=True):
         both = [np.concatenate(list(open_shard(path).signatures())) for path in (one, other)]
         assert (both[0] == both[1]).all()
 
@@ -62,7 +62,7 @@ def test_indices_choose_files(write: Write, texts_of: Callable, tmp_path: Path) 
         write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
     for start, end in ((1, 3), (3, 99), (0, 1)):
         to_hash("wiki", tmp_path / "NORM/wiki", tmp_path / "out", 0, "job", start, end, options=QUIET)
-        found = [open_shard(path).header.file for path in list_shards(tmp_path / "out")]
+        found = [open_shard(path).header.file for path in shard_paths(tmp_path / "out")]
         wanted = {1: ["1", "2"], 3: ["1", "2", "3", "4"], 0: ["0", "1", "2", "3", "4"]}[start]
         assert found == [f"wiki/{number}.jsonl" for number in wanted]
 
@@ -78,7 +78,7 @@ def test_a_folder_of_all_data_sets_or_of_one(norm: Path, tmp_path: Path) -> None
     sign(norm, tmp_path / "root", "arxiv")
     sign(norm, tmp_path / "named/arxiv", "arxiv")
     sign(norm / "arxiv", tmp_path / "other", "arxiv")
-    shards = {path.name: path.read_bytes() for path in list_shards(tmp_path / "all/arxiv")}
+    shards = {path.name: path.read_bytes() for path in shard_paths(tmp_path / "all/arxiv")}
     for folder in ("root/arxiv", "named/arxiv", "other"):
         assert {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.arrow")} == shards
 
@@ -130,7 +130,7 @@ def test_a_share_of_the_files_removes_no_shard(write: Write, texts_of: Callable,
         write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
     for start, end in ((0, 99), (0, 2), (1, 2)):
         to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", start, end, options=QUIET)
-        assert len(list_shards(tmp_path / "out")) == 5
+        assert len(shard_paths(tmp_path / "out")) == 5
 
 
 def test_signatures_of_files_that_are_gone_are_removed(
@@ -144,11 +144,11 @@ def test_signatures_of_files_that_are_gone_are_removed(
     for name in "ab":
         write(tmp_path / f"NORM/wiki/{name}.jsonl", [f"a text of some length {number}" for number in range(60)])
     share(0)
-    slices = len(list_shards(tmp_path / "out"))
+    slices = len(shard_paths(tmp_path / "out"))
     share(1)
     write(tmp_path / "NORM/wiki/a.jsonl", ["a text of some length"])  # one slice now
     share(0)  # its own shards
-    assert len(list_shards(tmp_path / "out")) == 1 + slices
+    assert len(shard_paths(tmp_path / "out")) == 1 + slices
     generate_duplicate_pairs(tmp_path / "out", tmp_path / "dup/duplicate_pairs.txt", options=QUIET)
     sign(tmp_path / "NORM", tmp_path / "out", "wiki")
     (tmp_path / "NORM/wiki/a.jsonl").rename(tmp_path / "NORM/wiki/c.jsonl")
@@ -168,11 +168,11 @@ def test_an_interrupted_run_is_not_taken_for_a_whole_one(
         with pytest.raises(InputError, match="fetch the file again"):
             sign(tmp_path / "NORM", tmp_path / "out", source)
     with pytest.raises(InputError, match="is not complete: to_hash"):
-        list_shards(tmp_path / "out")
+        shard_paths(tmp_path / "out")
     write(tmp_path / "NORM/wiki/b.jsonl.zst", texts_of(2, 4))
     sign(tmp_path / "NORM", tmp_path / "out")
     sign(tmp_path / "NORM", tmp_path / "whole")
-    assert len(list_shards(tmp_path / "out")) == 3
+    assert len(shard_paths(tmp_path / "out")) == 3
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -194,10 +194,10 @@ def test_a_file_that_changed_is_signed_again_and_one_that_went_is_forgotten(
     sign(tmp_path / "NORM", tmp_path / "out")
     write(one, texts_of(3, 0))
     sign(tmp_path / "NORM", tmp_path / "out")
-    assert len(open_shard(list_shards(tmp_path / "out")[0])) == 3
+    assert len(open_shard(shard_paths(tmp_path / "out")[0])) == 3
     other.unlink()
     sign(tmp_path / "NORM", tmp_path / "out")
-    assert len(list_shards(tmp_path / "out")) == 1
+    assert len(shard_paths(tmp_path / "out")) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_shards_that_cannot_be_compared_are_both_named(norm: Path, tmp_path: Pat
     sign(norm, tmp_path / "arxiv", "arxiv")
     sign(norm, tmp_path / "book", "book", **change)
     with pytest.raises(UsageError, match=r"cannot be compared: .*arxiv/.* holds xxh32 .*; .*book/.* holds "):
-        list_shards(tmp_path)
+        reject_mixed_sketches({path: open_shard(path).header for path in shard_paths(tmp_path)})
 
 
 def test_shingles_of_words(norm: Path, tmp_path: Path, planted: dict[str, list[str]], run: Callable) -> None:
     run(f"python dedup/to_hash.py all {norm} {tmp_path} 0 0 0 99 --unit word -w 5 --permutations 112 --quiet")
-    for shard in map(open_shard, list_shards(tmp_path)):
+    for shard in map(open_shard, shard_paths(tmp_path)):
         assert (shard.header.unit, shard.header.width, shard.header.permutations) == ("word", 5, 112)
         values, shingles = signatures(planted[shard.header.file], DATATROVE)
         assert (np.concatenate(list(shard.signatures())) == values[shingles > 0]).all()
@@ -238,7 +238,7 @@ def test_documents_that_are_skipped(
     )
     counts = sign(norm, tmp_path / "out", skip=keys, batch=batch)
     sign(norm, tmp_path / "all")
-    rows = {shard.header.file: shard.rows().tolist() for shard in map(open_shard, list_shards(tmp_path / "out"))}
+    rows = {shard.header.file: shard.rows().tolist() for shard in map(open_shard, shard_paths(tmp_path / "out"))}
     assert rows["arxiv/a.jsonl"] == [0, 3]
     assert rows["arxiv/b.jsonl.zst"] == [0, 1]
     found = [counts.total(reason).documents for reason in (READ, SIGNED, SKIPPED, TOO_SHORT)]
@@ -246,7 +246,7 @@ def test_documents_that_are_skipped(
     assert counts.total(SKIPPED).bytes == sum(
         len(text.encode()) for text in (*planted["arxiv/a.jsonl"][1:3], planted["arxiv/b.jsonl.zst"][3])
     )
-    for one, other in zip(list_shards(tmp_path / "out"), list_shards(tmp_path / "all"), strict=True):
+    for one, other in zip(shard_paths(tmp_path / "out"), shard_paths(tmp_path / "all"), strict=True):
         ours, everything = open_shard(one), open_shard(other)
         kept = np.isin(everything.rows(), ours.rows())
         both = [np.concatenate(list(shard.signatures())) for shard in (ours, everything)]
@@ -290,9 +290,9 @@ def test_keys_that_cannot_be_read(norm: Path, tmp_path: Path, name: str, message
 
 def test_a_folder_without_shards(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run to_hash first"):
-        list_shards(tmp_path)
+        shard_paths(tmp_path)
     with pytest.raises(UsageError, match="none of that name"):
-        list_shards(tmp_path / "absent")
+        shard_paths(tmp_path / "absent")
 
 
 @pytest.fixture
@@ -372,11 +372,11 @@ def test_rows_that_appear_after_the_headers_were_read(shard: Path) -> None:
 def test_a_shard_that_is_no_regular_file(shard: Path, make: Callable[[Path], None]) -> None:
     make(shard.with_name("b.signatures.arrow"))
     with pytest.raises(InputError, match=r"b\.signatures\.arrow is a dangling link or not a regular file"):
-        list_shards(shard.parent)
+        shard_paths(shard.parent)
 
 
 def test_how_it_runs_changes_no_byte(norm: Path, tmp_path: Path) -> None:
     sign(norm, tmp_path / "one")
     to_hash("all", norm, tmp_path / "other", 0, "0", 0, 99, options=replace(QUIET, workers=2, memory="1MiB"))
-    for one, other in zip(list_shards(tmp_path / "one"), list_shards(tmp_path / "other"), strict=True):
+    for one, other in zip(shard_paths(tmp_path / "one"), shard_paths(tmp_path / "other"), strict=True):
         assert one.read_bytes() == other.read_bytes()
