@@ -237,7 +237,6 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
         if model.pipeline is not None:
             # torch keeps the state of the random numbers of a stage's device, and the meta device has none
             model.pipeline.device = torch.device("cpu")
-            model.pipeline.fix_shapes(sequences // layout.micro_batches, run.seq_len)
             if torch.__version__ < "2.13":  # whose first step also connects a stage with its neighbours
                 with StepOnMeta(world):
                     _step(model, sequences, run.seq_len)

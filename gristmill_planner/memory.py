@@ -23,7 +23,7 @@ from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import part_of
 from training.parallel.parameter_shapes import ParameterShape
-from training.parallel.pipeline.schedules import Schedule, pipeline_passes
+from training.parallel.pipeline.schedules import Schedule
 from training.parallel.traffic_inputs import rank_parameters
 
 BUCKET_BYTES = 25 << 20
@@ -369,7 +369,7 @@ def _most_in_flight(
     stages = layout.stages_of_rank(rank)
     live, between = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     moments = set()
-    for kind, stage in pipeline_passes(layout, rank):
+    for kind, stage in layout.passes(rank):
         if kind == "F":
             live[stage] += 1
         elif kind == "I":

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from training.experimental.parallel_config import ParallelConfig
-from training.parallel.pipeline.schedules import SCHEDULES, Pass, Schedule, pipeline_passes
+from training.parallel.pipeline.schedules import SCHEDULES, Pass, Schedule
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _with_micro_batches(layout: ParallelConfig, rank: int) -> list[tuple[Pass, i
     """
     counts: dict[Pass, int] = defaultdict(int)
     found = []
-    for each in pipeline_passes(layout, rank):
+    for each in layout.passes(rank):
         parts = [Pass(kind, each.stage) for kind in ("IW" if each.kind == "B" else each.kind)]
         at = counts[parts[0]]
         reverse = layout.schedule == "looped-bfs" and each.kind == "B"

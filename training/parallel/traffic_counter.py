@@ -81,5 +81,4 @@ def traffic_inputs(
         reduced=2 if layout.reduce_bf16 else wide,
         recompute=recompute,
         stage_layers=stage_layers(model.config, layout.stages, seq_len),
-        passes=model.pipeline.passes() if model.pipeline else {},
     )

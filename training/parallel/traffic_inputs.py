@@ -1,6 +1,6 @@
 """Traffic inputs: what decides the traffic of one rank, and what an experimental kind replaces of the formulas."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import NamedTuple
@@ -44,9 +44,8 @@ class Coordinates:
 class TrafficInputs:
     """Inputs of the formulas, for one rank.
 
-    `sequences`: per step and replica. `passes`: for each of its pipeline stages the passes in order: F forward, B
-    backward; if backward is split, I for inputs and W for weights. Bytes per element: `itemsize` of activations and
-    copies of weights, `wide` of gradient sums and the loss, `reduced` of what replicas sum.
+    `sequences`: per step and replica. Bytes per element: `itemsize` of activations and copies of weights, `wide` of
+    gradient sums and the loss, `reduced` of what replicas sum.
     """
 
     config: ModelConfig
@@ -59,7 +58,6 @@ class TrafficInputs:
     reduced: int
     recompute: Recompute
     stage_layers: Sequence[range]
-    passes: Mapping[int, str]
     bucket_bytes: int = 25 << 20
     """Of gradient sums in a bucket."""
     chunk_bytes: int = 32 << 20
@@ -103,8 +101,8 @@ class TrafficInputs:
 
     def backward_passes(self, stage: int) -> int:
         """Number of a stage's backward passes; those for inputs and for weights are two."""
-        order = self.passes.get(stage, "B" * self.layout.micro_batches)
-        return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
+        kinds = "BIW" if stage else "BW"  # the first stage's input has no gradient
+        return sum(kind in kinds and at == stage for kind, at in self.layout.passes(self.rank.pp))
 
     def own_numel(self, p: ParameterShape) -> int:
         """Number of elements in the rows of a parameter that this rank updates."""

@@ -20,7 +20,7 @@ from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
-from training.parallel.pipeline.schedules import Schedule, pipeline_passes
+from training.parallel.pipeline.schedules import Schedule
 
 RunRanks = Callable[..., list[Any]]
 
@@ -45,7 +45,7 @@ def test_a_real_step(run_ranks: RunRanks, tmp_path: Path, schedule: Schedule) ->
     run_ranks(2, traced_steps, tmp_path / "profile", schedule)
     found = read_timeline(tmp_path)
     for rank, passes in enumerate(found.ranks):
-        expected = [each for each in pipeline_passes(found.layout, rank) if each != ("I", 0)]
+        expected = [each for each in found.layout.passes(rank) if each != ("I", 0)]
         assert [(each.kind, each.stage) for each in passes if (each.kind, each.stage) != ("I", 0)] == expected
         assert all(each.end > each.start >= 0 for each in passes)
     assert min(passes[0].start for passes in found.ranks) == 0

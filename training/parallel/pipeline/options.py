@@ -7,7 +7,7 @@ from gristmill.config import Range
 from gristmill.errors import require
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.schedules import SCHEDULES, PipelineSchedule, Schedule
+from training.parallel.pipeline.schedules import SCHEDULES, Pass, PipelineSchedule, RankStages, Schedule
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class PipelineOptions:
     def stages_of_rank(self, rank: int) -> list[int]:
         """The stages that pipeline rank `rank` has, in ascending order."""
         return [stage for stage, holder in enumerate(self.stage_ranks) if holder == rank]
+
+    def passes(self, rank: int) -> list[Pass]:
+        """Passes of pipeline rank `rank` of a resolved layout, in order; without a pipeline F and B in turn."""
+        if self.pipeline is None:
+            return [Pass(kind, 0) for _ in range(self.micro_batches) for kind in "FB"]
+        return self.pipeline.passes(RankStages(self.pp, rank, self.stages_of_rank(rank), self.micro_batches))
 
     def describe_pipeline(self) -> list[str]:
         """Words for logs, such as "pp 2 (1f1b)"."""

@@ -1,6 +1,5 @@
 """Pipeline: the stages of one rank, run by torch's schedules in training, and by a plain forward pass in evaluation."""
 
-import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +15,6 @@ from training.distributed.collectives import wait
 from training.kernels.precision import accumulation_dtype
 from training.model.batch import Batch
 from training.model.decoder import Decoder
-from training.model.router import Router
 from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.layout import Layout
 from training.parallel.pipeline.schedules import SCHEDULES
@@ -41,13 +39,6 @@ class _Stage(PipelineStage):
         return profiler.record_function(f"{self.schedule} pass {kind} of {where}")
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if fwd_chunk_id == 0:  # the pass by which torch learns shapes comes before the first
-            for kept in (getattr(self.submod.head, name, None) for name in ("z_loss", "sequence_losses")):
-                if kept is not None:
-                    kept.take()
-            for module in self.submod.modules():
-                if isinstance(module, Router):
-                    module.forget()
         with self._named("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -84,33 +75,29 @@ class Pipeline:
         self.parts = dict(zip(self.stages, parts, strict=True))
         self.reducers = reducers
         self.scale: Tensor | float = 1.0
-        self.schedule = self._schedule([{}] * len(self.stages))
-        self._sequences = 0  # of a step, whose shapes the schedule has learned
+        self._schedule: Any = None
+        self._shape = torch.Size()  # of a micro-batch's tokens, as the schedule has it
 
-    def fix_shapes(self, sequences: int, seq_len: int) -> None:
-        """Give torch the shapes of micro-batches, which it else learns from the ranks before in the first step.
-
-        A micro-batch has `sequences` of `seq_len` tokens in all, of which a grid's rows and ranks of cp have parts.
-        """
-        sequences, seq_len = sequences // self.layout.batch_shards, seq_len // self.layout.cp
+    def _features(self, ids: Tensor, **options: Any) -> Tensor:
+        """Uninitialized activations between two stages, of a micro-batch's tokens (B, T)."""
         width = self.parts[self.stages[0]].config.width // self.layout.feature_shards
-        length = seq_len // self.layout.sequence_shards
-        ids = torch.empty(sequences, seq_len, dtype=torch.int64, device="meta")
-        features = torch.empty(sequences, length, width, dtype=self.dtype, device="meta", requires_grad=True)
-        loss = torch.empty(1, dtype=accumulation_dtype(self.dtype), device="meta", requires_grad=True)
-        self.schedule = self._schedule([
-            {
-                "input_args": (features if stage else ids,),
-                "output_args": (features if stage + 1 < self.layout.stages else loss,),
-            }
-            for stage in self.stages
-        ])  # fmt: skip
+        return torch.empty(len(ids), ids.shape[1] // self.layout.sequence_shards, width, dtype=self.dtype, **options)
 
-    def _schedule(self, shapes: Sequence[dict[str, Any]]) -> Any:
-        """torch's schedule of this rank's stages, each with the shapes that are known."""
+    def _schedule_of(self, ids: Tensor) -> Any:
+        """torch's schedule of this rank's stages, with the shapes of micro-batches like `ids`.
+
+        Without them torch would compute the first micro-batch twice, to learn them from the ranks before.
+        """
+        features = self._features(ids, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=accumulation_dtype(self.dtype), device="meta", requires_grad=True)
         stages = []
-        for number, reducer, known in zip(self.stages, self.reducers, shapes, strict=True):
-            stage = _Stage(self.parts[number], number, self.layout.stages, self.device, group=self.axis.group, **known)
+        for number, reducer in zip(self.stages, self.reducers, strict=True):
+            stage = _Stage(
+                self.parts[number], number, self.layout.stages, self.device,
+                input_args=features if number else ids.to("meta"),
+                output_args=features if number + 1 < self.layout.stages else loss,
+                group=self.axis.group,
+            )  # fmt: skip
             stage.reducer, stage.schedule = reducer, self.layout.schedule
             stages.append(stage)
         return getattr(schedules, SCHEDULES[self.layout.schedule].torch_class)(
@@ -120,33 +107,22 @@ class Pipeline:
             scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )
 
-    def passes(self) -> dict[int, str]:
-        """The passes of each of this rank's stages, in torch's order: F, B, or I and W if backward is split."""
-        count = self.layout.micro_batches
-        if self.layout.virtual_stages > 1:
-            actions = str(self.schedule.pipeline_order[self.axis.rank])
-            return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in self.stages}
-        if SCHEDULES[self.layout.schedule].runs_forward_first:
-            return dict.fromkeys(self.stages, "F" * count + "B" * count)
-        warmup = {stage: min(count, self.layout.stages - stage) for stage in self.stages}
-        return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in warmup.items()}
-
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Run the schedule on this replica's batch: accumulate the gradients of `scale` × the summed loss.
 
         Returns the summed loss in nats, 0-d, on the rank of the last stage, and zero on the others.
         """
         self.scale = scale
-        if self._sequences not in (0, len(batch.ids)):
-            self.schedule = self._schedule([{}] * len(self.stages))
-        self._sequences = len(batch.ids)
+        micro_batch = batch.ids[: len(batch.ids) // self.layout.micro_batches]
+        if micro_batch.shape != self._shape:
+            self._schedule, self._shape = self._schedule_of(micro_batch), micro_batch.shape
         losses: list[Tensor] = []
         first = (batch.ids,) if 0 in self.stages else ()
         last = {"target": batch.sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}
         every = {"targets": batch.targets, "sample_ids": batch.sample_ids}  # every stage gets its micro-batch of these
         if batch.positions is not None:
             every["positions"] = batch.positions
-        self.schedule.step(*first, **every, return_outputs=False, **last)
+        self._schedule.step(*first, **every, return_outputs=False, **last)
         return torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
 
     def forward(
@@ -182,8 +158,6 @@ class Pipeline:
         """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
-        width = self.parts[stage].config.width // self.layout.feature_shards
-        length = tokens.shape[1] // self.layout.sequence_shards
-        x = torch.empty(len(tokens), length, width, dtype=self.dtype, device=self.device)
+        x = self._features(tokens, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

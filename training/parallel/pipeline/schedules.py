@@ -6,7 +6,8 @@ the functions here give the same order from the papers, for the planner, and a t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from functools import partial
+from typing import Literal, NamedTuple
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev"]
 
@@ -57,25 +58,6 @@ class PipelineSchedule:
         return {"nothing": 1, "ranks": ranks, "stages": stages}[self.fills]
 
 
-class _Stages(Protocol):
-    """What pipeline options say of the stages."""
-
-    @property
-    def pp(self) -> int: ...
-    @property
-    def pipeline(self) -> PipelineSchedule | None: ...
-    @property
-    def micro_batches(self) -> int: ...
-    def stages_of_rank(self, rank: int) -> list[int]: ...
-
-
-def pipeline_passes(layout: _Stages, rank: int) -> list[Pass]:
-    """Passes of pipeline rank `rank` in a step, in order; `layout` is resolved. Without a pipeline: F and B in turn."""
-    if layout.pipeline is None:
-        return [Pass(kind, 0) for _ in range(layout.micro_batches) for kind in "FB"]
-    return layout.pipeline.passes(RankStages(layout.pp, rank, layout.stages_of_rank(rank), layout.micro_batches))
-
-
 def _1f1b(own: RankStages) -> list[Pass]:
     """1F1B, PipeDream's (Narayanan et al. 2019; 2021, section 2.2.1)."""
     warm = min(own.micro_batches, own.ranks - own.rank)
@@ -89,18 +71,11 @@ def _all_forward_first(own: RankStages) -> list[Pass]:
     return [*forward, *(Pass("B", stage) for stage in reversed(own.stages) for _ in range(own.micro_batches))]
 
 
-def _interleaved(own: RankStages) -> list[Pass]:
-    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2)."""
-    return _in_rounds(own, split=False)
-
-
-def _zero_bubble(own: RankStages) -> list[Pass]:
-    """ZB-1P (Qi et al. 2023): interleaved 1F1B with a split backward pass."""
-    return _in_rounds(own, split=True)
-
-
 def _in_rounds(own: RankStages, split: bool) -> list[Pass]:
-    """Micro-batches pass in rounds of one per rank, each round through all stages of the rank before the next one."""
+    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2); with a `split` backward pass ZB-1P (Qi et al. 2023).
+
+    Micro-batches pass in rounds of one per rank, each round through all stages of the rank before the next one.
+    """
     stages = own.stages
     per_round = own.micro_batches // max(1, own.micro_batches // own.ranks)
     total = own.micro_batches * len(stages)
@@ -180,9 +155,9 @@ def _dualpipev(own: RankStages) -> list[Pass]:
 SCHEDULES: dict[Schedule, PipelineSchedule] = {
     "gpipe": PipelineSchedule("ScheduleGPipe", 1, _all_forward_first),
     "1f1b": PipelineSchedule("Schedule1F1B", 1, _1f1b, fills="ranks"),
-    "interleaved-1f1b": PipelineSchedule("ScheduleInterleaved1F1B", None, _interleaved),
+    "interleaved-1f1b": PipelineSchedule("ScheduleInterleaved1F1B", None, partial(_in_rounds, split=False)),
     "looped-bfs": PipelineSchedule("ScheduleLoopedBFS", None, _all_forward_first),
-    "zero-bubble": PipelineSchedule("ScheduleInterleavedZeroBubble", None, _zero_bubble, splits_backward=True),
+    "zero-bubble": PipelineSchedule("ScheduleInterleavedZeroBubble", None, partial(_in_rounds, split=True), True),
     "zbv": PipelineSchedule("ScheduleZBVZeroBubble", 2, _zbv, splits_backward=True, is_v_shaped=True),
     "dualpipev": PipelineSchedule("ScheduleDualPipeV", 2, _dualpipev, True, True, fills="stages"),
 }

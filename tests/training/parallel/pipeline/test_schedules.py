@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from training.experimental.parallel_config import ParallelConfig
-from training.parallel.pipeline.schedules import SCHEDULES, Pass, pipeline_passes
+from training.parallel.pipeline.schedules import SCHEDULES, Pass
 
 RunRanks = Callable[..., list[Any]]
 INTERLEAVED = ("interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
@@ -33,7 +33,7 @@ def differences(micro_batches: tuple[int, ...]) -> list[str]:
                 compared += 1
                 actions = [action for action in real.pipeline_order[rank] if action is not None]
                 expected = [_pass(str(each)) for action in actions for each in action.sub_actions or [action]]
-                found += [str(layout)] * (pipeline_passes(layout, rank) != expected)
+                found += [str(layout)] * (layout.passes(rank) != expected)
     assert compared > 20
     return found
 
@@ -52,7 +52,7 @@ def test_passes_are_in_the_order_of_torchs_schedules(run_ranks: RunRanks, size: 
 def test_1f1b_has_as_many_micro_batches_in_flight_as_stages_follow() -> None:
     for rank in range(4):
         alive = most = 0
-        for kind, _ in pipeline_passes(ParallelConfig(1, 0, 1, 1, False, 4, "1f1b", 1, 8), rank):
+        for kind, _ in ParallelConfig(1, 0, 1, 1, False, 4, "1f1b", 1, 8).passes(rank):
             alive += 1 if kind == "F" else -1
             most = max(most, alive)
         assert most == 4 - rank and alive == 0
