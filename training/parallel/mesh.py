@@ -138,10 +138,8 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
     if layout.has_outer_replicas:
         ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     limit = group_timeout(device.type, timeout)
-    groups = []
-    for dim, name in enumerate(AXES):  # not init_device_mesh, whose groups always time out after 30 minutes
-        lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
+    # not init_device_mesh, whose groups always time out after 30 minutes
+    groups = [_own_group(ranks, dim, name, limit) for dim, name in enumerate(AXES)]
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
     axes = {name: _axis(mesh[name], name) for name in AXES}
     if layout.has_outer_replicas:
@@ -162,10 +160,8 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
 
 def _expert_replicas(ranks: Tensor, device: torch.device, timeout: timedelta) -> Replicas:
     """The ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
-    names, groups = ("expert_replicate", "expert_shard"), []
-    for dim, name in enumerate(names, 1):
-        lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0])
+    names = ("expert_replicate", "expert_shard")
+    groups = [_own_group(ranks, dim, name, timeout) for dim, name in enumerate(names, 1)]
     (own,) = [group for group in ranks if (group == dist.get_rank()).any()]
     mesh = DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=names)
     replicate, shard = (_axis(mesh[name], name) for name in names)
@@ -173,15 +169,21 @@ def _expert_replicas(ranks: Tensor, device: torch.device, timeout: timedelta) ->
 
 
 def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
-    """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective."""
-    own, axes = (ranks == dist.get_rank()).nonzero()[0].tolist(), {}
+    """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective.
+
+    A rank in none of the groups is alone along each axis.
+    """
+    place, axes = (ranks == dist.get_rank()).nonzero().tolist(), {}
     for dim, name in enumerate(names, 1):
-        group, size = None, ranks.shape[dim]
-        if size > 1:
-            lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
-            group = dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0]
-        axes[name] = Axis(name, size, own[dim], group)
+        group = _own_group(ranks, dim, name, timeout) if ranks.shape[dim] > 1 else None
+        axes[name] = Axis(name, ranks.shape[dim], place[0][dim], group) if place else Axis(name, 1, 0, None)
     return axes
+
+
+def _own_group(ranks: Tensor, dim: int, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """This rank's group along a dimension of `ranks`; collective."""
+    lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+    return dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0]
 
 
 def _axis(line: DeviceMesh, name: str) -> Axis:

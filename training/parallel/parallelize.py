@@ -5,7 +5,6 @@ device, so a rank only allocates the parameters of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -32,7 +31,6 @@ from training.parallel.layout import Layout
 from training.parallel.mesh import World, further_axes
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages
-from training.parallel.pipeline.placements import tied_axis
 from training.parallel.placement_table import placement_table
 from training.parallel.tensor.placements import KV
 from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
@@ -40,9 +38,6 @@ from training.sharding.axis import Axes
 from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
-
-if TYPE_CHECKING:
-    from training.parallel.pipeline.pipeline_parallel import Pipeline
 
 
 def parallelize(
@@ -81,7 +76,11 @@ def parallelize(
         # compiled blocks contain their hooks: they are waited for together
         reducer.all_gather_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])
     sums = RemainingSums(params, axes)
-    pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pipeline is not None else None
+    pipeline = None
+    if layout.pipeline is not None:
+        from training.parallel.pipeline.pipeline_parallel import Pipeline  # takes a second to import
+
+        pipeline = Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)
     model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files, routing)
     model.all_gather_params()
     return model
@@ -148,7 +147,8 @@ def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, w
     """The axes of the world and those of some parameters alone; collective."""
     axes = dict(world.axes)
     if decoder.config.tied:
-        axes["tied"] = tied_axis(layout, world)
+        ends = sorted({layout.stage_ranks[0], layout.stage_ranks[-1]})
+        axes |= further_axes(("tied",), world.mesh.mesh[ends].flatten(1).T, world.timeout)
     if any(KV in placement.replicated for placement in table.values()):
         neighbours = world.mesh.mesh.reshape(-1, layout.kv_copies(decoder.config))
         axes |= further_axes((KV,), neighbours, world.timeout)
@@ -192,12 +192,3 @@ def _local_shard(p: nn.Parameter, reducer: GradReducer) -> nn.Parameter:
     if isinstance(p, DTensor):
         return nn.Parameter(p.to_local(), requires_grad=False)
     return reducer.own[id(p)]
-
-
-def _pipeline(
-    parts: Sequence[Decoder], reducers: Sequence[GradReducer], layout: Layout, world: World, dtype: torch.dtype
-) -> "Pipeline":
-    # takes a second to import, needed for pipelines only
-    from training.parallel.pipeline.pipeline_parallel import Pipeline
-
-    return Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)

@@ -6,12 +6,13 @@ the choices of the router alone; a rank may get no rows.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.distributed.collectives import Collective
 from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.sparse_mlp import Experts, Rows, SparseMLP
@@ -47,8 +48,7 @@ class ExpertDispatch:
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
         arriving, leaving = self.exchanged(x, by_source), self.exchanged(x, counts.view(size, -1))
-        rows: Tensor = _RowsToRanks.apply(x, arriving, leaving, self.axis)
-        shares: Tensor = _RowsToRanks.apply(weights, arriving, leaving, self.axis)
+        rows, shares = (self._to_ranks(each, arriving, leaving) for each in (x, weights))
         # rank after rank, and of each by expert: now by expert
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)
         expert = expert.repeat_interleave(received, output_size=len(rows))
@@ -57,8 +57,12 @@ class ExpertDispatch:
         place[order] = torch.arange(len(order), device=order.device)
         of_experts = (Rows.apply(each, order, place, 1) for each in (rows, shares))
         outputs = experts(*of_experts, by_source.sum(0))
-        found: Tensor = _RowsToRanks.apply(Rows.apply(outputs, place, order, 1), leaving, arriving, self.axis)
-        return found
+        return self._to_ranks(Rows.apply(outputs, place, order, 1), leaving, arriving)
+
+    def _to_ranks(self, x: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+        """Rows of all ranks for this one, in the order of the ranks: `arriving` from each, of `leaving` to each."""
+        there = partial(_exchange, arriving=arriving, leaving=leaving)
+        return Collective.apply(x, self.axis, there, partial(_exchange, arriving=leaving, leaving=arriving))
 
     @staticmethod
     def exchanged(x: Tensor, counts: Tensor) -> list[int]:  # noqa: ARG004  a dry run knows the rows `x` alone
@@ -67,20 +71,7 @@ class ExpertDispatch:
         return found
 
 
-class _RowsToRanks(torch.autograd.Function):
-    """Rows of all ranks for this one, in the order of the ranks: `arriving` rows from each, of `leaving` to each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, arriving: list[int], leaving: list[int], axis: Axis) -> Tensor:
-        ctx.arriving, ctx.leaving, ctx.axis = arriving, leaving, axis
-        return _exchange(x, arriving, leaving, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(grad, ctx.leaving, ctx.arriving, ctx.axis), None, None, None
-
-
-def _exchange(x: Tensor, arriving: list[int], leaving: list[int], axis: Axis) -> Tensor:
+def _exchange(x: Tensor, axis: Axis, arriving: list[int], leaving: list[int]) -> Tensor:
     found = x.new_empty(sum(arriving), *x.shape[1:])
     dist.all_to_all_single(found, x.contiguous(), arriving, leaving, group=axis.group)
     return found

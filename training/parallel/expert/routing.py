@@ -11,6 +11,7 @@ from training.kernels.precision import accumulation_dtype
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.model.router import Router, Tokens
+from training.model.sparse_mlp import SparseMLP
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.mesh import World
 from training.sharding.axis import Axis, JointAxis
@@ -52,7 +53,7 @@ class Routing:
         if not parts[0].config.experts:
             return None
         blocks = {int(layer): block for part in parts for layer, block in part.blocks.items()}
-        routers = {layer: found for layer, block in blocks.items() if isinstance(found := router_of(block), Router)}
+        routers = {layer: block.mlp.router for layer, block in blocks.items() if isinstance(block.mlp, SparseMLP)}
         return cls(routers, world, parts[0].config, order)
 
     @property
@@ -104,13 +105,6 @@ class Routing:
 
 def _loads(table: Tensor) -> Loads:
     return Loads(table[:, :-2], table[:, -2], table[:, -1])
-
-
-def router_of(block: torch.nn.Module) -> Router | None:
-    """The router of a block; None of a dense one."""
-    found = getattr(block.mlp, "router", None)
-    assert found is None or isinstance(found, Router)
-    return found
 
 
 class _TokensOfRanks(Tokens):
