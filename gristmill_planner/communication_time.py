@@ -14,8 +14,7 @@ from gristmill_planner.compute_time import IMBALANCE, rank_sequences
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Cluster
 from gristmill_planner.planned_run import PlannedRun, RankAxis
-from training.experimental.grids.cube_traffic import CubeTraffic
-from training.experimental.grids.grid_traffic import GridSizes, GridTraffic, ModuleTraffic, Passes
+from training.experimental.grids.traffic import CubeTraffic, GridSizes, GridTraffic, ModuleTraffic, Passes
 from training.parallel.context.traffic import ContextSizes, attention_traffic
 
 _SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}  # times (n - 1) / n
@@ -156,6 +155,6 @@ def _grid_layer(run: PlannedRun, constants: Constants, products: Seconds) -> Sec
 def _seconds(found: ModuleTraffic, run: PlannedRun, constants: Constants) -> float:
     """Of all calls of a rank of a grid."""
     return sum(
-        collective_time(run.cluster, constants, run.axes[axis], operation, calls, found.bytes[axis, operation])
-        for (axis, operation), calls in found.calls.items()
+        collective_time(run.cluster, constants, run.axes[axis], operation, *volume)
+        for (axis, operation), volume in found.volumes.items()
     )

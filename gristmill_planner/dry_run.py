@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gristmill.errors import require
 from gristmill_planner.memory import LOGIT_CHUNK_BYTES
@@ -96,7 +97,7 @@ class StepOnMeta(TrafficCounter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self.count(func, args, kwargs)
+            self.count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
             return _not_sent(func, args)
         if func is _aten._local_scalar_dense.default and args[0].is_meta:
             return 1
@@ -107,10 +108,10 @@ class StepOnMeta(TrafficCounter):
             kwargs = {**kwargs, "device": _META}
         return self._operators.call(func, args, kwargs)
 
-    def _count(self, name: str, arguments: list[Any]) -> None:
+    def count(self, name: str, arguments: list[Any]) -> None:
         sent = [a for a in arguments if isinstance(a, Tensor)]
         if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
-            super()._count(name, arguments)
+            super().count(name, arguments)
 
 
 def _equal_shares(x: Tensor, counts: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ from training.memory.memory_config import Recompute
 from training.parallel.mesh import AXES, World
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.stage_layers import stage_layers
-from training.parallel.traffic_inputs import Coordinates, Traffic, TrafficInputs, Volume
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume
 
 # c10d operation: name in the report
 OPERATIONS = {
@@ -43,18 +43,15 @@ class TrafficCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self.count(func, args, kwargs)
+            self.count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
-
-    def count(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count a call of one of torch's operators on process groups."""
-        self._count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
 
     @property
     def traffic(self) -> Traffic:
         return {key: Volume(calls, self._bytes[key]) for key, calls in self._calls.items()}
 
-    def _count(self, name: str, arguments: list[Any]) -> None:
+    def count(self, name: str, arguments: list[Any]) -> None:
+        """Count a call of torch's operator `name` on a process group."""
         group = next(dist.ProcessGroup.unbox(a) for a in arguments if _is_group(a))
         key = self._axes.get(group.group_name, group.group_desc), OPERATIONS.get(name, name)
         self._calls[key] += 1
@@ -69,11 +66,11 @@ def traffic_inputs(
     model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
 ) -> TrafficInputs:
     """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
-    axis, layout, wide = model.world.axis, model.layout, ACCUMULATION_BYTES[precision]
+    layout, wide = model.layout, ACCUMULATION_BYTES[precision]
     return TrafficInputs(
         config=model.config,
         layout=layout,
-        rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
+        rank={name: model.world.axis(name).rank for name in ("pp", "shard", "tp")},
         sequences=sequences,
         seq_len=seq_len,
         itemsize=COMPUTE_BYTES[precision],

@@ -1,6 +1,6 @@
 """Traffic inputs: what decides the traffic of one rank, and what an experimental kind replaces of the formulas."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import NamedTuple
@@ -32,25 +32,16 @@ Traffic = dict[tuple[str, str], Volume]
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """This rank's index along three axes of the mesh."""
-
-    pp: int
-    shard: int
-    tp: int
-
-
-@dataclass(frozen=True)
 class TrafficInputs:
     """Inputs of the formulas, for one rank.
 
-    `sequences`: per step and replica. Bytes per element: `itemsize` of activations and copies of weights, `wide` of
-    gradient sums and the loss, `reduced` of what replicas sum.
+    `rank`: its index along "pp", "shard" and "tp". `sequences`: per step and replica. Bytes per element: `itemsize` of
+    activations and copies of weights, `wide` of gradient sums and the loss, `reduced` of what replicas sum.
     """
 
     config: ModelConfig
     layout: Layout
-    rank: Coordinates
+    rank: Mapping[str, int]
     sequences: int
     seq_len: int
     itemsize: int
@@ -67,7 +58,7 @@ class TrafficInputs:
 
     def __post_init__(self) -> None:
         found = {
-            n: rank_parameters(self.config, self.layout, self.stage_layers[n], n, self.rank.tp) for n in self.stages
+            n: rank_parameters(self.config, self.layout, self.stage_layers[n], n, self.rank["tp"]) for n in self.stages
         }
         object.__setattr__(self, "parameters", found)
 
@@ -89,11 +80,21 @@ class TrafficInputs:
     @property
     def stages(self) -> list[int]:
         """This rank's pipeline stages."""
-        return self.layout.stages_of_rank(self.rank.pp)
+        return self.layout.stages_of_rank(self.rank["pp"])
 
     def holds_stage(self, stage: int) -> bool:
         """True if this rank has the stage; -1 is the last stage."""
         return stage % self.layout.stages in self.stages
+
+    @property
+    def layers(self) -> int:
+        """Layers of these."""
+        return sum(len(self.stage_layers[stage]) for stage in self.stages)
+
+    @property
+    def recomputed_layers(self) -> int:
+        """Number of times a layer is recomputed in a step, over all of these."""
+        return sum(len(self.stage_layers[stage]) * self.recomputations(stage) for stage in self.stages)
 
     def recomputations(self, stage: int) -> int:
         """Number of times a stage's blocks are recomputed: once per backward pass, twice if backward is split."""
@@ -102,15 +103,15 @@ class TrafficInputs:
     def backward_passes(self, stage: int) -> int:
         """Number of a stage's backward passes; those for inputs and for weights are two."""
         kinds = "BIW" if stage else "BW"  # the first stage's input has no gradient
-        return sum(kind in kinds and at == stage for kind, at in self.layout.passes(self.rank.pp))
+        return sum(kind in kinds and at == stage for kind, at in self.layout.passes(self.rank["pp"]))
 
     def own_numel(self, p: ParameterShape) -> int:
         """Number of elements in the rows of a parameter that this rank updates."""
         layout = self.layout
         if not p.of_experts:
-            return p.rows_numel(layout.shards, self.rank.shard)
+            return p.rows_numel(layout.shards, self.rank["shard"])
         _, shards, ep = layout.expert_mesh_shape
-        return p.rows_numel(shards, self.rank.shard // ep % shards)
+        return p.rows_numel(shards, self.rank["shard"] // ep % shards)
 
 
 class Formulas:

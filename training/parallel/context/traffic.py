@@ -35,24 +35,17 @@ def context_traffic(inputs: TrafficInputs) -> Traffic:
         return {}
     tokens, widths = inputs.tokens // layout.micro_batches, layout.attention_widths(inputs.config)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
-    passes = layout.micro_batches * sum(len(inputs.stage_layers[stage]) for stage in inputs.stages)
-    again = sum(inputs.recomputations(stage) * len(inputs.stage_layers[stage]) for stage in inputs.stages)
-    found = attention_traffic(sizes, passes + again, passes)
+    passes = layout.micro_batches * inputs.layers
+    found = attention_traffic(sizes, passes + inputs.recomputed_layers, passes)
     return {("cp", operation): Volume(*volume) for operation, volume in found.items()}
 
 
 def attention_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
     """Calls and bytes by operation, of so many forward and backward passes of attention layers."""
-    return _ring(sizes, forward, backward) if sizes.kind == "ring" else _ulysses(sizes, forward, backward)
-
-
-def _ring(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
+    if sizes.kind == "ulysses":
+        elements = sizes.tokens * 2 * (sizes.queries + sizes.keys)
+        return {"all-to-all": (2 * (forward + backward), (forward + backward) * elements * sizes.itemsize)}
     steps, elements = sizes.ranks - 1, 2 * sizes.tokens * sizes.keys
     calls = steps * (forward + 2 * backward)
     sent = steps * elements * ((forward + backward) * sizes.itemsize + backward * sizes.wide)
     return {"send": (calls, sent), "receive": (calls, sent)}
-
-
-def _ulysses(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
-    elements = sizes.tokens * 2 * (sizes.queries + sizes.keys)
-    return {"all-to-all": (2 * (forward + backward), (forward + backward) * elements * sizes.itemsize)}

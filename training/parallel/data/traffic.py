@@ -1,20 +1,9 @@
 """Data traffic: gradients and parameters between replicas, by the formulas of the papers of DDP and ZeRO."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from training.parallel.parameter_shapes import ParameterShape, pack_buckets
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
-
-
-@dataclass(frozen=True)
-class _Replicas:
-    """The ranks that have the same parameters, and those of them over which ZeRO shards these; names of their axes."""
-
-    count: int
-    shards: int
-    replicate: str
-    shard: str
 
 
 def data_traffic(inputs: TrafficInputs) -> Traffic:
@@ -22,40 +11,42 @@ def data_traffic(inputs: TrafficInputs) -> Traffic:
 
     Experts that are divided over ranks have fewer replicas than all else.
     """
-    layout, parts = inputs.layout, list[Traffic]()
-    groups, shards, _ = layout.expert_mesh_shape
-    every = _Replicas(layout.replicas, layout.shards, "replicate", "shard")
-    of_experts = _Replicas(groups * shards, shards, "expert_replicate", "expert_shard")
-    for replicas in (every, of_experts):
-        chosen = [[p for p in s if p.of_experts is (replicas is of_experts)] for s in inputs.parameters.values()]
-        parts.append((_fsdp if layout.shards_parameters else _buckets_traffic)(inputs, replicas, chosen))
-    return add_traffic(parts)
+    layout, found = inputs.layout, list[Traffic]()
+    formula = _fsdp if layout.shards_parameters else _buckets_traffic
+    for of_experts, prefix in ((False, ""), (True, "expert_")):
+        groups, shards = layout.expert_mesh_shape[:2] if of_experts else layout.mesh_shape[1:3]
+        chosen = [[p for p in stage if p.of_experts is of_experts] for stage in inputs.parameters.values()]
+        sent = formula(inputs, groups, shards, chosen)
+        found.append({(prefix + axis, operation): volume for (axis, operation), volume in sent.items()})
+    return add_traffic(found)
 
 
-def _buckets_traffic(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:
+def _buckets_traffic(
+    inputs: TrafficInputs, groups: int, shards: int, stages: Sequence[Sequence[ParameterShape]]
+) -> Traffic:
     """DDP: one all-reduce of a bucket of gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
 
     (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no full gradients.
     Gradients travel in the dtype in which replicas sum them, parameters in that of activations.
     """
     layout = inputs.layout
-    if over.count == 1:
+    if groups * shards == 1:
         return {}
     packed = [bucket for stage in stages for bucket in pack_buckets(stage, inputs.bucket_elements)]
-    buckets = [sum(p.padded_numel(over.shards) for p in bucket) for bucket in packed]
+    buckets = [sum(p.padded_numel(shards) for p in bucket) for bucket in packed]
     calls, gradients, parameters = len(buckets), sum(buckets) * inputs.reduced, sum(buckets) * inputs.itemsize
     times = layout.micro_batches if layout.zero == 2 and layout.shards > 1 else 1
-    if over.shards == 1:
-        return {(over.replicate, "all-reduce"): Volume(times * calls, times * gradients)}
-    between = times * (over.shards < over.count)
+    if shards == 1:
+        return {("replicate", "all-reduce"): Volume(times * calls, times * gradients)}
+    between = times * (groups > 1)
     return {
-        (over.shard, "reduce-scatter"): Volume(times * calls, times * gradients),
-        (over.shard, "all-gather"): Volume(calls, parameters),
-        (over.replicate, "all-reduce"): Volume(between * calls, between * gradients // over.shards),
+        ("shard", "reduce-scatter"): Volume(times * calls, times * gradients),
+        ("shard", "all-gather"): Volume(calls, parameters),
+        ("replicate", "all-reduce"): Volume(between * calls, between * gradients // shards),
     }
 
 
-def _fsdp(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:
+def _fsdp(inputs: TrafficInputs, groups: int, shards: int, stages: Sequence[Sequence[ParameterShape]]) -> Traffic:
     """ZeRO-3: all-gathers parameters per unit, and reduce-scatters gradients after each micro-batch.
 
     (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass and gathered again. The last unit is kept
@@ -67,14 +58,14 @@ def _fsdp(inputs: TrafficInputs, over: _Replicas, stages: Sequence[Sequence[Para
         units: dict[str, int] = {}
         for p in parameters:
             unit = "head" if inputs.config.tied and layout.stages == 1 and p.unit == "embed" else p.unit
-            units[unit] = units.get(unit, 0) + p.padded_numel(over.shards)
+            units[unit] = units.get(unit, 0) + p.padded_numel(shards)
         for unit, numel in units.items():
             times = micro_batches if unit in ("embed", "head") else 2 * micro_batches
             times = times if layout.pipeline is None else 1
             gathered += Volume(times, times * numel * inputs.itemsize)
             scattered += Volume(micro_batches, micro_batches * numel * inputs.reduced)
-            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // over.shards)
-    found = {(over.replicate, "all-reduce"): between} if over.shards < over.count else {}
-    if over.shards == 1:  # a rank has all of it
+            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // shards)
+    found = {("replicate", "all-reduce"): between} if groups > 1 else {}
+    if shards == 1:  # a rank has all of it
         return found
-    return {**found, (over.shard, "all-gather"): gathered, (over.shard, "reduce-scatter"): scattered}
+    return {**found, ("shard", "all-gather"): gathered, ("shard", "reduce-scatter"): scattered}

@@ -10,7 +10,7 @@ def pipeline_traffic(inputs: TrafficInputs) -> Traffic:
 
 def _activations(inputs: TrafficInputs) -> Traffic:
     """Pipeline: hidden states forward and their gradients backward, between ranks (Huang et al. 2019)."""
-    layout, rank = inputs.layout, inputs.rank.pp
+    layout, rank = inputs.layout, inputs.rank["pp"]
     parts = layout.sequence_shards * layout.batch_shards * layout.feature_shards
     each = inputs.hidden_bytes // (layout.micro_batches * parts)
     borders = sum(
@@ -26,7 +26,7 @@ def _activations(inputs: TrafficInputs) -> Traffic:
 def _tied_embedding(inputs: TrafficInputs) -> Traffic:
     """First and last stage all-reduce the gradient of the tied embedding (Narayanan et al. 2021, section 3.2)."""
     ends = inputs.layout.stage_ranks[0], inputs.layout.stage_ranks[-1]
-    if not inputs.config.tied or ends[0] == ends[1] or inputs.rank.pp not in ends:
+    if not inputs.config.tied or ends[0] == ends[1] or inputs.rank["pp"] not in ends:
         return {}
     names = ("embed.tokens.weight", "head.weight")
     shared = next(p for stage in inputs.parameters.values() for p in stage if p.name in names)

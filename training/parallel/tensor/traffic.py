@@ -17,37 +17,24 @@ def _layers(inputs: TrafficInputs) -> Traffic:
     """
     layout = inputs.layout
     micro_batches, each = layout.micro_batches, inputs.hidden_bytes // layout.micro_batches
-    # number of times hidden states enter and leave a tensor-parallel region, in the forward and the backward pass
-    entries = exits = backward_entries = backward_exits = 0
-    for stage in inputs.stages:
-        layers, recomputed = len(inputs.stage_layers[stage]), inputs.recomputations(stage)
-        # recomputing a block stops before its last all-reduce, unless dropout after it is needed
-        recomputed_exits = 2 if inputs.config.dropout else 1
-        entries += layers * (2 * micro_batches + 2 * recomputed)
-        exits += layers * (2 * micro_batches + recomputed_exits * recomputed)
-        backward_entries += 2 * layers * micro_batches
-        backward_exits += 2 * layers * micro_batches
-    if inputs.holds_stage(0):
-        exits, backward_exits = exits + micro_batches, backward_exits + micro_batches
-    if inputs.holds_stage(-1):
-        entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
+    # each of a layer's two regions is entered and left in both passes; an embedding is left, an output matrix entered
+    both = micro_batches * (4 * inputs.layers + inputs.holds_stage(0) + inputs.holds_stage(-1))
+    # recomputing a block stops before its last all-reduce, unless dropout after it is needed
+    sums = both + (2 if inputs.config.dropout else 1) * inputs.recomputed_layers
     # norms over all heads: the queries' and the keys' mean squares, a number for each token
-    norms = 2 * sum(
-        len(inputs.stage_layers[stage]) * (2 * micro_batches + inputs.recomputations(stage)) for stage in inputs.stages
-    )
-    norms = norms if inputs.config.qk_norm_joint else 0
+    norms = 2 * (2 * micro_batches * inputs.layers + inputs.recomputed_layers) if inputs.config.qk_norm_joint else 0
     of_norms = Volume(norms, norms * inputs.tokens // micro_batches * inputs.wide)
     chunks = 2 * micro_batches * _loss_chunks(inputs)
     loss = Volume(chunks, 3 * inputs.tokens * inputs.wide)
     loss = loss if inputs.holds_stage(-1) else Volume(0, 0)
     if layout.sequence_parallel:
-        gathers, scatters = entries + backward_exits, exits + backward_entries
+        gathers = both + 2 * inputs.recomputed_layers
         return {
             ("tp", "all-gather"): Volume(gathers, gathers * each),
-            ("tp", "reduce-scatter"): Volume(scatters, scatters * each),
+            ("tp", "reduce-scatter"): Volume(sums, sums * each),
             ("tp", "all-reduce"): loss + of_norms,
         }
-    sums = exits + backward_entries  # entries forward and exits backward communicate nothing
+    # entries forward and exits backward communicate nothing
     return {("tp", "all-reduce"): Volume(sums, sums * each) + loss + of_norms}
 
 
