@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from training.distributed.collectives import Collective, gather_rows, scatter_rows
 from training.experimental.grids.cube import Turn, gather_inputs, product_3d, scatter_inputs
-from training.experimental.grids.grid_modules import GridLinear, on_grid
+from training.experimental.grids.grid_modules import GridHead, GridLinear, on_grid, replace_modules
 from training.experimental.grids.summa import Grid
 from training.experimental.grids.tokens import exchange
-from training.kernels.cross_entropy import logits_cross_entropy, logits_losses
-from training.kernels.dispatch import embedding
 from training.model.attention import Attention
 from training.model.decoder import Decoder
 from training.model.documents import Documents
 from training.model.embedding import Head, TokenEmbedding
 from training.model.layers import Linear
 from training.model.positions import Alibi, DocumentTable
-from training.parallel.tensor.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
+from training.parallel.tensor.tensor_parallel import ShardedAlibi, lookup
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -35,18 +33,15 @@ def apply_cube(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid, layer
 
     `pieces`: those of the placement table, by the names of the part's parameters.
     """
-    cut_parameters(part, pieces)
     turn = Turn(grid.column, grid.row, layers)
-    for name, module in list(part.named_modules()):
-        if not name.endswith(("q_norm", "k_norm")):
-            other = _on_cube(name, module, pieces, turn, grid) or on_grid(name, module, pieces, grid)
-            if other is not None:
-                part.set_submodule(name, other)
-    for block in part.blocks.children():
-        attention = block.attention
-        assert isinstance(attention, Attention)
-        attention.dropout = ShardedDropout(attention.dropout, grid.row)
-        attention.register_forward_pre_hook(_other_sequences(grid))
+
+    def find(name: str, module: nn.Module) -> nn.Module | None:
+        return _on_cube(name, module, pieces, turn, grid) or on_grid(name, module, pieces, grid)
+
+    replace_modules(part, pieces, find, grid.row)
+    for module in part.modules():
+        if isinstance(module, Attention):
+            module.register_forward_pre_hook(_other_sequences(grid))
 
 
 def _on_cube(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], turn: Turn, grid: Grid) -> nn.Module | None:
@@ -57,7 +52,7 @@ def _on_cube(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], turn
         case Linear():
             return CubeLinear(module, turn.back if name.endswith(_LAST) else turn)
         case TokenEmbedding():
-            return CubeTokens(module, turn, pieces[f"{name}.weight"])
+            return CubeTokens(module, turn, pieces[f"{name}.weight"].offset[0])
         case Alibi():
             return ShardedAlibi(module, turn.outputs)
         case _:
@@ -82,7 +77,7 @@ def _other_documents(table: DocumentTable, grid: Grid) -> DocumentTable:
     angles = table.table
     if isinstance(angles, tuple):
         angles = exchange(angles[0], grid), exchange(angles[1], grid)
-    return DocumentTable(angles, Documents.of(exchange(table.documents.positions.contiguous(), grid)))
+    return DocumentTable(angles, Documents.of(exchange(table.documents.positions, grid)))
 
 
 class CubeLinear(GridLinear):
@@ -96,25 +91,20 @@ class CubeLinear(GridLinear):
         return product_3d(x, self.turn, *weights)
 
 
-class CubeHead(Head):
+class CubeHead(GridHead):
     """Output matrix and loss: this rank's ids are those of its row, its sequences those of (k, j)."""
 
     def __init__(self, full: Head, turn: Turn, grid: Grid, first: int) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.turn, self.grid, self.first = full.weight, turn, grid, first
-        self.register_parameter("bias", None)
+        super().__init__(full, grid, turn.outputs, first)
+        self.turn = turn
+
+    def logits(self, x: Tensor) -> Tensor:
+        return product_3d(x, self.turn, self.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """In training of the sequences of (k, j), in evaluation of those of (k, i)."""
-        logits, group = product_3d(x, self.turn, self.weight), self.turn.outputs.group
-        targets = exchange(targets.contiguous(), self.grid)
-        if not self.training:
-            return exchange(logits_losses(logits, targets, self.first, group), self.grid)
-        return logits_cross_entropy(logits, targets, self.first, group, self.z_loss)
-
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The loss; without targets this rank's logits, (B, T, V / l)."""
-        return product_3d(x, self.turn, self.weight) if targets is None else self.loss(x, targets)
+        losses = super().loss(x, exchange(targets, self.grid))
+        return losses if self.training else exchange(losses, self.grid)
 
 
 class CubeTokens(TokenEmbedding):
@@ -123,15 +113,12 @@ class CubeTokens(TokenEmbedding):
     The matrix is that of the output layer, so its features are gathered along the layers.
     """
 
-    def __init__(self, full: TokenEmbedding, turn: Turn, piece: ShardSpec) -> None:
+    def __init__(self, full: TokenEmbedding, turn: Turn, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.turn = full.weight, turn
-        self.first, self.count = piece.offset[0], piece.size[0]
+        self.weight, self.turn, self.first = full.weight, turn, first
 
     def forward(self, ids: Tensor) -> Tensor:
         axis = self.turn.outputs
-        local = gather_rows(ids, axis) - self.first
-        mine = (local >= 0) & (local < self.count)
         weight = Collective.apply(self.weight, self.turn.layers, gather_inputs, scatter_inputs)
-        x = embedding(local.clamp(0, self.count - 1), weight) * mine[..., None]
+        x = lookup(gather_rows(ids, axis), weight, self.first)
         return Collective.apply(x, axis, scatter_rows, gather_rows)

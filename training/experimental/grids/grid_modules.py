@@ -7,7 +7,7 @@ So attention, activations and residuals need no communication; products (summa.p
 same weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,28 +32,36 @@ def apply_grid(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid) -> No
 
     `pieces`: those of the placement table, by the names of the part's parameters.
     """
+    replace_modules(part, pieces, lambda name, module: on_grid(name, module, pieces, grid), grid.column)
+
+
+def replace_modules(
+    part: Decoder, pieces: Mapping[str, ShardSpec], find: Callable[[str, nn.Module], nn.Module | None], heads: Axis
+) -> None:
+    """Cut the parameters of a part into `pieces`, and put what `find` finds in place of its modules; in place.
+
+    `heads`: the axis that divides them.
+    """
     cut_parameters(part, pieces)
     for name, module in list(part.named_modules()):
-        if name.endswith(("q_norm", "k_norm")):
-            continue  # of each head, which is not divided
-        other = on_grid(name, module, pieces, grid)
-        if other is not None:
-            part.set_submodule(name, other)
-    for block in part.blocks.children():
-        attention = block.attention
-        assert isinstance(attention, Attention)
-        attention.dropout = ShardedDropout(attention.dropout, grid.column)
+        if not name.endswith(("q_norm", "k_norm")):  # of each head, which is not divided
+            other = find(name, module)
+            if other is not None:
+                part.set_submodule(name, other)
+    for module in part.modules():
+        if isinstance(module, Attention):
+            module.dropout = ShardedDropout(module.dropout, heads)
 
 
 def on_grid(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], grid: Grid) -> nn.Module | None:
     """The module that computes this rank's part of another; None for one that stays as it is."""
     match module:
         case Head():
-            return GridHead(module, grid, pieces[f"{name}.weight"].offset[0])
+            return GridHead(module, grid, grid.column, pieces[f"{name}.weight"].offset[0])
         case Linear():
             return GridLinear(module, grid)
         case TokenEmbedding():
-            return GridTokens(module, grid, pieces[f"{name}.weight"])
+            return GridTokens(module, grid, pieces[f"{name}.weight"].offset[0])
         case RMSNorm():
             return GridRMSNorm(module, grid.column)
         case LayerNorm():
@@ -95,21 +103,25 @@ class GridHead(Head):
     Unlike one device's it has all of them in memory at once: in chunks of tokens the matrix were broadcast for each.
     """
 
-    def __init__(self, full: Head, grid: Grid, first: int) -> None:
+    def __init__(self, full: Head, grid: Grid, axis: Axis, first: int) -> None:
+        """`axis` divides the vocabulary; `first`: this rank's first id."""
         nn.Module.__init__(self)
-        self.weight, self.grid, self.first = full.weight, grid, first
+        self.weight, self.grid, self.axis, self.first = full.weight, grid, axis, first
         self.register_parameter("bias", None)
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Of this rank's part of the vocabulary, (B, T, V / q)."""
+        return summa(x, self.grid, self.weight)
+
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The same on each rank of a grid row: it sums over the vocabulary."""
-        logits, group = summa(x, self.grid, self.weight), self.grid.column.group
+        """The same on each rank along `axis`: it sums over the vocabulary."""
+        logits, group = self.logits(x), self.axis.group
         if not self.training:
             return logits_losses(logits, targets, self.first, group)
         return logits_cross_entropy(logits, targets, self.first, group, self.z_loss)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The loss; without targets this rank's logits, (B, T, V / q)."""
-        return summa(x, self.grid, self.weight) if targets is None else self.loss(x, targets)
+        return self.logits(x) if targets is None else self.loss(x, targets)
 
 
 class GridDropout(Dropout):

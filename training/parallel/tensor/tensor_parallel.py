@@ -43,9 +43,9 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         assert isinstance(block, Block)
         _shard_block(block, region)
     if isinstance(part.embed, Embedding):
-        part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"])
+        part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"].offset[0])
     if isinstance(part.head, Head):
-        part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
+        part.head = _VocabParallelHead(part.head, region, pieces["head.weight"].offset[0])
     if isinstance(part.position_table, Alibi):
         part.position_table = ShardedAlibi(part.position_table, axis, axis.size if sequence_parallel else 1)
     elif sequence_parallel and isinstance(part.position_table, Rotary):
@@ -203,27 +203,28 @@ class _Exit(nn.Module):
 class _VocabParallelTokens(TokenEmbedding):
     """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all-reduces."""
 
-    def __init__(self, full: TokenEmbedding, region: _Region, shard: ShardSpec) -> None:
+    def __init__(self, full: TokenEmbedding, region: _Region, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.region = full.weight, region
-        self.first, self.count = shard.offset[0], shard.size[0]
+        self.weight, self.region, self.first = full.weight, region, first
 
     def forward(self, ids: Tensor) -> Tensor:
-        local = ids - self.first
-        mine = (local >= 0) & (local < self.count)
-        x = embedding(local.clamp(0, self.count - 1), self.weight) * mine[..., None]
-        return self.region.exit(x)
+        return self.region.exit(lookup(ids, self.weight, self.first))
+
+
+def lookup(ids: Tensor, weight: Tensor, first: int) -> Tensor:
+    """The rows of `weight` (V / n, D), which are those of the ids from `first` on, and zeros for other ids."""
+    local, count = ids - first, len(weight)
+    return embedding(local.clamp(0, count - 1), weight) * ((local >= 0) & (local < count))[..., None]
 
 
 class _VocabParallelHead(Head):
     """Vocab-parallel output matrix: each rank computes the logits of its shard of the ids."""
 
-    def __init__(self, full: Head, region: _Region, shard: ShardSpec) -> None:
+    def __init__(self, full: Head, region: _Region, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.region = full.weight, region
+        self.weight, self.region, self.first = full.weight, region, first
         self.register_parameter("bias", None)
         self.in_features, self.out_features = full.in_features, len(full.weight)
-        self.first = shard.offset[0]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         x, group = self.region.enter(x), self.region.axis.group
