@@ -6,7 +6,6 @@ data parallelism have terms, are summed as they are.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -24,21 +23,11 @@ from training.sharding.axis import Axes, Axis
 from training.sharding.placement import Placement
 
 
-@dataclass(frozen=True)
-class Compression:
-    """What to compress: `names` has the matrices by the id of the module's parameter."""
-
-    method: str
-    rank: int
-    """Of PowerSGD's approximations."""
-    seed: int
-    names: Mapping[int, str]
-
-
 class CompressedBucket(GradBucket):
     """As `GradBucket` without ZeRO; `errors` are this replica's memories by name, and `qs` PowerSGD's warm starts.
 
-    An update that is refused must leave both as they were: `keep` takes over those of the last reduction.
+    An update that is refused must leave both as they were: `keep` takes over those of the last reduction. `names`: of
+    the matrices to compress, by the id of the module's parameter; `seed` of the warm starts.
     """
 
     def __init__(
@@ -49,22 +38,23 @@ class CompressedBucket(GradBucket):
         replicate: Axis,
         reduce_dtype: torch.dtype | None = None,
         *,
-        compression: Compression,
+        options: CompressionOptions,
+        seed: int,
+        names: Mapping[int, str],
     ) -> None:
         super().__init__(full, own, shard, replicate, reduce_dtype)
         assert shard.size == 1
-        self.compression, names = compression, compression.names
+        self.method, rank = options.compression, options.compression_rank
         self.errors: dict[str, Tensor] = {}
         self.qs: dict[str, Tensor] = {}
-        self._at: dict[str, int] = {}
+        self._at: list[int] = []  # numbers of the compressed parameters
         for i, (p, o) in enumerate(zip(full, own, strict=True)):
-            if id(p) in names and self._shrinks(p):
-                self._at[names[id(p)]] = i
+            if id(p) in names and (self.method != "powersgd" or is_smaller(p.shape, rank)):
+                self._at.append(i)
                 self.errors[names[id(p)]] = torch.zeros_like(o, requires_grad=False)
-        if compression.method == "powersgd":
+        if self.method == "powersgd":
             for name, error in self.errors.items():
-                shape = (error.shape[0], error.shape[1])
-                self.qs[name] = initial_q(shape, compression.rank, compression.seed, name, error)
+                self.qs[name] = initial_q((error.shape[0], error.shape[1]), rank, seed, name, error)
         self._summing: PowerSGD | Int8Sum | None = None
         self._next: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
 
@@ -74,16 +64,13 @@ class CompressedBucket(GradBucket):
             self.errors, self.qs = self._next
         self._next = None
 
-    def _shrinks(self, p: Tensor) -> bool:
-        return self.compression.method != "powersgd" or is_smaller(p.shape, self.compression.rank)
-
     def _start_sum(self, buffer: Tensor) -> None:
-        parts = self._parts(buffer[0])
-        exact = torch.cat([buffer.new_empty(0), *(x for i, x in enumerate(parts) if i not in self._at.values())])
-        matrices = [parts[i].view_as(self.own[i]) for i in self._at.values()]
+        compressed, others = self._parts(buffer[0])
+        exact = torch.cat([buffer.new_empty(0), *others])
+        matrices = [part.view_as(error) for part, error in zip(compressed, self.errors.values(), strict=True)]
         for matrix, error in zip(matrices, self.errors.values(), strict=True):
             matrix += error
-        if self.compression.method == "powersgd":
+        if self.method == "powersgd":
             self._summing = PowerSGD(matrices, list(self.qs.values()), exact, self.replicate)
         else:
             flat = torch.cat([buffer.new_empty(0), *(m.flatten() for m in matrices)])
@@ -101,21 +88,16 @@ class CompressedBucket(GradBucket):
             sums, left = list(flat.split(lengths)), list(self._summing.flat.split(lengths))
         self._next = {n: x.view_as(e) for (n, e), x in zip(self.errors.items(), left, strict=True)}, new_qs
         self._summing = None
-        return self._joined(reduced, sums, exact)
-
-    def _joined(self, like: Tensor, sums: list[Tensor], exact: Tensor) -> Tensor:
-        """The sums of matrices and of the rest, (L,), in the order of the bucket."""
-        found = torch.empty_like(like)
-        parts = self._parts(found)
-        for i, x in zip(self._at.values(), sums, strict=True):
-            parts[i].copy_(x.flatten())
-        others = [x for i, x in enumerate(parts) if i not in self._at.values()]
-        for part, x in zip(others, exact.split([len(part) for part in others]), strict=True):
-            part.copy_(x)
+        found = torch.empty_like(reduced)
+        compressed, others = self._parts(found)
+        for part, x in zip(compressed + others, [*sums, *exact.split([len(part) for part in others])], strict=True):
+            part.copy_(x.flatten())
         return found
 
-    def _parts(self, flat: Tensor) -> list[Tensor]:
-        return list(flat.split(self.lengths))
+    def _parts(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The parts of a bucket, (L,), that are compressed, and the others."""
+        parts = flat.split(self.lengths)
+        return [parts[i] for i in self._at], [part for i, part in enumerate(parts) if i not in self._at]
 
 
 def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
@@ -133,12 +115,10 @@ class CompressionExperiment(Experiment):
         self, part: Decoder, table: Mapping[str, Placement], axes: Axes, seed: int
     ) -> Callable[..., GradBucket]:
         """Of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
-        names, options = {}, self.options
+        names = {}
         for local_name, p in part.named_parameters():
             name = global_name(part, local_name)
             others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
             if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
                 names[id(p)] = name
-        return partial(
-            CompressedBucket, compression=Compression(options.compression, options.compression_rank, seed, names)
-        )
+        return partial(CompressedBucket, options=self.options, seed=seed, names=names)

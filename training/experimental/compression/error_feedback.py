@@ -8,7 +8,7 @@ one begins with none: their sum, which is what the updates still lack, stays. On
 anew.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from training.experimental.compression.bucket import buckets_of
 from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin
 from training.sharding.shard_spec import ShardSpec
-from training.sharding.sharded_parameter import ShardedParameter
 
-Shapes = Mapping[str, tuple[int, ...]]
+_ERROR, _Q = "compression.error.", "compression.q."
 
 
 class ErrorFeedback(Plugin):
@@ -33,6 +32,7 @@ class ErrorFeedback(Plugin):
 
     def __init__(self, model: ParallelModel) -> None:
         self.model, self.buckets = model, buckets_of(model.reducers)
+        self._specs = {param.name: param.spec for param in model.params}
 
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
@@ -45,59 +45,45 @@ class ErrorFeedback(Plugin):
         """This rank's memories and warm starts, too; they are read apart."""
         if stored is not None:
             return state
-        replicate, state = self.model.world.axis("replicate"), {**state}
-        for bucket in self.buckets:
-            for name, error in bucket.errors.items():
-                spec = _of_replica(_param(self.model, name).spec, replicate.rank, replicate.size)
-                state[_error_key(name)] = [(error[None], spec)]
-        return state | {key: [(q[None], spec)] for key, q, spec in _warm_starts(self.model)}
+        replicate = self.model.world.axis("replicate")
+        errors = {
+            _ERROR + name: [(error[None], _of_replica(self._specs[name], replicate.rank, replicate.size))]
+            for name, error in self._errors().items()
+        }
+        return {**state, **errors, **self._warm_starts()}
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
         """Take over what the checkpoint has of it, saved with any number of replicas."""
+        replicate, state = self.model.world.axis("replicate"), State()
         stored = {key: tuple(tensor.size) for key, tensor in stored_tensors(checkpoint).items()}
-        _load_errors(self.model, stored, checkpoint, group)
-        starts = [(key, q, spec) for key, q, spec in _warm_starts(self.model) if stored.get(key) == spec.global_shape]
-        read_shards({key: [(q[None], spec)] for key, q, spec in starts}, checkpoint, group)
-
-
-def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist.ProcessGroup) -> None:
-    replicate, state = model.world.axis("replicate"), State()
-    for bucket in buckets_of(model.reducers):
-        for name, error in bucket.errors.items():
-            count = stored.get(_error_key(name), (0,))[0]  # 0: a branch from a run without compression
-            specs = [
-                _of_replica(_param(model, name).spec, i, count) for i in range(replicate.rank, count, replicate.size)
+        for name, error in self._errors().items():
+            count = stored.get(_ERROR + name, (0,))[0]  # 0: a branch from a run without compression
+            state[_ERROR + name] = [
+                (torch.empty_like(error[None]), _of_replica(self._specs[name], i, count))
+                for i in range(replicate.rank, count, replicate.size)
             ]
-            if specs:
-                state[_error_key(name)] = [(torch.empty_like(error[None]), spec) for spec in specs]
-    read_shards(state, folder, group)
-    for bucket in buckets_of(model.reducers):
-        for name, error in bucket.errors.items():
+        read_shards({key: pieces for key, pieces in state.items() if pieces}, checkpoint, group)
+        for name, error in self._errors().items():
             error.zero_()
-            for values, _ in state.get(_error_key(name), ()):
+            for values, _ in state[_ERROR + name]:
                 error += values[0]
+        starts = self._warm_starts()
+        alike = {key: start for key, start in starts.items() if stored.get(key) == start[0][1].global_shape}
+        read_shards(alike, checkpoint, group)
 
+    def _errors(self) -> dict[str, Tensor]:
+        return {name: error for bucket in self.buckets for name, error in bucket.errors.items()}
 
-def _warm_starts(model: ParallelModel) -> Iterator[tuple[str, Tensor, ShardSpec]]:
-    """Each Q with its key, and its place among those of the tensor-parallel pieces."""
-    axis = model.world.axis("tp")
-    for bucket in buckets_of(model.reducers):
-        for name, q in bucket.qs.items():
-            parts, index = (axis.size, axis.rank) if "tp" in _param(model, name).placement.shard else (1, 0)
-            yield _q_key(name), q, ShardSpec((parts, *q.shape), (index, 0, 0), (1, *q.shape))
-
-
-def _param(model: ParallelModel, name: str) -> ShardedParameter:
-    return next(param for param in model.params if param.name == name)
+    def _warm_starts(self) -> State:
+        """Each Q, with its place among those of the tensor-parallel pieces."""
+        axis, starts = self.model.world.axis("tp"), State()
+        placements = {param.name: param.placement for param in self.model.params}
+        for bucket in self.buckets:
+            for name, q in bucket.qs.items():
+                parts, index = (axis.size, axis.rank) if "tp" in placements[name].shard else (1, 0)
+                starts[_Q + name] = [(q[None], ShardSpec((parts, *q.shape), (index, 0, 0), (1, *q.shape)))]
+        return starts
 
 
 def _of_replica(piece: ShardSpec, replica: int, replicas: int) -> ShardSpec:
     return ShardSpec((replicas, *piece.global_shape), (replica, *piece.offset), (1, *piece.size))
-
-
-def _error_key(name: str) -> str:
-    return f"compression.error.{name}"
-
-
-def _q_key(name: str) -> str:
-    return f"compression.q.{name}"

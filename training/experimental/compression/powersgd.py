@@ -39,6 +39,7 @@ class PowerSGD:
         self.matrices, self.qs, self.replicate = list(matrices), list(qs), replicate
         products = [m @ q for m, q in zip(matrices, qs, strict=True)]
         self._shapes = [p.shape for p in products]
+        self._lengths = [*(p.numel() for p in products), len(exact)]
         self._message = torch.cat([*(p.flatten() for p in products), exact])
         self._work = dist.all_reduce(self._message, group=replicate.group, async_op=True)
 
@@ -48,17 +49,13 @@ class PowerSGD:
         Leaves in each of the matrices what this replica has left out.
         """
         wait(self._work, self.replicate.group)
-        *products, exact = self._message.split([*(s.numel() for s in self._shapes), self._exact_numel])
+        *products, exact = self._message.split(self._lengths)
         ps = [torch.linalg.qr(p.view(s)).Q for p, s in zip(products, self._shapes, strict=True)]
         own = [m.mT @ p for m, p in zip(self.matrices, ps, strict=True)]
         for m, p, q in zip(self.matrices, ps, own, strict=True):
             m.addmm_(p, q.mT, alpha=-1)
         qs = self._sum(own)
         return [p @ q.mT for p, q in zip(ps, qs, strict=True)], qs, exact
-
-    @property
-    def _exact_numel(self) -> int:
-        return len(self._message) - sum(s.numel() for s in self._shapes)
 
     def _sum(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The sums over the replicas, in one message."""

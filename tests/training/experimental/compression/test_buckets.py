@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 import training.experimental.compression.int8
-from training.experimental.compression.bucket import CompressedBucket, Compression
+from training.experimental.compression.bucket import CompressedBucket
 from training.experimental.compression.int8 import BLOCK, decode, encode
+from training.experimental.compression.options import CompressionOptions
 from training.experimental.compression.powersgd import PowerSGD, initial_q
 from training.experimental.parallel_config import ParallelConfig
 from training.parallel.data.grad_reducer import GradReducer
@@ -37,7 +38,8 @@ def reducer(method: str) -> tuple[list[nn.Parameter], GradReducer]:
     world = build_world(ParallelConfig(dp=dist.get_world_size(), zero_group=1), torch.device("cpu"))
     parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in SHAPES]
     names = {id(p): str(i) for i, p in enumerate(parameters) if p.ndim == 2}
-    make = partial(CompressedBucket, compression=Compression(method, RANK, SEED, names))
+    options = CompressionOptions(compression=method, compression_rank=RANK)  # type: ignore[arg-type]
+    make = partial(CompressedBucket, options=options, seed=SEED, names=names)
     axes = world.axis("shard"), world.axis("replicate")
     return parameters, GradReducer(parameters, *axes, 0, make_bucket=make)
 
