@@ -1,7 +1,6 @@
 """Gradients after the backward pass: the sums that data parallelism leaves, gradient norm, scaling."""
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 class RemainingSums:
     """The gradient sums that data parallelism leaves, as the parameters' placements say.
 
-    Tied copies on one rank are added; the others are all-reduced, in one call for each axis and dtype.
+    Tied copies on one rank are added; the others are all-reduced, in one call for each axis.
     """
 
     def __init__(self, params: Sequence[ShardedParameter], axes: Axes) -> None:
@@ -38,14 +37,12 @@ class RemainingSums:
 
 
 def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
-    """All-reduce the parameters' gradients in place, in one flat buffer per dtype."""
+    """All-reduce the parameters' gradients in place, in one flat buffer."""
     grads = [p.local.grad for p in params if p.local.grad is not None]
-    for _, same_dtype in groupby(grads, key=lambda g: g.dtype):
-        parts = list(same_dtype)
-        flat = torch.cat([g.flatten() for g in parts])
-        dist.all_reduce(flat, group=group)
-        for grad, values in zip(parts, flat.split([g.numel() for g in parts]), strict=True):
-            grad.copy_(values.view_as(grad))
+    flat = torch.cat([g.flatten() for g in grads])
+    dist.all_reduce(flat, group=group)
+    for grad, values in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+        grad.copy_(values.view_as(grad))
 
 
 def _add_copies(grads: list[Tensor]) -> None:

@@ -73,11 +73,17 @@ class ParallelModel:
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
         is the global one.
         """
-        batch = self.order.own_batch(_own_batch(batch, self.rows))
+        assert len(batch.ids) % self.rows.size == 0, f"{len(batch.ids)} sequences on {self.rows.size} rows"
+        batch = self.order.own_batch(batch.chunk(self.rows.size)[self.rows.rank])
         self._sources = batch.sources
         if self.routing is not None:
             self.routing.begin_step(scale)
-        loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
+        if self.pipeline is None:
+            loss = self._accumulate_gradients(batch, scale)
+        else:
+            loss = self.pipeline.forward_backward(batch, scale)
+            for reducer in self.reducers:
+                reducer.finish()
         for param in self.params:
             if isinstance(param.module_param, DTensor):
                 grad = param.module_param.grad
@@ -223,13 +229,6 @@ class ParallelModel:
             total = total + loss.detach().sum()
         return total
 
-    def _run_schedule(self, batch: Batch, scale: float) -> Tensor:
-        assert self.pipeline is not None
-        loss = self.pipeline.forward_backward(batch, scale)
-        for reducer in self.reducers:
-            reducer.finish()
-        return loss
-
     def _forward(
         self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None, positions: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
@@ -273,18 +272,8 @@ class ParallelModel:
         return logits
 
 
-def _own_batch(batch: Batch, rows: JointAxis) -> Batch:
-    """The part of a batch of this one of the `rows`, which divide it evenly; by default all of it."""
-    if rows.size == 1:
-        return batch
-    assert len(batch.ids) % rows.size == 0, f"{len(batch.ids)} sequences on {rows.size} rows"
-    return batch.chunk(rows.size)[rows.rank]
-
-
 def _own_sequences(x: Tensor, rows: JointAxis) -> Tensor:
     """The part of sequences (B, T) of this one of the rows, after zeros are added that let them divide evenly."""
-    if rows.size == 1:
-        return x
     return F.pad(x, (0, 0, 0, -len(x) % rows.size)).chunk(rows.size)[rows.rank]
 
 

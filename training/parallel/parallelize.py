@@ -36,7 +36,6 @@ from training.parallel.tensor.placements import KV
 from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
-from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
 
@@ -111,7 +110,12 @@ def shard_model(
     parameter is in `dtype`.
     """
     parts = split_stages(decoder, layout, world.axis("pp").rank, seq_len or decoder.config.context)
-    pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
+    # what this rank computes with of each parameter: the pieces before ZeRO shards their rows
+    table = placement_table(decoder, layout)
+    pieces = {
+        name: table[name].without("shard").without("expert_shard").piece(tuple(p.shape), world.axes)
+        for name, p in decoder.named_parameters(remove_duplicate=False)
+    }
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.shards_parameters else dtype)
         apply_expert_parallel(part, pieces, world.axis("ep"))
@@ -135,12 +139,6 @@ def _compile_blocks(part: Decoder) -> None:
         if block.attention.sinks is not None:
             block.attention.attend = torch.compiler.disable(block.attention.attend)
         block.compile()
-
-
-def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes) -> dict[str, ShardSpec]:
-    """What this rank computes with of each parameter, by name: the pieces before ZeRO shards their rows."""
-    named = decoder.named_parameters(remove_duplicate=False)
-    return {name: table[name].without("shard").without("expert_shard").piece(tuple(p.shape), axes) for name, p in named}
 
 
 def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, world: World) -> Axes:
@@ -180,15 +178,10 @@ def _sharded_parameters(
     for part, reducer in zip(parts, reducers, strict=True):
         for local_name, p in part.named_parameters():
             name = global_name(part, local_name)
-            spec, local = table[name].piece(shapes[name], axes), _local_shard(p, reducer)
+            spec = table[name].piece(shapes[name], axes)
+            local = nn.Parameter(p.to_local(), requires_grad=False) if isinstance(p, DTensor) else reducer.own[id(p)]
             assert spec.size == tuple(local.shape), (name, spec, local.shape)
             primary = name not in seen and table[name].is_primary(axes)  # one of two tied copies on one rank
             params.append(ShardedParameter(name, p, local, spec, primary, table[name]))
             seen.add(name)
     return params
-
-
-def _local_shard(p: nn.Parameter, reducer: GradReducer) -> nn.Parameter:
-    if isinstance(p, DTensor):
-        return nn.Parameter(p.to_local(), requires_grad=False)
-    return reducer.own[id(p)]

@@ -5,7 +5,6 @@ embedding, what lies outside the blocks is one unit. While a unit is computed, t
 """
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +38,9 @@ def apply_fsdp(
         cast_forward_inputs=False,
     )
     units = _units(part)
-    of_experts = _experts(part) if world.expert_replicas is not world.replicas else []
+    of_experts: list[list[nn.Module]] = []
+    if world.expert_replicas is not world.replicas:
+        of_experts = [[b.mlp.experts] for b in part.blocks.values() if isinstance(b.mlp, SparseMLP)]
     every: list[list[nn.Module]] = [*of_experts, *units, [part]]
     for modules in every:
         keep = layout.pipeline is not None or modules[-1] in (part.head, part)
@@ -57,11 +58,7 @@ def apply_fsdp(
         _fsdp(modules[0]).set_modules_to_forward_prefetch([_fsdp(following[0])])
     if layout.pipeline is not None:
         # torch's stages switch the reduction off until the last micro-batch, and keep full gradients until then
-        part.set_requires_gradient_sync = _leave_gradient_sync  # type: ignore[assignment]
-
-
-def _leave_gradient_sync(*_: Any, **__: Any) -> None:
-    """Stands for FSDPModule.set_requires_gradient_sync."""
+        part.set_requires_gradient_sync = lambda *_, **__: None  # type: ignore[assignment]
 
 
 def reshard(part: nn.Module) -> None:
@@ -69,11 +66,6 @@ def reshard(part: nn.Module) -> None:
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _experts(part: Decoder) -> list[list[nn.Module]]:
-    """The experts of each sparse layer, which are units where they have replicas of their own."""
-    return [[block.mlp.experts] for block in part.blocks.values() if isinstance(block.mlp, SparseMLP)]
 
 
 def _units(part: Decoder) -> list[list[nn.Module]]:
