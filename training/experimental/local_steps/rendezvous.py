@@ -12,10 +12,9 @@ same order, so that they compute the same shared weights, bit for bit. See rende
 """
 
 import json
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -33,7 +32,6 @@ from training.experimental.local_steps.rendezvous_folder import RendezvousFolder
 from training.experimental.local_steps.replicas_config import ReplicasConfig
 
 _MEMBERS = "members.json"
-_DONE, _ROUND = re.compile(r"replica-(\d+)\.done"), re.compile(r"round-(\d{8,})")
 _KEPT = 3  # rounds whose files are left for replicas that are late
 _PAUSE = 0.05  # seconds between looks at the folder
 
@@ -130,7 +128,7 @@ class Rendezvous:
         """Leave the shared weights and momenta after round `number`, and remove the files of much earlier ones."""
         self._write(number, f"shared.rank-{self.ranks.rank}", _flat(tensors).numpy().tobytes())
         if self.ranks.rank == 0:
-            for each in self._rounds():
+            for each in _numbers(self.folder, "round-"):
                 if each <= number - _KEPT:
                     shutil.rmtree(self._round(each), ignore_errors=True)
 
@@ -152,14 +150,14 @@ class Rendezvous:
     def _close(self, number: int, shared: str) -> list[int] | None:
         """Wait for the replicas that are expected at a round, and agree on its members: the first to decide writes."""
         end, path = time.monotonic() + self.config.deadline, self._round(number) / _MEMBERS
-        expected = self._expected(number)
+        expected = set(_read_members(self._round(number - 1) / _MEMBERS) or range(self.config.count))
         while not path.exists():
-            there = self._there(number)
+            there = _numbers(self._round(number), "replica-", ".done")
             if self.config.number not in there:
                 return []  # the round was removed while this process was stopped
             if self.stop.received:
                 return None
-            expected |= self._coming(number)
+            expected |= _numbers(self._round(number), "coming-")
             if expected <= there or time.monotonic() > end:
                 if self._last() >= number:
                     return []
@@ -172,7 +170,7 @@ class Rendezvous:
     def _require_same_shared(self, number: int, shared: str) -> None:
         """Raise UsageError if a replica that came to a round has other shared weights than this one."""
         others = []
-        for each in sorted(self._there(number)):
+        for each in sorted(_numbers(self._round(number), "replica-", ".done")):
             with suppress(FileNotFoundError):  # removed: this replica is late
                 if (self._round(number) / f"replica-{each}.done").read_text() != shared:
                     others.append(str(each))
@@ -184,18 +182,6 @@ class Rendezvous:
                 "--out_dir: it takes the others' weights"
             )
 
-    def _expected(self, number: int) -> set[int]:
-        before = _read_members(self._round(number - 1) / _MEMBERS)
-        return set(before or range(self.config.count))
-
-    def _there(self, number: int) -> set[int]:
-        """The replicas all of whose ranks have left their gradients."""
-        found = [_DONE.fullmatch(path.name) for path in self._round(number).glob("replica-*.done")]
-        return {int(name[1]) for name in found if name}
-
-    def _coming(self, number: int) -> set[int]:
-        return {int(path.name[7:]) for path in self._round(number).glob("coming-*") if path.name[7:].isdigit()}
-
     def _wait_for_shared(self, number: int) -> None:
         """Wait until the replica that began the meetings has left its shared weights, which it does at once."""
         end = time.monotonic() + self.config.deadline
@@ -203,14 +189,10 @@ class Rendezvous:
             time.sleep(_PAUSE)
 
     def _last(self) -> int:
-        return max((number for number in self._rounds() if self._has_shared(number)), default=0)
+        return max((number for number in _numbers(self.folder, "round-") if self._has_shared(number)), default=0)
 
     def _has_shared(self, number: int) -> bool:
         return all((self._round(number) / f"shared.rank-{rank}").exists() for rank in range(self.ranks.size))
-
-    def _rounds(self) -> Iterator[int]:
-        names = [_ROUND.fullmatch(path.name) for path in self.folder.glob("round-*")]
-        return (int(name[1]) for name in names if name)
 
     def _round(self, number: int) -> Path:
         return self.folder / f"round-{number:08d}"
@@ -228,6 +210,12 @@ class Rendezvous:
             found = read()
         failed = self.ranks.sum(torch.tensor(float(found is None)))
         return None if failed.item() else found
+
+
+def _numbers(folder: Path, before: str, after: str = "") -> set[int]:
+    """The numbers between `before` and `after` in the names of files in a folder."""
+    names = (path.name.removeprefix(before).removesuffix(after) for path in folder.glob(f"{before}*{after}"))
+    return {int(name) for name in names if name.isdigit()}
 
 
 def _read_members(path: Path) -> list[int]:

@@ -39,10 +39,10 @@ class ReplicasConfig:
     """Seconds that a replica waits for others at a meeting. Those that don't come are left out, and not waited for
     again until they return."""
 
-    def check(self, steps: int, local_steps: int, timeout: float) -> None:
+    def check(self, local_steps: int, timeout: float) -> None:
         """Raise UsageError for options that exclude each other.
 
-        `steps` of the run, `local_steps` of parallel, `timeout`: seconds after which a rank that waits gives up.
+        `local_steps` of parallel; `timeout`: seconds after which a rank that waits gives up.
         """
         if self.folder is None:
             self._check_absent()
@@ -65,12 +65,6 @@ class ReplicasConfig:
             self.deadline < timeout,
             f"replicas.deadline {self.deadline:g} and timeout {timeout:g}: ranks would take the one that waits for "
             f"other replicas for a dead one; try --timeout {2 * self.deadline:g}",
-        )
-        rest = steps % self.local_steps
-        require(
-            not rest,
-            f"optim.steps {steps} is not divisible by replicas.local_steps {self.local_steps}: the last {rest} steps "
-            f"would not be averaged; try --optim.steps {steps - rest + self.local_steps}",
         )
 
     def _check_absent(self) -> None:
@@ -103,7 +97,7 @@ def check_local_steps(
 
     `norms`: profile.norms, the steps between norms of layers; `timeout`: seconds that a rank waits for another.
     """
-    runs.check(optim.steps, layout.local_steps, timeout)
+    runs.check(layout.local_steps, timeout)
     if runs.folder is not None:
         require(
             layout.compression == "none",
@@ -112,24 +106,19 @@ def check_local_steps(
         )
         _check_options("replicas.local_steps", runs.local_steps, optim, memory, norms)
     elif layout.local_steps:
-        _check_layout(layout, optim.steps)
+        _check_layout(layout)
         _check_options("parallel.local_steps", layout.local_steps, optim, memory, norms)
     else:
         _check_outer_optimizer(optim)
 
 
-def _check_layout(layout: ParallelConfig, all_steps: int) -> None:
+def _check_layout(layout: ParallelConfig) -> None:
     steps = layout.local_steps
-    rest = all_steps % steps
-    require(
-        not rest,
-        f"optim.steps {all_steps} is not divisible by parallel.local_steps {steps}: the last {rest} steps of the "
-        f"replicas would not be averaged; try --optim.steps {all_steps - rest + steps}",
-    )
+    smaller_group = max((n for n in range(1, layout.dp) if layout.dp % n == 0), default=1)
     require(
         not layout.zero or layout.dp == 1 or layout.zero_group < layout.dp,
         f"parallel.zero {layout.zero} shards over all {layout.dp} replicas, of which none has weights of its own for "
-        f"parallel.local_steps {steps}; try --parallel.zero_group {_smaller_group(layout.dp)}, or --parallel.zero 0",
+        f"parallel.local_steps {steps}; try --parallel.zero_group {smaller_group}, or --parallel.zero 0",
     )
     require(
         layout.cp == 1 or layout.zero > 0,
@@ -144,6 +133,12 @@ def _check_layout(layout: ParallelConfig, all_steps: int) -> None:
 
 
 def _check_options(name: str, steps: int, optim: OptimConfig, memory: MemoryConfig, norms: int) -> None:
+    rest = optim.steps % steps
+    require(
+        not rest,
+        f"optim.steps {optim.steps} is not divisible by {name} {steps}: the last {rest} steps of the replicas would "
+        f"not be averaged; try --optim.steps {optim.steps - rest + steps}",
+    )
     require(
         not optim.ema_decay,
         f"optim.ema_decay {optim.ema_decay} and {name} {steps}: the average would be of one replica's "
@@ -158,10 +153,6 @@ def _check_options(name: str, steps: int, optim: OptimConfig, memory: MemoryConf
         not norms,
         f"profile.norms {norms} and {name} {steps}: each replica has norms of its own; try --profile.norms 0",
     )
-
-
-def _smaller_group(dp: int) -> int:
-    return max((n for n in range(1, dp) if dp % n == 0), default=1)
 
 
 def _check_outer_optimizer(optim: OptimConfig) -> None:

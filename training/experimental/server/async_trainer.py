@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,9 +97,9 @@ class AsyncTrainer(Trainer):
         loss = self.server.collect(lambda: self.stop_signals.received != 0)
         return torch.tensor(loss / scale, dtype=torch.float64, device=self.world.device)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.server.close()
-        super().__exit__(kind, error, at)
+        super().__exit__(*error)
 
 
 class _DoneAhead(Plugin):

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -89,7 +88,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _k: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

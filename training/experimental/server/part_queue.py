@@ -38,8 +38,8 @@ class PartQueue:
         assert self._taken.get(part) == worker, f"worker {worker} gives {part}, which it has not taken"
         del self._taken[part]
         self._done.add(part)
-        while self._is_done(self.oldest):
-            self._done -= {(self.oldest, number) for number in range(self.parts)}
+        while (parts := {(self.oldest, number) for number in range(self.parts)}) <= self._done:
+            self._done -= parts
             self.oldest += 1
 
     def drop(self, worker: int) -> list[Part]:
@@ -48,9 +48,6 @@ class PartQueue:
         for part in lost:
             del self._taken[part]
         return lost
-
-    def _is_done(self, step: int) -> bool:
-        return all((step, number) in self._done for number in range(self.parts))
 
     def done_ahead(self) -> Tensor:
         """1 for each part that is done of `oldest` and later steps, else 0: (staleness + 1, parts) int64."""
