@@ -33,16 +33,17 @@ class RemainingSums:
         """Sum the gradients of the shards that this rank updates, in place, after the backward pass."""
         _add_copies([p.local.grad for p in self._copies if p.local.grad is not None])
         for group, params in self._all_reduced:
-            _all_reduce_grads(group, params)
+            all_reduce_as_one([p.local.grad for p in params if p.local.grad is not None], group)
 
 
-def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
-    """All-reduce the parameters' gradients in place, in one flat buffer."""
-    grads = [p.local.grad for p in params if p.local.grad is not None]
-    flat = torch.cat([g.flatten() for g in grads])
+def all_reduce_as_one(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sum tensors of one dtype over the ranks of a group, in place, in one call; none without tensors."""
+    if not tensors:
+        return
+    flat = torch.cat([x.flatten() for x in tensors])
     dist.all_reduce(flat, group=group)
-    for grad, values in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-        grad.copy_(values.view_as(grad))
+    for x, values in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+        x.copy_(values.view_as(x))
 
 
 def _add_copies(grads: list[Tensor]) -> None:

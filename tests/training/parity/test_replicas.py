@@ -8,9 +8,9 @@ import pytest
 from gristmill_parity.feature_cases import _replica_cases, feature_case
 from tests.training.planted_faults import Fault, require_finite_difference
 from training.distributed.rank_pool import RankPool
+from training.experimental.compression import powersgd
 from training.experimental.compression.bucket import CompressedBucket
 from training.experimental.compression.int8 import Int8Sum
-from training.experimental.compression.powersgd import PowerSGD
 from training.experimental.local_steps import replicas
 from training.experimental.local_steps.outer_optimizer import OuterOptimizer
 
@@ -20,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 
 def own_sums(patch: Patch) -> None:
-    patch.setattr(PowerSGD, "_sum", lambda self, parts: [part / 2 for part in parts])
+    patch.setattr(powersgd, "all_reduce_as_one", lambda qs, group: [q.div_(2) for q in qs])
 
 
 def memories_lost(patch: Patch) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from training.distributed.collectives import wait
 from training.kernels.keyed_random import keyed_normal
+from training.parallel.gradients import all_reduce_as_one
 from training.sharding.axis import Axis
 
 
@@ -36,7 +37,7 @@ class PowerSGD:
     """
 
     def __init__(self, matrices: Sequence[Tensor], qs: Sequence[Tensor], exact: Tensor, replicate: Axis) -> None:
-        self.matrices, self.qs, self.replicate = list(matrices), list(qs), replicate
+        self.matrices, self.replicate = list(matrices), replicate
         products = [m @ q for m, q in zip(matrices, qs, strict=True)]
         self._shapes = [p.shape for p in products]
         self._lengths = [*(p.numel() for p in products), len(exact)]
@@ -51,16 +52,8 @@ class PowerSGD:
         wait(self._work, self.replicate.group)
         *products, exact = self._message.split(self._lengths)
         ps = [torch.linalg.qr(p.view(s)).Q for p, s in zip(products, self._shapes, strict=True)]
-        own = [m.mT @ p for m, p in zip(self.matrices, ps, strict=True)]
-        for m, p, q in zip(self.matrices, ps, own, strict=True):
+        qs = [m.mT @ p for m, p in zip(self.matrices, ps, strict=True)]
+        for m, p, q in zip(self.matrices, ps, qs, strict=True):
             m.addmm_(p, q.mT, alpha=-1)
-        qs = self._sum(own)
+        all_reduce_as_one(qs, self.replicate.group)
         return [p @ q.mT for p, q in zip(ps, qs, strict=True)], qs, exact
-
-    def _sum(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over the replicas, in one message."""
-        if not parts:
-            return []
-        message = torch.cat([q.flatten() for q in parts])
-        dist.all_reduce(message, group=self.replicate.group)
-        return [q.view_as(p) for q, p in zip(message.split([p.numel() for p in parts]), parts, strict=True)]

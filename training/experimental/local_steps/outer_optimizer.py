@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from training.parallel.gradients import all_reduce_as_one
 from training.sharding.axis import Axis
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -83,13 +83,10 @@ def mean_over(axis: Axis) -> Mean:
     """The mean over the ranks along `axis`, by an all-reduce of all the tensors as one."""
 
     def mean(tensors: list[Tensor]) -> None:
-        if axis.size == 1:
-            return
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat, group=axis.group)
-        flat.div_(axis.size)
-        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(values.view_as(tensor))
+        if axis.size > 1:
+            all_reduce_as_one(tensors, axis.group)
+            for tensor in tensors:
+                tensor.div_(axis.size)
 
     return mean
 

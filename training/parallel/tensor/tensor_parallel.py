@@ -44,14 +44,16 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         _shard_block(block, region)
     if isinstance(part.embed, Embedding):
         part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"].offset[0])
+        if sequence_parallel:
+            part.embed.dropout = ShardedDropout(part.embed.dropout, axis)
+        if sequence_parallel and part.embed.positions is not None:
+            part.embed.positions = _ShardedPositions(part.embed.positions, axis)
     if isinstance(part.head, Head):
         part.head = _VocabParallelHead(part.head, region, pieces["head.weight"].offset[0])
     if isinstance(part.position_table, Alibi):
         part.position_table = ShardedAlibi(part.position_table, axis, axis.size if sequence_parallel else 1)
     elif sequence_parallel and isinstance(part.position_table, Rotary):
         part.position_table = _AllRotary(part.position_table, axis)
-    if sequence_parallel and isinstance(part.embed, Embedding):
-        _shard_sequence(part.embed, axis)
 
 
 def cut_parameters(part: Decoder, pieces: Mapping[str, ShardSpec]) -> None:
@@ -98,13 +100,6 @@ def _shard_block(block: Block, region: _Region) -> None:
     if region.sequence_parallel:
         block.attention_dropout = ShardedDropout(block.attention_dropout, region.axis)
         block.mlp_dropout = ShardedDropout(block.mlp_dropout, region.axis)
-
-
-def _shard_sequence(embed: Embedding, axis: Axis) -> None:
-    """Add the positions of this rank's tokens, and drop what one process would drop of them."""
-    if embed.positions is not None:
-        embed.positions = _ShardedPositions(embed.positions, axis)
-    embed.dropout = ShardedDropout(embed.dropout, axis)
 
 
 class ShardedDropout(Dropout):
