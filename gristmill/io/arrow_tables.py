@@ -10,7 +10,7 @@ writer does: encoders of JSON, which has no word for them, would write null.
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -325,36 +325,16 @@ def _from_dictionary(array: pa.DictionaryArray) -> list[Any]:
 
 
 def _from_list(array: pa.Array) -> list[Any]:
-    spans, values = _spans(array), array.values
-    low, high = _extent(spans)
-    items = to_python(values.slice(low, high - low))
-    return [None if span is None else items[span[0] - low : span[1] - low] for span in spans]
+    items, lengths = iter(to_python(array.flatten())), pc.list_value_length(array).to_pylist()
+    return [None if length is None else [*islice(items, length)] for length in lengths]
 
 
 def _from_map(array: pa.MapArray) -> list[Any]:
-    spans = _spans(array)
-    low, high = _extent(spans)
-    keys, values = (to_python(child.slice(low, high - low)) for child in (array.keys, array.items))
-    pairs = [[key, value] for key, value in zip(keys, values, strict=True)]
-    return [None if span is None else pairs[span[0] - low : span[1] - low] for span in spans]
-
-
-def _spans(array: pa.Array) -> list[tuple[int, int] | None]:
-    """Where the values of each list start and end in the array of all values; None for a null."""
-    if pa.types.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        spans = [((array.offset + i) * size, (array.offset + i + 1) * size) for i in range(len(array))]
-    elif pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
-        sizes = zip(array.offsets.to_pylist(), array.sizes.to_pylist(), strict=True)
-        spans = [(start, start + size) for start, size in sizes]
-    else:
-        spans = list(pairwise(array.offsets.to_pylist()))
-    return [span if is_valid else None for span, is_valid in zip(spans, array.is_valid().to_pylist(), strict=True)]
-
-
-def _extent(spans: list[tuple[int, int] | None]) -> tuple[int, int]:
-    found = [span for span in spans if span is not None and span[0] < span[1]]
-    return min((start for start, _ in found), default=0), max((end for _, end in found), default=0)
+    ends, is_valid = array.offsets.to_pylist(), array.is_valid().to_pylist()
+    keys, values = (to_python(found[ends[0] : ends[-1]]) for found in (array.keys, array.items))
+    pairs = iter([key, value] for key, value in zip(keys, values, strict=True))
+    lists = [[*islice(pairs, end - start)] for start, end in pairwise(ends)]
+    return [found if ok else None for found, ok in zip(lists, is_valid, strict=True)]
 
 
 def _from_struct(array: pa.StructArray) -> list[Any]:
@@ -377,11 +357,6 @@ def _from_union(array: pa.UnionArray) -> list[Any]:
     if array.type.mode == "dense" and places:
         places = np.frombuffer(array.buffers()[2], np.int32, stop)[array.offset :].tolist()
     return [children[code][place] for code, place in zip(codes, places, strict=True)]
-
-
-def _from_float16(array: pa.Array) -> list[Any]:
-    values = array.to_numpy(zero_copy_only=False).astype(float).tolist()
-    return [value if is_valid else None for value, is_valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
 def _from_timestamp(array: pa.Array) -> list[Any]:
@@ -445,5 +420,5 @@ _CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[An
     (_types.is_date, _from_date),
     (_types.is_time, _from_time),
     (_types.is_duration, _from_duration),
-    (_types.is_float16, _from_float16),
+    (_types.is_float16, lambda array: array.cast(pa.float32()).to_pylist()),
 )
