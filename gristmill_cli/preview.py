@@ -72,7 +72,7 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
         measures, removed = TextMeasures(document.text, splitter, url), False
         for step in recipe.steps:
             if not isinstance(step, Bounds):
-                changed = step.rewrite(measures.text)
+                changed, _ = step.rewrite(measures.text)
                 measures = measures if changed == measures.text else measures.of(changed)
                 continue
             value = step.value(measures)

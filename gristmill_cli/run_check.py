@@ -38,6 +38,7 @@ from gristmill_cli.run_config import (
     has_stage,
 )
 from gristmill_cli.run_records import load_json
+from preprocessing.apply import version_of
 from preprocessing.contamination.benchmarks import check_items
 from preprocessing.datasets import source_amounts, source_weights
 from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
@@ -48,7 +49,6 @@ from preprocessing.normalize_text import check_ftfy
 from preprocessing.quality.recipe import load_recipe
 from preprocessing.shuffle_holdout import check_holdout
 from preprocessing.train_tokenizer import check_options, special_tokens
-from preprocessing.user_function import version_of
 
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
 SECTIONS = {  # stage: the section of its options

@@ -21,7 +21,7 @@ from gristmill.errors import InputError
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import Decontaminate, Lines, RunConfig
-from preprocessing.apply import apply
+from preprocessing.apply import apply, version_of
 from preprocessing.decontaminate import decontaminate
 from preprocessing.filter import KEPT
 from preprocessing.filter import filter as find_short
@@ -31,7 +31,6 @@ from preprocessing.quality.recipe import read_recipe
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import model_name, train_tokenizer
-from preprocessing.user_function import version_of
 
 ALL_FILES = sys.maxsize  # an end index beyond any number of files
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked

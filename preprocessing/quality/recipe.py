@@ -1,6 +1,12 @@
-"""Recipes: rules in the order in which they look at a document, from a TOML file of the package or of the user."""
+"""Recipes: rules in the order in which they look at a document, from a TOML file of the package or of the user.
 
+Rules compare a measure of the text, or rewrite it: lines are left out, as by C4; mail and IP addresses are replaced by
+nobody's.
+"""
+
+import ipaddress
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -12,17 +18,26 @@ from urllib.parse import urlsplit
 
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
-from preprocessing.quality.language import LIBRARIES as LANGUAGE
-from preprocessing.quality.language import check_language, languages
-from preprocessing.quality.measures import MEASURES, UNBOUNDED, TextMeasures
-from preprocessing.quality.rewriting import LineRules, PersonalRules
+from preprocessing.quality.measures import (
+    LANGUAGE_LIBRARIES,
+    MEASURES,
+    UNBOUNDED,
+    TextMeasures,
+    check_language,
+    languages,
+)
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
 _FURTHER = ("language", "listed_words", "listed_urls")
 _SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
 RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
-_REWRITES = {"lines": LineRules, "personal": PersonalRules}
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+_LINE_ENDS = (".", "?", "!", '"', "'")
+_POLICY = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
+_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z0-9-]{2,63}")
+_IP = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
+_NOBODY, _NOWHERE = "email@example.com", "192.0.2.1"  # RFC 2606 and RFC 5737: for documentation
 _EXAMPLES = {  # of rules that have other values than numbers
     "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
     "language": "language = { allow = ['en'], min_score = 0.65 }",
@@ -90,6 +105,71 @@ class UrlList(Bounds):
 
 
 @dataclass(frozen=True)
+class LineRules:
+    """Section lines of a recipe. Each line is stripped; those that a rule is against are left out."""
+
+    end_punctuation: bool = False
+    """Keep lines that end in . ? ! or a quote alone, and not in an ellipsis."""
+    min_words: int = 0
+    """Fewest words, as separated by spaces, of a line."""
+    max_word_length: int = 0
+    """Most characters of a word, as separated by spaces; 0: any."""
+    javascript: bool = True
+    """Keep lines that mention JavaScript."""
+    policy: bool = True
+    """Keep lines on cookies, terms of use and privacy policies."""
+    citations: bool = True
+    """Keep [1], [edit] and [citation needed]."""
+
+    def rewrite(self, text: str) -> tuple[str, int]:
+        """The lines to keep, joined by newlines; no address is replaced."""
+        return "\n".join(line for found in text.splitlines() if (line := self._keep(found))).strip(), 0
+
+    def _keep(self, line: str) -> str:
+        line = line.strip()
+        words = line.split()
+        if self.max_word_length and len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length:
+            return ""
+        if not self.citations and "[" in line:
+            line = _CITATION.sub("", line)
+        if self.end_punctuation and (not line.endswith(_LINE_ENDS) or line.endswith("...")):
+            return ""
+        if len(words) < self.min_words:
+            return ""
+        lower = line.lower()
+        if (not self.javascript and "javascript" in lower) or (not self.policy and _POLICY.search(lower)):
+            return ""
+        return line
+
+
+@dataclass(frozen=True)
+class PersonalRules:
+    """Section personal of a recipe: what is replaced."""
+
+    mail: bool = False
+    """Replace mail addresses by email@example.com."""
+    ip: bool = False
+    """Replace public IPv4 addresses by 192.0.2.1; private ones are kept."""
+
+    def rewrite(self, text: str) -> tuple[str, int]:
+        """The text with replacements, itself if it has no such address, and how many there are."""
+        mails, public = 0, 0
+        if self.mail and "@" in text:
+            text, mails = _MAIL.subn(_NOBODY, text)
+        if self.ip:
+            public = sum(_is_public(found) for found in _IP.findall(text))
+            text = _IP.sub(lambda found: _NOWHERE if _is_public(found[0]) else found[0], text) if public else text
+        return text, mails + public
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What rules say of a document: the text to keep, or the rule that it fails, the value of its measure, and more.
 
@@ -103,6 +183,7 @@ class Verdict:
     replaced: int = 0
 
 
+_REWRITES = {"lines": LineRules, "personal": PersonalRules}
 Step = Bounds | LineRules | PersonalRules
 Lists = Mapping[str, Path]  # rule → the file of its list
 
@@ -122,9 +203,7 @@ class Recipe:
                 if not step.allows(value := step.value(measures)):
                     return Verdict(measures.text, step.name, value, step.detail(measures))
                 continue
-            changed, count = step.replace(measures.text) if isinstance(step, PersonalRules) else (
-                step.rewrite(measures.text), 0
-            )  # fmt: skip
+            changed, count = step.rewrite(measures.text)
             replaced += count
             if changed != measures.text:
                 measures = measures.of(changed)
@@ -143,7 +222,7 @@ class Recipe:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Distributions whose versions decide what a rule finds."""
-        return LANGUAGE if any(isinstance(step, LanguageRule) for step in self.steps) else ()
+        return LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
 
 
 def shipped_recipes() -> list[str]:
