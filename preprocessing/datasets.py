@@ -16,6 +16,7 @@ from rich.text import Text
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
 from gristmill.errors import UsageError, require
+from preprocessing.mixing.drops import DROPPED
 from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 
@@ -141,7 +142,7 @@ def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes
     for reason, tally in counts.tallies.get(source, {}).items():
-        if reason in ("short", "duplicate", "in your list") or reason.startswith(MALFORMED):
+        if reason in DROPPED or reason.startswith(MALFORMED):
             documents, size = documents - tally.documents, size - tally.bytes
     return documents, size
 

@@ -79,7 +79,8 @@ def filter(
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
-        with locked_file(_lock_of(output_file)):  # several data sets may be filtered at the same time
+        lock = output_file.parent / STATE_DIR / f"{STAGE.name}-{output_file.name}.merging"
+        with locked_file(lock):  # several data sets may be filtered at the same time
             run.step("merge", [_merge_task(run, found, output_file)])
             counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
@@ -139,10 +140,6 @@ def _is_kept() -> NDArray[np.bool_]:
     """Whether the matching form keeps a character: 65,536 UTF-16 units; halves of a character are not counted."""
     units = map(chr, range(1 << 16))
     return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])
-
-
-def _lock_of(output_file: Path) -> Path:
-    return output_file.parent / STATE_DIR / f"{STAGE.name}-{output_file.name}.merging"
 
 
 def _merge_task(run: StageRun, found: StepResult, output_file: Path) -> Task:

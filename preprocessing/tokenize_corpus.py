@@ -49,10 +49,11 @@ from gristmill.io.tokenizer_file import (
     require_tokenizers,
     special_id,
 )
+from gristmill.io.vocabulary import ESCAPED_SPACE
 from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
-from preprocessing.tokenizer.loading import LONG_TEXT, EnginesDifferError, JsonEncoder, load_encoder
+from preprocessing.tokenizer.loading import LONG_TEXT, JsonEncoder, load_encoder, with_one_engine
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 STAGE = Stage("tokenize_corpus", version=3, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
-_ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
 
 
@@ -85,7 +85,7 @@ class ShardReport(msgspec.Struct):
 
     shard: ShardRecord
     sources: dict[str, SourceRecord]
-    lossy_documents: int = 0  # with U+2581, which SentencePiece decodes as a space
+    lossy_documents: int = 0  # with U+2581, which SentencePiece decodes as a space, so that a text is not restored
     differed: str = ""
 
 
@@ -236,17 +236,9 @@ def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, toke
     `begin` and `end` are the ids that begin and end each document; -1: none.
     """
     model, encoder = load_encoder(tokenizer)
-    try:
-        return _encode(group, model, encoder, (begin, end), tokens)
-    except EnginesDifferError as error:  # all of the part anew, so that its bytes depend on nothing but its texts
-        assert isinstance(encoder, JsonEncoder)
-        encoder.fallback = str(error)
-        try:
-            found = _encode(group, model, encoder, (begin, end), tokens)
-        finally:
-            encoder.fallback = ""
-        found.value.differed = str(error)
-        return found
+    found, differed = with_one_engine(encoder, lambda: _encode(group, model, encoder, (begin, end), tokens))
+    found.value.differed = differed  # all of the part was encoded anew: its bytes depend on nothing but its texts
+    return found
 
 
 def _encode(
@@ -263,7 +255,7 @@ def _encode(
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
-                _add_document(found, source, length, size, lossy and _ESCAPED_SPACE in document.text)
+                _add_document(found, source, length, size, lossy and ESCAPED_SPACE in document.text)
             del batch, document  # a large one is gone before the next is read
     found.shard.sha256, found.shard.idx_sha256, found.shard.sources = shard.sha256, shard.idx_sha256, [*number_of]
     found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)

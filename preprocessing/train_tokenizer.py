@@ -108,8 +108,7 @@ def train_tokenizer(
         }  # fmt: skip
         megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
         notice = f"training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds"
-        train = train_byte_bpe if whole else train_model
-        run.step("train", [Task("train", train, arguments, (model,), notice=notice)])
+        run.step("train", [Task("train", train_model, arguments, (model,), notice=notice)])
         return run.finish(sampled.counts)
 
 
@@ -259,17 +258,21 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
-    """Task: train a model on the sentences of all samples.
+    """Task: train a model on the sentences of all samples, or, for byte-bpe, on their texts.
 
     Raises UsageError if there is no text, if its characters alone are more than `vocab_size` pieces, or if it
     is too little for that many pieces and `exact` is set.
     """
-    _require_text(samples)
+    if not any(path.stat().st_size for path in samples.paths):
+        raise UsageError(
+            "there is no text to train a tokenizer on: no document, or only empty ones. Give a corpus with text"
+        )
     with atomic_write(model) as temporary:
-        call_apart(
-            _train_sentencepiece, paths=samples.paths, model=temporary, vocab_size=vocab_size, model_type=model_type,
-            exact=exact,
-        )  # fmt: skip
+        arguments = {"paths": samples.paths, "model": temporary, "vocab_size": vocab_size, "exact": exact}
+        if model_type == "byte-bpe":
+            call_apart(_train_byte_bpe, **arguments)
+        else:
+            call_apart(_train_sentencepiece, model_type=model_type, **arguments)
 
 
 def _train_sentencepiece(paths: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
@@ -287,13 +290,6 @@ def _train_sentencepiece(paths: tuple[Path, ...], model: Path, vocab_size: int, 
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's, not SentencePiece's
         raise UsageError(_advice(vocab_size, str(error))) from error
-
-
-def train_byte_bpe(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:  # noqa: ARG001
-    """Task: train byte-level BPE on the texts of all samples; raises UsageError as train_model does."""
-    _require_text(samples)
-    with atomic_write(model) as temporary:
-        call_apart(_train_byte_bpe, paths=samples.paths, model=temporary, vocab_size=vocab_size, exact=exact)
 
 
 def _train_byte_bpe(paths: tuple[Path, ...], model: Path, vocab_size: int, exact: bool) -> None:
@@ -314,13 +310,6 @@ def _train_byte_bpe(paths: tuple[Path, ...], model: Path, vocab_size: int, exact
     if exact and found < vocab_size:
         raise UsageError(_too_large(vocab_size, found))
     model.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-
-
-def _require_text(samples: FileSet) -> None:
-    if not any(path.stat().st_size for path in samples.paths):
-        raise UsageError(
-            "there is no text to train a tokenizer on: no document, or only empty ones. Give a corpus with text"
-        )
 
 
 def _read_lines(paths: tuple[Path, ...]) -> Iterator[bytes]:

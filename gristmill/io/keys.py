@@ -97,15 +97,8 @@ def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequen
             total += len(rows)
             if file in places:
                 sorter.add(key_records(places[file], rows))
-        first, found = 0, by_file(sorter)
-        following = next(found, None)
-        for files, output in zip(groups, outputs, strict=True):
-            held: list[NDArray] = []
-            while following and following[0] < first + len(files):
-                held.append(key_records(following[0] - first, following[1]["row"]))
-                following = next(found, None)
-            write_records(output, held)
-            first += len(files)
+        for found, output in zip(by_group(sorter, map(len, groups)), outputs, strict=True):
+            write_records(output, (key_records(number, records["row"]) for number, records in found.items()))
     return total
 
 
@@ -132,6 +125,22 @@ def by_file(blocks: Iterable[NDArray]) -> Iterator[tuple[int, NDArray]]:
             held += [part] if len(part) else []
     if held:
         yield int(held[0]["file"][0]), np.concatenate(held)
+
+
+def by_group(blocks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[dict[int, NDArray]]:
+    """Yield, for groups of consecutive files with these sizes, the records by the file's number in its group.
+
+    The records are sorted by `file`, and those of one group are in memory.
+    """
+    first, found = 0, by_file(blocks)
+    following = next(found, None)
+    for size in sizes:
+        held = dict[int, NDArray]()
+        while following and following[0] < first + size:
+            held[following[0] - first] = following[1]
+            following = next(found, None)
+        yield held
+        first += size
 
 
 class PackedKeys:

@@ -6,7 +6,6 @@ numbers mix.
 """
 
 import gzip
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import zstandard
 from gristmill.batches import batched
 from gristmill.errors import UsageError
 from gristmill.io.documents import LINE_FORMATS, compression_of, parse_name
+from gristmill.io.lines import read_lines
 from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
@@ -101,18 +101,9 @@ def write_documents(pieces: Iterable[Path], schema: pa.Schema, target: Path) -> 
 
 def _batches(pieces: Iterable[Path]) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """(records, bytes of their lines) of some files, a few at a time."""
-    lines = (line for path in pieces for line in _lines(path))
-    for batch in batched(lines, count=_BATCH_ROWS, size=_BATCH_BYTES, size_of=len):
-        yield [decode_value(msgspec.Raw(line)) for line in batch], sum(map(len, batch))
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with (
-        path.open("rb") as file,
-        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader,
-        io.BufferedReader(reader) as lines,
-    ):
-        yield from lines
+    lines = (line for path in pieces for line in read_lines(path))
+    for batch in batched(lines, count=_BATCH_ROWS, size=_BATCH_BYTES, size_of=lambda line: len(line) + 1):
+        yield [decode_value(msgspec.Raw(line)) for line in batch], sum(map(len, batch)) + len(batch)
 
 
 def _columns(records: list[dict[str, Any]], types: dict[str, pa.DataType], name: str) -> dict[str, pa.Array]:

@@ -15,14 +15,14 @@ from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.artefacts import ExternalSorter, encode_names, integers, read_column_names, stream_table
 from gristmill.io.documents import DocKey, source_of
-from gristmill.io.keys import KeySet, PackedKeys, Rows, by_file, iter_keys, stream_keys
+from gristmill.io.keys import KeySet, PackedKeys, Rows, by_group, iter_keys, stream_keys
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write
 
 SHORT = "short"
 DUPLICATE = "duplicate"
 LISTED = "in your list"
-_STORED = (SHORT, DUPLICATE, LISTED)  # arrays of a file of drops
+DROPPED = (SHORT, DUPLICATE, LISTED)  # and the arrays of a file of drops
 _NO_ROWS = np.empty(0, np.int64)
 _SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _KEPT = range(5)  # reasons in a _DROP; files are numbered as in the groups
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
@@ -48,7 +48,7 @@ class Drops:
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
     """Read what `split_drops` wrote for a group of `files`."""
     with np.load(path) as stored:
-        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in _STORED)
+        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in DROPPED)
         return dict(zip(files, map(Drops, *columns), strict=True))
 
 
@@ -67,7 +67,7 @@ def split_drops(
     `keep_list` has the last word: what it keeps is no drop, what it drops is one.
 
     Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
-    replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one file are in memory. The
+    replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one group are in memory. The
     result's value is the number of documents to leave out, how many of them are short and duplicates, too, and whether
     `provenance` is of no use, as it lists other duplicates. Raises InputError if a set names a file that the corpus
     does not have.
@@ -90,31 +90,15 @@ def split_drops(
                 left_out = _LeftOut.of(short_keys, absent)
                 for found in _replacements(table, left_out, links, memory // 4):
                     sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
-        return Result(Counts({}, []), (*_save_all(groups, outputs, by_file(sorter)), is_of_others))
-
-
-def _save_all(
-    groups: list[tuple[str, ...]], outputs: list[Path], found: Iterator[tuple[int, NDArray]]
-) -> tuple[int, int]:
-    """Write the drops of all groups, given the _DROPs of files by place, in order; the groups one by one.
-
-    Returns how many documents they are, and how many of these are both short and duplicates.
-    """
-    named, both, place, following = 0, 0, 0, next(found, None)
-    for files, output in zip(groups, outputs, strict=True):
-        drops = []
-        for _ in files:
-            records = _NO_DROPS
-            if following and following[0] == place:
-                records, following = following[1], next(found, None)
-            drops.append(_drops_of(records))
-            place += 1
-        _save(output, drops)
-        for of_file in drops:
-            twice = len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
-            rows = np.concatenate([of_file.short, of_file.duplicate, of_file.listed])
-            named, both = named + len(np.unique(rows)), both + twice
-    return named, both
+        named, both = 0, 0
+        for records, files, output in zip(by_group(sorter, map(len, groups)), groups, outputs, strict=True):
+            of_files = [_drops_of(records.get(number, _NO_DROPS)) for number in range(len(files))]
+            _save(output, of_files)
+            for of_file in of_files:
+                rows = np.concatenate([of_file.short, of_file.duplicate, of_file.listed])
+                named += len(np.unique(rows))
+                both += len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
+        return Result(Counts({}, []), (named, both, is_of_others))
 
 
 def _drops_of(records: NDArray) -> Drops:
@@ -214,7 +198,7 @@ def _records(dtype: np.dtype, file: int | NDArray, row: Rows, reason: int) -> ND
 
 def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
     """InputError unless pass 1 found all `named` rows to leave out; otherwise the key sets are of another corpus."""
-    found = sum(counts.total(reason).documents for reason in _STORED)
+    found = sum(counts.total(reason).documents for reason in DROPPED)
     if found != named:
         raise InputError(
             f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {found:,} of them are in the corpus: "
@@ -247,7 +231,7 @@ def _only_known(
 
 def _save(output: Path, drops: Sequence[Drops]) -> None:
     found = [(of_file.short, of_file.duplicate, of_file.listed) for of_file in drops]
-    columns = dict(zip(_STORED, zip(*found, strict=True), strict=True))
+    columns = dict(zip(DROPPED, zip(*found, strict=True), strict=True))
     arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
     arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
     with atomic_write(output) as temporary, temporary.open("wb") as stored:

@@ -192,20 +192,16 @@ def files_of(group: SliceGroup) -> tuple[str, ...]:
 def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts) -> NDArray[np.int64]:
     """How often each document (n) of a batch is written: 0 if it is dropped. Each is counted with its copies."""
     copies = epochs.copies(random_numbers(seed, "weight", batch.part.name, batch.rows))
-    for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
-        _count(counts, batch.part.source, utf8_size(document.text), reason, times)
     copies[[bool(reason) for reason in batch.reasons]] = 0
+    for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
+        source, size = batch.part.source, utf8_size(document.text)
+        if times:
+            counts.add(source, WRITTEN, size * times, times)
+        else:
+            counts.add(source, reason or LEFT_OUT, size)
+        if times > 1:
+            counts.add(source, REPEATED, size * (times - 1), times - 1)
     return copies
-
-
-def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> None:
-    """Count a document as dropped, as left out by weight, or as written, with its repeated copies."""
-    if reason or copies == 0:
-        counts.add(source, reason or LEFT_OUT, size)
-        return
-    counts.add(source, WRITTEN, size * copies, copies)
-    if copies > 1:
-        counts.add(source, REPEATED, size * (copies - 1), copies - 1)
 
 
 def _scatter_copies(

@@ -12,16 +12,16 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.errors import InputError, UsageError, wrap_read_errors
+from gristmill.errors import UsageError
 from gristmill.io.artefacts import write_array
 from gristmill.io.writers import zstd_compressor
 from gristmill.storage.local import atomic_write_bytes
+from preprocessing.mixing.shuffle_buckets import decompress, wrap_damage
 
 RandomNumbers = NDArray[np.uint64]
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio
@@ -133,13 +133,8 @@ def write_numbers(path: Path, numbers: RandomNumbers) -> None:
 
 def read_numbers(path: Path) -> RandomNumbers:
     """The numbers (n) in a file; InputError if it is missing or damaged."""
-    try:
-        with wrap_read_errors(path):
-            return np.frombuffer(zstandard.ZstdDecompressor().decompress(path.read_bytes()), "<u8")
-    except (zstandard.ZstdError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
+    with wrap_damage(path):
+        return np.frombuffer(decompress(path.read_bytes()), "<u8")
 
 
 def select_kth(

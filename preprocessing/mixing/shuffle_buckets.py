@@ -98,14 +98,14 @@ class BucketFile:
     @classmethod
     def open(cls, path: Path, bucket: int | None = None) -> "BucketFile":
         """Read the table of frames, and keep those of `bucket` if one is given; InputError if the file is damaged."""
-        with _wrap_damage(path), path.open("rb") as file:
+        with wrap_damage(path), path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(size - _END.size, 0))
             length, magic = _END.unpack(file.read())
             if magic != _MAGIC or length > size - _END.size:
                 raise ValueError("it does not end as a bucket file")
             file.seek(size - _END.size - length)
-            table = np.frombuffer(_decompress(file.read(length)), "<i8").reshape(-1, len(Frame._fields))
+            table = np.frombuffer(decompress(file.read(length)), "<i8").reshape(-1, len(Frame._fields))
         chosen = table if bucket is None else table[table[:, 0] == bucket]
         return cls(path, [Frame(*frame) for frame in chosen.tolist()])
 
@@ -116,11 +116,11 @@ class BucketFile:
         """
         if not self.frames:
             return
-        with _wrap_damage(self.path), self.path.open("rb") as file:
+        with wrap_damage(self.path), self.path.open("rb") as file:
             for frame in self.frames:
                 file.seek(frame.offset)
                 with _held_frame(frame.line_bytes, self.path):
-                    yield pa.ipc.read_record_batch(pa.py_buffer(_decompress(file.read(frame.size))), ROWS)
+                    yield pa.ipc.read_record_batch(pa.py_buffer(decompress(file.read(frame.size))), ROWS)
 
 
 def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
@@ -351,7 +351,7 @@ def _held_frame(size: int, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _wrap_damage(path: Path) -> Iterator[None]:
+def wrap_damage(path: Path) -> Iterator[None]:
     """Context: what a damaged file raises becomes an InputError that says so."""
     try:
         with wrap_read_errors(path):
@@ -362,5 +362,6 @@ def _wrap_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
 
 
-def _decompress(data: bytes) -> bytes:
+def decompress(data: bytes) -> bytes:
+    """The content of a zstd frame. Raises ZstdError if it is damaged."""
     return zstandard.ZstdDecompressor().decompress(data)

@@ -5,10 +5,10 @@ speed of tokenizers. It is not taken at its word: when an encoder is made both l
 text of each batch. Where they differ, tokenizers itself encodes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from gristmill.budget import reserve_memory
 from gristmill.io.tokenizer_file import AnyTokenizer, JsonTokenizer, SentencePieceTokenizer, open_tokenizer
 from gristmill.text import utf8_size
 
+Done = TypeVar("Done")
 _MOST_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
 _FAST_MEMORY, _SLOW_MEMORY = 44, 270  # bytes for a byte of UTF-8: gigatoken takes 3 to 41, tokenizers 125 to 253
 _PROBE_TOKENS = 4000
@@ -143,18 +144,22 @@ def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
 def count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
     """Tokens of texts, without those that begin and end documents. Raises UsageError as load_encoder."""
     encoder = load_encoder(tokenizer)[1]
+    long, short = ([text for text in texts if (len(text) > LONG_TEXT) == is_long] for is_long in (True, False))
+
+    def count() -> int:
+        return len(encoder.encode(short)[0]) + sum(len(ids) for text in long for ids in encoder.encode_parts(text))
+
+    return with_one_engine(encoder, count)[0]
+
+
+def with_one_engine(encoder: "Encoder | JsonEncoder", work: Callable[[], Done]) -> tuple[Done, str]:
+    """What `work` returns, all of it encoded by one library, and where the two differed: then tokenizers did it."""
     try:
-        return _count(encoder, texts)
+        return work(), ""
     except EnginesDifferError as error:
         assert isinstance(encoder, JsonEncoder)
         encoder.fallback = str(error)
         try:
-            return _count(encoder, texts)
+            return work(), encoder.fallback
         finally:
             encoder.fallback = ""
-
-
-def _count(encoder: "Encoder | JsonEncoder", texts: Sequence[str]) -> int:
-    long = (text for text in texts if len(text) > LONG_TEXT)
-    short = [text for text in texts if len(text) <= LONG_TEXT]
-    return len(encoder.encode(short)[0]) + sum(len(ids) for text in long for ids in encoder.encode_parts(text))
