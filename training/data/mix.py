@@ -16,7 +16,7 @@ from torch import Tensor
 from gristmill.config import INT64
 from training.data.data_config import OrderKind
 from training.data.packing import PackedSequences
-from training.data.sequences import DataSet, Sequences, TokenSequences
+from training.data.sequences import DataSet, Indices, Sequences, TokenSequences
 from training.kernels.keyed_random import key_from_name, splitmix64
 
 _ROUNDS = 12  # with 8, permutations of ten or fewer sequences are not yet equally likely
@@ -133,52 +133,45 @@ class TokenMix:
         return [*shares, *read.notes()]
 
 
-class MixedSequences:
+class MixedSequences(Sequences):
     """The sequences of several data sets as those of one: first all of the first set, then of the next."""
 
     def __init__(self, sets: Sequence[DataSet]) -> None:
-        self.sets, self.folder, self.length = sets, sets[0].folder, sets[0].length
+        self._sets, self.folder, self.length = sets, sets[0].folder, sets[0].length
+        self.has_ignored = any(part.has_ignored for part in sets)
         self.starts = np.cumsum([0] + [len(part) for part in sets], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     @property
-    def has_ignored(self) -> bool:
-        return any(part.has_ignored for part in self.sets)
+    def sets(self) -> Sequence[DataSet]:
+        return self._sets
 
     def notes(self) -> list[str]:
-        """What a run's header says of these sequences, set by set."""
         return [f"{part.folder}: {line}" for part in self.sets for line in part.notes()]
 
-    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Read the sequences `indices`: (len(indices), T + 1) int64, in one gather per set."""
+    def batch(self, indices: Indices) -> Tensor:
         return self._gather(indices, self.length + 1, lambda part, rows: part.batch(rows))
 
-    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
-        """Targets of the sequences `indices`, whose `tokens` `batch` has read: (len(indices), T) int64."""
+    def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
         out = torch.empty(len(indices), self.length, dtype=torch.int64)
         for number, places, rows in self.by_set(indices):
             at = torch.from_numpy(places)
             out[at] = self.sets[number].targets(rows, tokens[at])
         return out
 
-    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Positions of the inputs of the sequences `indices` in their documents: (len(indices), T) int64."""
+    def positions(self, indices: Indices) -> Tensor:
         return self._gather(indices, self.length, lambda part, rows: part.positions(rows))
 
-    def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
-        """Targets of the sequences `indices` that are not ignored."""
+    def target_count(self, indices: Indices) -> int:
         return sum(self.sets[number].target_count(rows) for number, _, rows in self.by_set(indices))
 
-    def set_of(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def set_of(self, indices: Indices) -> NDArray[np.int64]:
         """The number of the set of each of the sequences `indices`: (len(indices),)."""
         return np.searchsorted(self.starts, indices, side="right") - 1
 
-    def by_set(
-        self, indices: Sequence[int] | NDArray[np.int64]
-    ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each set that has some of the sequences `indices`: its number, where they are, and which they are."""
+    def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         indices = np.asarray(indices, np.int64)
         of, found = self.set_of(indices), []
         for number in np.unique(of).tolist():
@@ -186,12 +179,7 @@ class MixedSequences:
             found.append((number, places, indices[places] - self.starts[number]))
         return found
 
-    def _gather(
-        self,
-        indices: Sequence[int] | NDArray[np.int64],
-        width: int,
-        read: Callable[[DataSet, NDArray[np.int64]], Tensor],
-    ) -> Tensor:
+    def _gather(self, indices: Indices, width: int, read: Callable[[DataSet, NDArray[np.int64]], Tensor]) -> Tensor:
         """What `read` finds in each set of its sequences among `indices`: (len(indices), width) int64."""
         out = torch.empty(len(indices), width, dtype=torch.int64)
         for number, places, rows in self.by_set(indices):

@@ -8,7 +8,7 @@ padding. The loss ignores both; and the first token of every piece, where docume
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from gristmill.errors import InputError
 from gristmill.storage.local import atomic_write, locked, sha256_file
 from training.data.data_config import PACKING_VERSION
 from training.data.documents import DocumentIndex, DocumentSpans
-from training.data.sequences import TokenSequences
+from training.data.sequences import DataSet, Indices, TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
 _WINDOW = 1 << 18  # documents packed with each other: some 20 MB, and few rows that are not filled
@@ -41,16 +41,10 @@ class PackingPlan(NamedTuple):
     """The piece begins within its document, with the last token of the piece before: (pieces,) bool."""
 
 
-class PackedSequences:
-    """Map-style dataset of the rows of a packing, with the interface of `TokenSequences`."""
+class PackedSequences(DataSet):
+    """The rows of a packing."""
 
-    @property
-    def sets(self) -> "Sequence[PackedSequences]":
-        return [self]
-
-    @property
-    def has_ignored(self) -> bool:
-        return True
+    has_ignored = True
 
     def __init__(self, data: TokenSequences, folder: Path) -> None:
         """`folder` keeps the plan; the processes that find none there compute it, and others wait for it."""
@@ -63,8 +57,7 @@ class PackedSequences:
     def __len__(self) -> int:
         return len(self.plan.rows) - 1
 
-    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Read the rows `indices`: (len(indices), T + 1) int64, with padding IGNORE_INDEX. Raises InputError."""
+    def batch(self, indices: Indices) -> Tensor:
         out = np.full((len(indices), self.length + 1), IGNORE_INDEX, np.int64)
         for row, index in zip(out, indices, strict=True):
             filled = 0
@@ -73,11 +66,8 @@ class PackedSequences:
                 filled += length
         return torch.from_numpy(out)
 
-    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
-        """Targets of the rows `indices`, whose `tokens` `batch` has read: (len(indices), T) int64.
-
-        IGNORE_INDEX is for padding, and for the first token of a piece that begins within its document, or of any.
-        """
+    def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
+        """IGNORE_INDEX for padding, and for the first token of a piece that begins within its document, or of any."""
         found = tokens[:, 1:].clone()
         for row, index in enumerate(indices):
             first, last = self.plan.rows[index : index + 2]
@@ -85,8 +75,8 @@ class PackedSequences:
             found[row, torch.from_numpy(begins[self.is_ignored[first + 1 : last]] - 1)] = IGNORE_INDEX
         return found
 
-    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Positions of the inputs of the rows `indices` in their pieces, (len(indices), T); padding is a piece."""
+    def positions(self, indices: Indices) -> Tensor:
+        """Positions in pieces; padding is a piece."""
         out = np.empty((len(indices), self.length), np.int64)
         for row, index in zip(out, indices, strict=True):
             filled = 0
@@ -97,7 +87,6 @@ class PackedSequences:
 
     @property
     def documents(self) -> DocumentIndex:
-        """The documents of all shards."""
         return self.data.documents
 
     @property
@@ -107,15 +96,13 @@ class PackedSequences:
         ignored = len(self) + int(is_ignored.sum()) - int(is_ignored[plan.rows[:-1]].sum())
         return int(plan.lengths.sum(dtype=np.int64)) - ignored
 
-    def target_count(self, indices: NDArray[np.int64]) -> int:
-        """Targets of the rows `indices`."""
-        plan, found = self.plan, 0
+    def target_count(self, indices: Indices) -> int:
+        plan, found, indices = self.plan, 0, np.asarray(indices)
         for first, last in zip(plan.rows[indices].tolist(), plan.rows[indices + 1].tolist(), strict=True):
             found += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
         return found
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
-        """Starts and stops of the targets of a row, piece by piece, counted over all shards concatenated."""
         ignored = self.is_ignored[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
         ignored[0] = 1  # nothing precedes it
         pieces = zip(self._pieces(index), ignored.tolist(), strict=True)

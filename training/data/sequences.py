@@ -7,10 +7,10 @@ it is.
 """
 
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,52 +26,71 @@ from training.kernels.cross_entropy import IGNORE_INDEX
 _MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process
 
 
-class Sequences(Protocol):
+Indices = Sequence[int] | NDArray[np.int64]
+
+
+class Sequences(ABC):
     """Sequences of T tokens that batches are made of: windows, packed documents, or those of several data sets."""
 
     folder: Path
     length: int
+    """T."""
+    has_ignored: bool
+    """Some targets are IGNORE_INDEX: padding at the end of sequences, or first tokens of documents."""
 
     @property
+    @abstractmethod
     def sets(self) -> "Sequence[DataSet]":
         """The data sets that these are the sequences of, in order: itself, or several."""
 
-    @property
-    def has_ignored(self) -> bool:
-        """Some targets are IGNORE_INDEX: padding at the end of sequences, or first tokens of documents."""
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
     def notes(self) -> list[str]:
         """Lines for a run's header, such as how much is padding."""
+        return []
 
-    def batch(self, indices: NDArray[np.int64], /) -> Tensor:
-        """Tokens of sequences: (len(indices), T + 1) int64."""
+    @abstractmethod
+    def batch(self, indices: Indices) -> Tensor:
+        """Read tokens of sequences: (len(indices), T + 1) int64, with padding IGNORE_INDEX. Raises InputError."""
 
-    def targets(self, indices: NDArray[np.int64], tokens: Tensor, /) -> Tensor:
+    @abstractmethod
+    def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
         """Targets of sequences, whose `tokens` `batch` has read: (len(indices), T) int64, IGNORE_INDEX for none."""
 
-    def positions(self, indices: NDArray[np.int64], /) -> Tensor:
+    @abstractmethod
+    def positions(self, indices: Indices) -> Tensor:
         """Positions of the first T of them in their documents: (len(indices), T) int64."""
 
-    def target_count(self, indices: NDArray[np.int64], /) -> int:
+    @abstractmethod
+    def target_count(self, indices: Indices) -> int:
         """How many targets they have that are not IGNORE_INDEX."""
 
+    def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each set that has some of the sequences: its number, where in `indices` they are, and which they are."""
+        return [(0, np.arange(len(indices)), np.asarray(indices, np.int64))]
 
-class DataSet(Sequences, Protocol):
+
+class DataSet(Sequences):
     """The sequences of one folder of token shards."""
 
     manifest: Manifest
 
     @property
+    def sets(self) -> "Sequence[DataSet]":
+        return [self]
+
+    @property
+    @abstractmethod
     def documents(self) -> DocumentIndex:
         """The documents of all shards."""
 
-    def target_spans(self, index: int, /) -> list[tuple[int, int]]:
+    @abstractmethod
+    def target_spans(self, index: int) -> list[tuple[int, int]]:
         """Starts and stops of the targets of a sequence, counted over all shards concatenated."""
 
 
-class TokenSequences(Dataset[Tensor]):
+class TokenSequences(DataSet, Dataset[Tensor]):
     """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
 
     def __init__(self, folder: Path, length: int, ignores_firsts: bool = False) -> None:
@@ -80,7 +99,7 @@ class TokenSequences(Dataset[Tensor]):
         Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
         """
         self.folder, self.length, self.manifest = folder, length, Manifest.load(folder)
-        self.ignores_firsts = ignores_firsts
+        self.has_ignored = self.ignores_firsts = ignores_firsts
         self.shard = lru_cache(_MAPPED)(self._map)
         sizes = [len(self._map(number)) for number in range(len(self.manifest.shards))]
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -106,7 +125,7 @@ class TokenSequences(Dataset[Tensor]):
     def __getitem__(self, i: int) -> Tensor:
         return self.batch([i])[0]
 
-    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def batch(self, indices: Indices) -> Tensor:
         """Read the sequences `indices`: (len(indices), T + 1) int64.
 
         One gather per shard; only sequences that cross into the next shard are read one by one. Raises InputError for
@@ -126,11 +145,8 @@ class TokenSequences(Dataset[Tensor]):
             out[row] = self.read(int(starts[row]), int(starts[row]) + self.length + 1)
         return torch.from_numpy(out)
 
-    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
-        """Targets of sequences, whose `tokens` `batch` has read: all but the first of each.
-
-        A view, unless the first tokens of documents are ignored.
-        """
+    def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
+        """All tokens but the first of each; a view, unless the first tokens of documents are ignored."""
         if not self.ignores_firsts:
             return tokens[:, 1:]
         found = tokens[:, 1:].clone()
@@ -142,36 +158,18 @@ class TokenSequences(Dataset[Tensor]):
 
     @cached_property
     def documents(self) -> DocumentIndex:
-        """The documents of all shards."""
         return DocumentIndex(self.folder, self.manifest)
 
-    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Positions of the inputs of the sequences `indices` in their documents: (len(indices), T) int64.
-
-        A document that started before the sequence counts from the sequence's start.
-        """
+    def positions(self, indices: Indices) -> Tensor:
+        """A document that started before the sequence counts from the sequence's start."""
         return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
 
-    @property
-    def sets(self) -> "Sequence[TokenSequences]":
-        return [self]
-
-    @property
-    def has_ignored(self) -> bool:
-        return self.ignores_firsts
-
-    def notes(self) -> list[str]:
-        """What a run's header says of these sequences."""
-        return []
-
-    def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
-        """Targets of the sequences `indices`."""
+    def target_count(self, indices: Indices) -> int:
         if not self.ignores_firsts:
             return len(indices) * self.length
         return sum(stop - start for index in indices for start, stop in self.target_spans(int(index)))
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
-        """Starts and stops of the targets of a sequence that are not ignored, counted over all shards concatenated."""
         first = index * self.length + 1  # a target is the token after its input
         last = first + self.length
         if not self.ignores_firsts:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.io.token_shards import read_sources
-from training.data.sequences import DataSet
+from training.data.sequences import DataSet, Indices
 from training.data.text import TextSequences
 
 _READ = 256  # shards whose sources are in memory at once: 2 bytes a document
@@ -29,7 +29,7 @@ class TargetGroups:
         self._in_shard = lru_cache(_READ)(self._read_sources)
         self.count = max(1, len(self.sources)) * self.ranges
 
-    def of(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def of(self, indices: Indices) -> Tensor:
         """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError.
 
         -1 is of no group: a target of a text that the sequence before has predicted.
@@ -42,7 +42,7 @@ class TargetGroups:
         starts = [int(index) * length + 1 for index in indices]
         return torch.from_numpy(np.stack([self._between(start, start + length) for start in starts]))
 
-    def counts(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def counts(self, indices: Indices) -> NDArray[np.int64]:
         """How many targets of the sequences `indices`, at least one, each group has: (groups,). Raises InputError."""
         return np.bincount(np.concatenate([self._row(int(index)) for index in indices]), minlength=self.count)
 

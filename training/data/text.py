@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.tokenizer_file import companions_of, open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
-from training.data.sequences import TokenSequences
+from training.data.sequences import Indices, TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
 
@@ -59,21 +58,21 @@ class TextSequences:
     def __len__(self) -> int:
         return self.rows
 
-    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def batch(self, indices: Indices) -> Tensor:
         """The sequences `indices`: (len(indices), T + 1) int64."""
         starts = np.asarray(indices, np.int64) * self.stride
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
 
-    def targets(self, _indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+    def targets(self, _indices: Indices, tokens: Tensor) -> Tensor:
         """Targets of sequences, whose `tokens` `batch` has read: all but the first of each."""
         return tokens[:, 1:]
 
-    def is_context(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def is_context(self, indices: Indices) -> Tensor:
         """Which targets of the sequences `indices` the sequence before has predicted: (len(indices), T) bool."""
         later = torch.from_numpy(np.asarray(indices) > 0)
         return later[:, None] & (torch.arange(self.length) < self.length - self.stride)
 
-    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def positions(self, indices: Indices) -> Tensor:
         """Positions of the inputs of the sequences `indices`, of one document: (len(indices), T) int64."""
         return torch.arange(self.length).repeat(len(indices), 1)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 from training.data.batches import Batches
-from training.data.mix import MixedSequences, MixOrder, TokenMix
+from training.data.mix import MixOrder, TokenMix
 from training.data.target_groups import TargetGroups
 
 _ROWS = 1 << 12  # sequences counted at once
@@ -103,9 +103,8 @@ class SeenTokens:
 
     def _count(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """As `_count_until`, of sequences of the run."""
-        found, data = np.zeros_like(self._found), self.batches.data
-        parts = data.by_set(indices) if isinstance(data, MixedSequences) else [(0, indices, indices)]
-        for number, _, rows in parts:
+        found = np.zeros_like(self._found)
+        for number, _, rows in self.batches.data.by_set(indices):
             found[number] += self.sets[number].target_count(rows)
             found[number - len(self.sets)] += len(rows)
             if self.groups and (names := self.groups[number].sources):
