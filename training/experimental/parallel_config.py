@@ -27,12 +27,7 @@ class ParallelConfig(CompressionOptions, GridOptions):
     }
 
     @property
-    def has_outer_replicas(self) -> bool:
-        return self.local_steps > 0
-
-    @property
     def local_replicas(self) -> int:
-        """Replicas that take local steps, each of its own weights; 1 without local steps."""
         return self.replicas // self.shards if self.local_steps else 1
 
     def describe(self) -> str:

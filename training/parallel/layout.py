@@ -86,9 +86,9 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return self.replicas // (self.ep * shards), shards, self.ep
 
     @property
-    def has_outer_replicas(self) -> bool:
-        """True if the ranks along "replicate" have weights of their own, and gradients are not summed over them."""
-        return False
+    def local_replicas(self) -> int:
+        """Replicas of weights of their own along "replicate", over which gradients are not summed; 1 without them."""
+        return 1
 
     def check(self, processes: int, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless this resolved layout fits `processes` ranks, the model and the sequence length."""

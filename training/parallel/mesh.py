@@ -135,14 +135,14 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
     shape, tp_axes = layout.mesh_shape, experiment_of(layout).tp_axes
     ranks = torch.arange(dist.get_world_size()).view(shape)
-    if layout.has_outer_replicas:
+    if layout.local_replicas > 1:
         ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     limit = group_timeout(device.type, timeout)
     # not init_device_mesh, whose groups always time out after 30 minutes
     groups = [_own_group(ranks, dim, name, limit) for dim, name in enumerate(AXES)]
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
     axes = {name: _axis(mesh[name], name) for name in AXES}
-    if layout.has_outer_replicas:
+    if layout.local_replicas > 1:
         axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
     if tp_axes:
         axes |= further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
