@@ -31,22 +31,8 @@ from training.parallel.layout import Layout
 from training.sharding.axis import Axes, Axis, JointAxis
 
 AXES = ("pp", "replicate", "shard", "tp")
+EXPERT_AXES = ("expert_replicate", "expert_shard")
 OUTER = "outer"  # of replicas that take local steps
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """The ranks that have the same parameters: ZeRO shards these along `shard`; `mesh` has both axes."""
-
-    replicate: Axis
-    shard: Axis
-    mesh: DeviceMesh
-
-    @property
-    def fsdp_mesh(self) -> DeviceMesh:
-        """The ranks that FSDP shards over; in several groups (hybrid sharding) also those that hold the same shard."""
-        names = self.replicate.name, self.shard.name
-        return self.mesh[names] if self.replicate.size > 1 else self.mesh[self.shard.name]
 
 
 @dataclass(frozen=True)
@@ -57,9 +43,8 @@ class World:
     axes: Axes
     device: torch.device
     timeout: timedelta
-    replicas: Replicas
-    expert_replicas: Replicas
-    """Those of the experts; without expert parallelism the same."""
+    expert_mesh: DeviceMesh
+    """The ranks that have the same experts, "expert_replicate" x "expert_shard"; without expert parallelism `mesh`."""
     tp_axes: tuple[str, ...] = ("tp",)
     """The axes into which the tensor-parallel ranks are divided."""
 
@@ -86,6 +71,11 @@ class World:
     def outer(self) -> Axis:
         """The ranks with weights and gradients of their own, which take local steps; this one alone without them."""
         return self.axes.get(OUTER) or Axis(OUTER, 1, 0, None)
+
+    def fsdp_mesh(self, of_experts: bool) -> DeviceMesh:
+        """The ranks that FSDP shards over; in several groups (hybrid sharding) also those that hold the same shard."""
+        mesh, names = (self.expert_mesh, EXPERT_AXES) if of_experts else (self.mesh, ("replicate", "shard"))
+        return mesh[names] if self.axes[names[0]].size > 1 else mesh[names[1]]
 
     @property
     def finest_axes(self) -> tuple[str, ...]:
@@ -148,24 +138,21 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
         axes |= further_axes(tuple(tp_axes), ranks.reshape(-1, *tp_axes.values()), limit)
     neighbours = ranks.reshape(shape[0], -1, layout.cp, shape[-1]).transpose(2, 3).reshape(-1, layout.cp)
     axes |= further_axes(("cp",), neighbours, limit)
-    replicas = Replicas(axes["replicate"], axes["shard"], mesh)
     of_experts = ranks.movedim(3, 1).reshape(-1, *layout.expert_mesh_shape)  # (…, replicate, shard, ep)
     axes |= further_axes(("ep",), of_experts.flatten(0, 2), limit)
-    same_experts = replicas
+    expert_mesh = mesh
+    axes |= {"expert_replicate": axes["replicate"], "expert_shard": axes["shard"]}
     if layout.ep > 1:
-        same_experts = _expert_replicas(of_experts.movedim(3, 1).flatten(0, 1), device, limit)
-    axes |= {"expert_replicate": same_experts.replicate, "expert_shard": same_experts.shard}
-    return World(mesh, axes, device, limit, replicas, same_experts, tuple(tp_axes) or ("tp",))
+        expert_mesh = _expert_mesh(of_experts.movedim(3, 1).flatten(0, 1), device, limit)
+        axes |= {name: _axis(expert_mesh[name], name) for name in EXPERT_AXES}
+    return World(mesh, axes, device, limit, expert_mesh, tuple(tp_axes) or ("tp",))
 
 
-def _expert_replicas(ranks: Tensor, device: torch.device, timeout: timedelta) -> Replicas:
+def _expert_mesh(ranks: Tensor, device: torch.device, timeout: timedelta) -> DeviceMesh:
     """The ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
-    names = ("expert_replicate", "expert_shard")
-    groups = [_own_group(ranks, dim, name, timeout) for dim, name in enumerate(names, 1)]
+    groups = [_own_group(ranks, dim, name, timeout) for dim, name in enumerate(EXPERT_AXES, 1)]
     (own,) = [group for group in ranks if (group == dist.get_rank()).any()]
-    mesh = DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=names)
-    replicate, shard = (_axis(mesh[name], name) for name in names)
-    return Replicas(replicate, shard, mesh)
+    return DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=EXPERT_AXES)
 
 
 def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:

@@ -64,7 +64,7 @@ def parallelize(
     files = allocate_parameters(parts, memory, world.device, world.rank)
     routing = Routing.of(parts, world, TokenOrder.of(layout, world))
     axes = _axes_of(decoder, table, layout, world)
-    reducers = [_grad_reducer(part, layout, world, table, axes, seed) for part in parts]
+    reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)
     with torch.no_grad():
         for param in params:
@@ -153,16 +153,13 @@ def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, w
     return axes
 
 
-def _grad_reducer(
-    part: Decoder, layout: Layout, world: World, table: Mapping[str, Placement], axes: Axes, seed: int
-) -> GradReducer:
+def _grad_reducer(part: Decoder, layout: Layout, table: Mapping[str, Placement], axes: Axes, seed: int) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     bucket = experiment_of(layout).make_bucket(part, table, axes, seed) or GradBucket
-    shard, replicate = world.replicas.shard, world.replicas.replicate
-    of_experts = world.expert_replicas.shard, world.expert_replicas.replicate
+    replicas, of_experts = (axes["shard"], axes["replicate"]), (axes["expert_shard"], axes["expert_replicate"])
     others = {id(p): of_experts for name, p in part.named_parameters() if is_expert(name)}
-    return GradReducer(plain, shard, replicate, layout.zero, layout.micro_batches, reduce_dtype, bucket, others)
+    return GradReducer(plain, *replicas, layout.zero, layout.micro_batches, reduce_dtype, bucket, others)
 
 
 def _sharded_parameters(

@@ -39,12 +39,12 @@ def apply_fsdp(
     )
     units = _units(part)
     of_experts: list[list[nn.Module]] = []
-    if world.expert_replicas is not world.replicas:
+    if layout.ep > 1:
         of_experts = [[b.mlp.experts] for b in part.blocks.values() if isinstance(b.mlp, SparseMLP)]
     every: list[list[nn.Module]] = [*of_experts, *units, [part]]
     for modules in every:
         keep = layout.pipeline is not None or modules[-1] in (part.head, part)
-        mesh = (world.expert_replicas if modules in of_experts else world.replicas).fsdp_mesh
+        mesh = world.fsdp_mesh(modules in of_experts)
         fully_shard(
             modules, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload_policy(offload)
         )
