@@ -1,6 +1,7 @@
 """ParallelModel: this rank's part of a model, with the forward and backward passes that all ranks run together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from training.parallel.pipeline.pipeline_parallel import Pipeline
 
 
+@dataclass(eq=False, repr=False)
 class ParallelModel:
     """This rank's part of a model, with the methods that the training loop calls. Built by `parallelize`.
 
@@ -42,30 +44,25 @@ class ParallelModel:
     `routing` has the routers of sparse layers.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layout: Layout,
-        world: World,
-        parts: list[Decoder],
-        params: list[ShardedParameter],
-        reducers: list[GradReducer],
-        axes: Axes,
-        sums: RemainingSums,
-        pipeline: "Pipeline | None",
-        files: ParametersOnDisk | None,
-        routing: Routing | None = None,
-    ) -> None:
-        self.config, self.layout, self.world = config, layout, world
-        self.parts, self.params, self.reducers = parts, params, reducers
-        self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
-        self.routing = routing
+    config: ModelConfig
+    layout: Layout
+    world: World
+    parts: list[Decoder]
+    params: list[ShardedParameter]
+    reducers: list[GradReducer]
+    axes: Axes
+    sums: RemainingSums
+    pipeline: "Pipeline | None"
+    files: ParametersOnDisk | None
+    routing: Routing | None
+
+    def __post_init__(self) -> None:
         self.z_loss, self.sequence_losses = ZLoss(0.0), SequenceLosses()
         self._sources: Tensor | None = None
-        experiment = experiment_of(layout)
-        self.rows = world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
-        self.order = TokenOrder.of(layout, world)
-        self.vocabulary = world.axis(experiment.vocabulary_axis)
+        experiment = experiment_of(self.layout)
+        self.rows = self.world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
+        self.order = TokenOrder.of(self.layout, self.world)
+        self.vocabulary = self.world.axis(experiment.vocabulary_axis)
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.

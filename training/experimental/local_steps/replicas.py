@@ -1,6 +1,6 @@
 """LocalReplicas: replicas that take optimizer steps of their own, and average their weights after some of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,7 +79,7 @@ class LocalReplicas(Plugin):
 
     def _stored_replica(self, stored: CheckpointRecord) -> int:
         """The replica of a checkpoint whose states this one takes: its own, or that of a lower number."""
-        before, steps = replicas_of(stored.layout), stored.layout["local_steps"]
+        before, steps = int(stored.layout.get("local_replicas", 1)), stored.layout["local_steps"]
         if before != self.count and (taken := stored.step % steps):
             raise UsageError(
                 f"the checkpoint of step {stored.step} has {before} replicas that have taken {taken} of {steps} local "
@@ -98,8 +98,3 @@ class LocalReplicas(Plugin):
 
     def record(self) -> dict[str, Any]:
         return {"local_replicas": self.count}
-
-
-def replicas_of(layout: Mapping[str, Any]) -> int:
-    """Number of replicas with weights of their own, of a layout as a checkpoint's record has it."""
-    return int(layout.get("local_replicas", 1))

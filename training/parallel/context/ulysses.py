@@ -51,8 +51,7 @@ class Ulysses:
         sequences = len(documents.positions)
         q, k, v = (x[0].unflatten(1, (sequences, -1)).transpose(0, 1) for x in (q, k, v))
         found = attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
-        found = self._to_tokens(documents.split_sequences(found))
-        return found.transpose(0, 1).flatten(1, 2)[None]
+        return documents.join_sequences(self._to_tokens(documents.split_sequences(found)))
 
     def _to_heads(self, *each: Tensor) -> tuple[Tensor, ...]:
         """All heads of this rank's tokens to its heads of all tokens: (B, H, T / n, E) to (B, H / n, T, E) each."""

@@ -35,13 +35,9 @@ class TensorOptions:
         """Parts into which tensor-parallel ranks divide the features between two layers."""
         return 1
 
-    def kv_copies(self, model: ModelConfig) -> int:
-        """Neighbouring ranks that have the same head of keys and values."""
-        return kv_copies(model, self.tp)
-
     def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
         """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
-        return model.q_width // self.tp, model.kv_width * self.kv_copies(model) // self.tp
+        return model.q_width // self.tp, model.kv_width * kv_copies(model, self.tp) // self.tp
 
     def describe_tensor(self) -> list[str]:
         """Words for logs, such as "tp 2"."""
@@ -78,7 +74,7 @@ class TensorOptions:
 
 
 def kv_copies(model: ModelConfig, tp: int) -> int:
-    """Ranks that have the same head of keys and values: several where there are fewer of these heads than ranks."""
+    """Neighbouring ranks that have the same head of keys and values: several where heads are fewer than ranks."""
     return max(1, tp // model.kv_heads)
 
 
