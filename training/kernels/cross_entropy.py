@@ -97,11 +97,10 @@ def linear_cross_entropy(
         step = _equal_step(targets.numel(), step)
     kept = None
     if sequence_losses is not None:
-        kept = torch.empty(targets.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
-    flat = None if kept is None else kept.flatten()
-    loss = _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), step, chunk_loss, flat)
+        kept = torch.empty(targets.numel(), dtype=accumulation_dtype(x.dtype), device=x.device)
+    loss = _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), step, chunk_loss, kept)
     if sequence_losses is not None and kept is not None:
-        sequence_losses.add(kept, targets)
+        sequence_losses.add(kept.view_as(targets), targets)
     return loss
 
 

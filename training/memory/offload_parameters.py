@@ -6,7 +6,7 @@ After ZeRO-Infinity (Rajbhandari et al. 2021, section 5); the operating system d
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,10 +97,10 @@ class ParametersOnDisk:
         blocks = list(part.blocks.children())  # type: ignore[union-attr]
         local = [self._files_of(block.parameters()) for block in blocks]
         for block, files, following in zip(blocks, local, [*local[1:], []], strict=True):
-            _before_forward(block, partial(_read_ahead, following))
-            _after_forward(block, partial(_drop_pages, files))
-        for parameter in part.parameters():
-            parameter.register_post_accumulate_grad_hook(partial(_drop_after_grad, self._files_of([parameter])))
+            block.register_forward_pre_hook(partial(_read_ahead, following), prepend=True)  # before FSDP gathers
+            block.register_forward_hook(partial(_drop_pages, files))
+        for parameter in part.parameters():  # once its gradient is reduced the backward pass no longer needs it
+            parameter.register_post_accumulate_grad_hook(partial(_drop_pages, self._files_of([parameter])))
 
     def after_update(self, param: ShardedParameter, _start: int, _stop: int) -> None:
         """Drop the pages of a shard of which a part was updated."""
@@ -154,27 +154,14 @@ class _PadInFile(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def _before_forward(module: nn.Module, action: Callable[[], None]) -> None:
-    module.register_forward_pre_hook(lambda *_: action(), prepend=True)  # before FSDP gathers
-
-
-def _after_forward(module: nn.Module, action: Callable[[], None]) -> None:
-    module.register_forward_hook(lambda *_: action())
-
-
-def _read_ahead(files: Sequence[_MappedFile]) -> None:
+def _read_ahead(files: Sequence[_MappedFile], *_: object) -> None:
     for file in files:
         file.read_ahead()
 
 
-def _drop_pages(files: Sequence[_MappedFile]) -> None:
+def _drop_pages(files: Sequence[_MappedFile], *_: object) -> None:
     for file in files:
         file.drop_pages()
-
-
-def _drop_after_grad(files: Sequence[_MappedFile], _: Tensor) -> None:
-    """Hook: drop a parameter's pages once its gradient is reduced, when the backward pass no longer needs it."""
-    _drop_pages(files)
 
 
 def _address(t: Tensor) -> int:

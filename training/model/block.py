@@ -45,8 +45,8 @@ class DeepNormBlock(Block):
     (Wang et al. 2022, DeepNet, section 2; Zeng et al. 2022, GLM-130B, section 2.1).
     """
 
-    def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] | None = None) -> None:
-        super().__init__(config, layer, attention)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
         self.alpha = (2 * config.layers) ** 0.5
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:

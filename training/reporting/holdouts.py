@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -126,8 +125,31 @@ class Holdouts:
 
     def evaluate(self, model: ParallelModel) -> dict[str, HoldoutLosses]:
         """The losses of each holdout; every rank calls it."""
-        options = self.micro_batch_size, self.config.weights, self.mask_documents
-        return {name: evaluate(model, groups, self.counts[name], *options) for name, groups in self.groups.items()}
+        return {name: self._evaluate(model, groups, self.counts[name]) for name, groups in self.groups.items()}
+
+    def _evaluate(self, model: ParallelModel, groups: TargetGroups, count: int) -> HoldoutLosses:
+        """The losses of the first `count` sequences of `groups.data`.
+
+        Sequence i goes to replica i mod dp_size. All replicas run the same number of micro-batches, because their
+        collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
+        Ids that are IGNORE_INDEX are padding.
+        """
+        world, data = model.world, groups.data
+        share = -(-count // world.dp_size)
+        mine = np.arange(share) * world.dp_size + world.dp_rank
+        sums = np.zeros((2, groups.count))  # nats and targets of each group
+        for start in range(0, share, self.micro_batch_size):
+            indices = mine[start : start + self.micro_batch_size]
+            read = np.minimum(indices, count - 1)
+            tokens = data.batch(read)
+            targets = data.targets(read, tokens).masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
+            ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
+            positions = [data.positions(read).to(world.device)] if self.mask_documents else None
+            for losses in model.target_losses([ids], [targets.to(world.device)], positions):
+                group = groups.of(read)
+                sums += _sums_by_group(losses, (targets != IGNORE_INDEX) & (group >= 0), group, groups.count)
+        nats, counted = world.all_reduce(torch.from_numpy(sums)).numpy()
+        return holdout_losses(nats, counted, groups, self.config.weights)
 
 
 def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, float]) -> None:
@@ -147,42 +169,6 @@ def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, flo
         )
 
 
-_SPAN = 1 << 18  # tokens counted at once
-_SPANS = 1 << 9  # of the training tokens, at most: 134 million tokens, which take a second or two
-
-
-def evaluate(
-    model: ParallelModel,
-    groups: TargetGroups,
-    count: int,
-    micro_batch_size: int,
-    weights: Mapping[str, float] = MappingProxyType({}),
-    mask_documents: bool = False,
-) -> HoldoutLosses:
-    """Return the losses of the first `count` sequences of `groups.data`; every rank calls it.
-
-    Sequence i goes to replica i mod dp_size. All replicas run the same number of micro-batches, because their
-    collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
-    Ids that are IGNORE_INDEX are padding. `weights` of sources count in the whole's loss, in place of their tokens.
-    """
-    world, data = model.world, groups.data
-    share = -(-count // world.dp_size)
-    mine = np.arange(share) * world.dp_size + world.dp_rank
-    sums = np.zeros((2, groups.count))  # nats and targets of each group
-    for start in range(0, share, micro_batch_size):
-        indices = mine[start : start + micro_batch_size]
-        read = np.minimum(indices, count - 1)
-        tokens = data.batch(read)
-        targets = data.targets(read, tokens).masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
-        ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
-        positions = [data.positions(read).to(world.device)] if mask_documents else None
-        for losses in model.target_losses([ids], [targets.to(world.device)], positions):
-            group = groups.of(read)
-            sums += _sums_by_group(losses, (targets != IGNORE_INDEX) & (group >= 0), group, groups.count)
-    nats, counted = world.all_reduce(torch.from_numpy(sums)).numpy()
-    return holdout_losses(nats, counted, groups, weights)
-
-
 def _sums_by_group(losses: Tensor, counted: Tensor, group: Tensor, groups: int) -> NDArray[np.float64]:
     """Sum of the losses, and number, of the targets of each group that are `counted`; (B, T) each: (2, groups)."""
     group = group[counted]
@@ -190,8 +176,12 @@ def _sums_by_group(losses: Tensor, counted: Tensor, group: Tensor, groups: int) 
     return np.stack([nats, np.bincount(group.numpy(), minlength=groups)])
 
 
+_SPAN = 1 << 18  # tokens counted at once
+_SPANS = 1 << 9  # of the training tokens, at most: 134 million tokens, which take a second or two
+
+
 def unigram_loss(train: TokenMix, holdout: TokenSequences, count: int, world: World) -> float:
-    """Return the unigram model's loss in nats/token, over the targets of `evaluate` with the same `count`.
+    """Return the unigram model's loss in nats/token, over the targets of the first `count` sequences.
 
     The unigram model predicts each token by its frequency in `train`, with add-one smoothing: in all of it, or of more
     than 134 million tokens in 512 spans, evenly spread; of a mix, in each data set, by its share. Every rank calls it

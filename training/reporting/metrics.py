@@ -1,5 +1,6 @@
 """Metrics: a line per report in the terminal, and every step's values in all sinks (sinks.py)."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -7,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import UsageError, wrap_write_errors
 from training.reporting.holdouts import HoldoutLosses
 from training.reporting.metrics_file import METRICS, finite
 from training.reporting.reporting_config import MetricsConfig
 from training.reporting.seen_tokens import SeenTokens
-from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases, require_installed
+from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases
 from training.reporting.throughput import Throughput
 
 
@@ -41,10 +42,11 @@ class Reporter:
         """Raises UsageError for a sink whose library is not installed."""
         self.out_dir, self.active, self.config = out_dir, active, config
         self.sinks: list[MetricSink] = []
-        if config.wandb:
-            require_installed("wandb", "metrics.wandb", "wandb")
-        if config.mlflow:
-            require_installed("mlflow", "metrics.mlflow", "mlflow")
+        for name in ("wandb", "mlflow"):
+            if getattr(config, name) and importlib.util.find_spec(name) is None:
+                raise UsageError(
+                    f"metrics.{name} needs {name}, which is not installed: pip install 'gristmill[{name}]'"
+                )
 
     def start(self, step: int, options: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Open the sinks to continue after `step`; what they have of later steps is from before a restart.

@@ -1,6 +1,5 @@
 """Sinks of metrics: what every record of a run goes to, besides the terminal."""
 
-import importlib.util
 import json
 import os
 import secrets
@@ -160,9 +159,3 @@ class MLflow:
 def _kept_id(path: Path, step: int) -> str:
     """The id in a file, of a run that continues after `step`; empty for one that begins."""
     return path.read_text() if step and path.is_file() else ""
-
-
-def require_installed(module: str, option: str, extra: str) -> None:
-    """Raise UsageError where a library that an option needs is not installed."""
-    if importlib.util.find_spec(module) is None:
-        raise UsageError(f"{option} needs {module}, which is not installed: pip install 'gristmill[{extra}]'")

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from gristmill.errors import UsageError
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
-from training.data.target_groups import TargetGroups
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import meta_decoder
@@ -18,7 +17,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.holdouts import HoldoutLosses, Holdouts, bits_per_byte, evaluate, unigram_loss
+from training.reporting.holdouts import HoldoutLosses, Holdouts, bits_per_byte, unigram_loss
 from training.reporting.reporting_config import EvalConfig
 
 Shards = Callable[..., Path]
@@ -28,9 +27,8 @@ def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig
     with init_distributed("cpu") as device:
         model = build(layout, device)
         data = TokenSequences(holdout, 4)
-        return evaluate(model, TargetGroups(data), 5, 2).whole.loss, unigram_loss(
-            TokenMix.of([TokenSequences(train, 4)], ()), data, 5, model.world
-        )
+        found = Holdouts({"": data}, EvalConfig(sequences=5), 2).evaluate(model)[""].whole.loss
+        return found, unigram_loss(TokenMix.of([TokenSequences(train, 4)], ()), data, 5, model.world)
 
 
 def build(layout: ParallelConfig, device: torch.device) -> ParallelModel:
@@ -100,8 +98,8 @@ def mixed(shards: Shards, tmp_path: Path) -> Path:
 
 def measured_by_source(holdout: Path, layout: ParallelConfig, weights: dict[str, float]) -> HoldoutLosses:
     with init_distributed("cpu") as device:
-        groups = TargetGroups(TokenSequences(holdout, 4), bounds=(3, 7))
-        return evaluate(build(layout, device), groups, 7, 2, weights)
+        config = EvalConfig(sequences=7, weights=weights, lengths=(3, 7))
+        return Holdouts({"": TokenSequences(holdout, 4)}, config, 2).evaluate(build(layout, device))[""]
 
 
 def losses_by_hand(holdout: Path) -> list[tuple[str, int, float]]:
@@ -144,9 +142,9 @@ def test_weights_of_sources_replace_their_tokens(mixed: Path) -> None:
 
 def test_shards_that_do_not_know_their_sources_are_of_one(folders: tuple[Path, Path]) -> None:
     with init_distributed("cpu") as device:
-        groups = TargetGroups(TokenSequences(folders[1], 4))
-        found = evaluate(build(ParallelConfig(), device), groups, 5, 2)
-    assert (found.sources, found.lengths, found.lines(), groups.count) == ({}, {}, [], 1)
+        holdouts = Holdouts({"": TokenSequences(folders[1], 4)}, EvalConfig(sequences=5), 2)
+        found = holdouts.evaluate(build(ParallelConfig(), device))[""]
+    assert (found.sources, found.lengths, found.lines(), holdouts.groups[""].count) == ({}, {}, [], 1)
 
 
 @pytest.mark.parametrize(
