@@ -74,7 +74,9 @@ def dedup_train(
             f"--src_dir {src_dir} --tgt_dir {tgt_dir}: one contains the other and would lose all documents"
         )
     files = list_corpus(folder, f"chunk{chunk}/", text_column)
-    _reject_tables(files)
+    for file in files:
+        if file.name != normal_name(file.name):  # the output has the same name
+            raise UsageError(f"{file.path}: expected a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
         STAGE, out_dir, options, reads=[src_dir, tgt_dir], publishes=[out_dir], part=f"chunk{chunk}"
@@ -87,13 +89,6 @@ def dedup_train(
             arguments = {"digests": digests, "outputs": outputs}
             tasks.append(Task.on_slices(group, decontaminate_files, arguments, outputs))
         return run.finish(run.step("decontaminate", tasks).counts)
-
-
-def _reject_tables(files: list[CorpusFile]) -> None:
-    """Raise UsageError for a file in a format that is not written, as the output has the same name."""
-    for file in files:
-        if file.name != normal_name(file.name):
-            raise UsageError(f"{file.path}: expected a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
 
 
 def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:

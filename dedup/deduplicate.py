@@ -14,10 +14,9 @@ from dedup.clustering.similarity import Features, KeptDocuments, Measure, Simila
 from dedup.clustering.union_find import UnionFind
 from dedup.minhash.shingles import compared_sets, digest_texts
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
-from dedup.tables import Indices, Table, as_table, text_batches
+from dedup.tables import Indices, Table, as_table, batches
 from gristmill.errors import UsageError
 
-_BATCH = 256  # texts of clusters read together
 _THRESHOLD = 0.8
 Decided = tuple[NDArray[np.int64], NDArray[np.float64]]  # duplicate_of and similarity
 Ranks = list[tuple[int, int]]  # and fine ranks
@@ -151,7 +150,7 @@ def _cluster_roots(table: Table, sketch: Sketch, bands: Bands) -> tuple[NDArray[
     """For each text (n) the index of the first text of its cluster, or its own; how many texts have no signature."""
     signed, short = [np.empty((bands.bands, 0), np.uint64)], [np.empty(0, np.uint64)]
     has_signature = [np.empty(0, bool)]
-    for batch in text_batches(table):
+    for batch in map(table.texts, batches(np.arange(len(table)))):
         values, shingles = signatures(batch, sketch)
         signed.append(band_digests(values[shingles > 0], *bands))
         has_signature.append(shingles > 0)
@@ -195,7 +194,7 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: s
     """Indices of texts in clusters of two or more, cluster by cluster, each sorted by rank, then by index."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
-    found = [r for indices in _batches(members) for r in rank(table, indices)]
+    found = [r for indices in batches(members) for r in rank(table, indices)]
     ranks, fine_ranks = np.array(found, np.int64).reshape(-1, 2).T
     if keep.startswith("newest:") and len(ranks) and (ranks == LAST).all():
         raise UsageError(
@@ -207,7 +206,7 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: s
 
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:
     """Indices and shingle sets of the texts `members`, in their order."""
-    for indices in _batches(members):
+    for indices in batches(members):
         sets = compared_sets(table.texts(indices), sketch.width, sketch.unit)
         yield from zip(indices.tolist(), map(Features, sets), strict=True)
 
@@ -230,8 +229,3 @@ def _remove_verified(members: Iterable[tuple[int, Features]], roots: NDArray[np.
             if kept_index != index:
                 duplicate_of[index], similarity[index] = kept_index, value
     return duplicate_of, similarity
-
-
-def _batches(members: Indices) -> Iterable[Indices]:
-    """Slices of at most _BATCH indices."""
-    return (members[start : start + _BATCH] for start in np.arange(0, len(members), _BATCH))

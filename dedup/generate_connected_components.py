@@ -25,7 +25,7 @@ from dedup.candidates.band_join import (
 )
 from dedup.candidates.cluster_samples import ClusterSample, compare_samples, warn_of_clusters
 from dedup.candidates.connected_components import component_labels, write_clusters
-from dedup.candidates.document_ids import DocumentIds, is_of_index
+from dedup.candidates.document_ids import DocumentIds, count_joined
 from dedup.candidates.input_shards import (
     Scope,
     SignatureShard,
@@ -39,18 +39,16 @@ from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_forei
 from dedup.clustering.lsh import Bands, choose_bands, describe_recall
 from dedup.clustering.union_find import UnionFind
 from gristmill.command import command, reads_no_documents
-from gristmill.counts import READ, Counts, LargeCluster
+from gristmill.counts import Counts, LargeCluster
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.artefacts import is_table
-from gristmill.io.documents import source_of
 from gristmill.io.files import STATE_DIR
 
 STAGE = Stage("generate_connected_components", version=2, libraries=("pyarrow",))
 CLUSTERED = "clustered"
-ALONE = "alone"
 
 
 @reads_no_documents()
@@ -172,7 +170,9 @@ def write_components(
         if parsed.rows:
             labels = _count_unsigned(labels, ids, document_ids, without)
         clustered, samples = write_clusters(out_file, labels, document_ids, work, memory // 2)
-    return Result(_count(documents, document_ids, clustered, without.tolist()), samples)
+    # Documents without a signature are known from their pairs, and so are all clustered.
+    read = (documents.get(name, 0) + more for name, more in zip(document_ids.names, without.tolist(), strict=True))
+    return Result(count_joined(document_ids.names, read, clustered, CLUSTERED), samples)
 
 
 def _count_unsigned(
@@ -208,21 +208,6 @@ def _scratch_folder(output: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _count(documents: dict[str, int], document_ids: DocumentIds, clustered: list[int], without: list[int]) -> Counts:
-    """Count documents read, clustered and alone.
-
-    Those without a signature, `without` of each file, are known from their pairs, and so are all clustered.
-    """
-    counts = Counts({}, [])
-    for name, many, unsigned in zip(document_ids.names, clustered, without, strict=True):
-        if not is_of_index(name):
-            read = documents.get(name, 0) + unsigned
-            counts.add(source_of(name), READ, 0, read)
-            counts.add(source_of(name), CLUSTERED, 0, many)
-            counts.add(source_of(name), ALONE, 0, read - many)
-    return counts
 
 
 if __name__ == "__main__":

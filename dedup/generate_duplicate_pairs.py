@@ -5,16 +5,16 @@ Signature shards → bands, partitioned by hash → edges of each bucket → lin
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from dedup.candidates.band_join import LshOptions, join_bands, read_edges
-from dedup.candidates.document_ids import DocumentIds, is_of_index
+from dedup.candidates.document_ids import DocumentIds, count_joined
 from dedup.candidates.input_shards import (
     Scope,
     assign_ids,
@@ -25,17 +25,15 @@ from dedup.candidates.input_shards import (
 )
 from dedup.clustering.lsh import check_bands
 from gristmill.command import command, reads_no_documents
-from gristmill.counts import READ, Counts
+from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
-from gristmill.io.documents import source_of
 from gristmill.storage.local import atomic_write
 
 STAGE = Stage("generate_duplicate_pairs", version=1, libraries=())
 PAIRED = "paired"
-ALONE = "alone"
 _BLOCK = 1 << 18  # lines formatted together
 
 
@@ -99,37 +97,17 @@ def write_pairs(edges: FileSet, document_ids: DocumentIds, documents: dict[str, 
         for found in read_edges(edges):
             for start in np.arange(0, len(found), _BLOCK):
                 block = found[start : start + _BLOCK]
-                file.write(format_pairs(document_ids, block))
-                _set_bits(is_paired, block.reshape(-1))
-    return _count(documents, document_ids, is_paired)
-
-
-def format_pairs(document_ids: DocumentIds, edges: NDArray[np.uint64]) -> bytes:
-    """Lines `<key> :: <key>` of edges (n × 2), in UTF-8."""
-    pairs = pc.binary_join_element_wise(document_ids.keys(edges[:, 0]), document_ids.keys(edges[:, 1]), " :: ")
-    return "".join(f"{pair}\n" for pair in pairs.to_pylist()).encode()
-
-
-def _set_bits(bits: NDArray[np.uint8], ids: NDArray[np.uint64]) -> None:
-    """Set the bits at positions `ids`."""
-    np.bitwise_or.at(bits, ids >> np.uint64(3), np.left_shift(1, ids & np.uint64(7)).astype(np.uint8))
-
-
-def _count(documents: dict[str, int], document_ids: DocumentIds, is_paired: NDArray[np.uint8]) -> Counts:
-    """Count documents per source: read, paired and alone."""
-    counts = Counts({}, [])
-    for name, count in documents.items():
-        if not is_of_index(name):
-            counts.add(source_of(name), READ, 0, count)
-            counts.add(source_of(name), ALONE, 0, count)
-    for name, start, stop in zip(document_ids.names, document_ids.first_ids, document_ids.first_ids[1:], strict=False):
-        if not is_of_index(name):
-            first, size = int(start), int(stop - start)
-            bits = np.unpackbits(is_paired[first // 8 : (first + size) // 8 + 1], bitorder="little")
-            paired = int(bits[first % 8 : first % 8 + size].sum())
-            counts.add(source_of(name), PAIRED, 0, paired)
-            counts.add(source_of(name), ALONE, 0, -paired)
-    return counts
+                one, other = (document_ids.keys(block[:, end]) for end in (0, 1))
+                pairs = pc.binary_join_element_wise(one, other, " :: ").to_pylist()
+                file.write("".join(f"{pair}\n" for pair in pairs).encode())
+                ids = block.reshape(-1)
+                bits = np.left_shift(1, ids & np.uint64(7)).astype(np.uint8)
+                np.bitwise_or.at(is_paired, ids >> np.uint64(3), bits)
+    paired = []
+    for start, stop in pairwise(document_ids.first_ids.tolist()):
+        bits = np.unpackbits(is_paired[start // 8 : stop // 8 + 1], bitorder="little")
+        paired.append(int(bits[start % 8 : start % 8 + stop - start].sum()))
+    return count_joined(document_ids.names, (documents[name] for name in document_ids.names), paired, PAIRED)
 
 
 if __name__ == "__main__":

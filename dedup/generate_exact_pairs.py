@@ -4,6 +4,7 @@ Documents → text digests, partitioned by range → sorted, equal digests are c
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,7 +31,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
@@ -85,8 +86,11 @@ def generate_exact_pairs(
             return run.finish(done)
         slices = cut_raw_corpus(run, files)
 
-        def digest(groups: list[SliceGroup]) -> list[Task]:
-            return [_digest_task(run, group, on, scope) for group in groups]
+        def digest(groups: list[SliceGroup]) -> Iterator[Task]:
+            for group in groups:
+                output = run.work / "digests" / f"{group[0].label}.bin"
+                given = {"on": on, "scope": scope, "output": output}
+                yield Task.on_slices(group, digest_slices, given, (output,))
 
         digested = read_slices(run, "digests", slices, digest)
         digested.counts.check_malformed(STAGE.name, options.max_malformed)
@@ -101,7 +105,12 @@ def generate_exact_pairs(
         run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
         counts = run.finish(_join_counts(digested.counts, joined.counts))
     if not options.quiet:
-        print(_summary(counts, joined.counts.total(FIRST).documents), file=sys.stderr)
+        read, copied = counts.total(READ), counts.total(COPY)
+        print(
+            f"{STAGE.name}: {joined.counts.total(FIRST).documents:,} groups, {copied.documents:,} copies: "
+            f"{copied.bytes / 1e6:,.1f} of {read.bytes / 1e6:,.1f} MB need no signature",
+            file=sys.stderr,
+        )
     return counts
 
 
@@ -122,11 +131,6 @@ def remove_exact_pairs(out_file: Path) -> None:
     mark_finished(out_file.parent, ledger.file.stem)
     if known:
         ledger.compact((), ledger.read())  # a file that is there later is not ours
-
-
-def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) -> Task:
-    output = run.work / "digests" / f"{group[0].label}.bin"
-    return Task.on_slices(group, digest_slices, {"on": on, "scope": scope, "output": output}, (output,))
 
 
 def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, table: Path, memory: int) -> None:
@@ -157,14 +161,6 @@ def _join_counts(digested: Counts, joined: Counts) -> Counts:
             counts.add(source, UNIQUE, -tally.bytes, -tally.documents)
             counts.add(source, COPY, tally.bytes, tally.documents)
     return counts
-
-
-def _summary(counts: Counts, groups: int) -> str:
-    read, copies = counts.total(READ), counts.total(COPY)
-    return (
-        f"{STAGE.name}: {groups:,} groups, {copies.documents:,} copies: {copies.bytes / 1e6:,.1f} of "
-        f"{read.bytes / 1e6:,.1f} MB need no signature"
-    )
 
 
 def _check(input_dir: Path, out_file: Path, on: str, scope: str) -> None:

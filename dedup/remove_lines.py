@@ -4,6 +4,7 @@ Documents → digests of their units → sorted, equal ones are repeats → docu
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,10 @@ def _find_repeats(
     """Run the steps that find the repeats; the file of each group's, by the group's label."""
     slices = cut_raw_corpus(run, files)
 
-    def digest(groups: list[SliceGroup]) -> list[Task]:
-        outputs = [run.work / "digests" / f"{group[0].label}.bin" for group in groups]
-        return [
-            Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
-            for group, output in zip(groups, outputs, strict=True)
-        ]
+    def digest(groups: list[SliceGroup]) -> Iterator[Task]:
+        for group in groups:
+            output = run.work / "digests" / f"{group[0].label}.bin"
+            yield Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
 
     digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
     repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, {"least": least, "keep": keep})

@@ -25,13 +25,13 @@ class Table(Protocol):
 def as_table(texts: Any, text: str) -> Table:
     """Wrap the texts passed to `deduplicate`; `text` is the column of texts. UsageError for an unsupported type."""
     if isinstance(texts, pa.ChunkedArray | pa.Array):
-        return _ArrowTable(pa.table({text: texts}), text)
+        return _Columns(pa.table({text: texts}), text)
     if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # also a pandas or polars data frame
         try:
             table = pa.table(texts)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UsageError(f"texts in a {type(texts).__name__} that Arrow cannot hold: {error}") from error
-        return _ArrowTable(table, text)
+        return _Columns(table, text)
     if (
         isinstance(texts, str | bytes | Mapping)
         or not isinstance(texts, Iterable)
@@ -51,10 +51,9 @@ def as_table(texts: Any, text: str) -> Table:
     return _StringList(texts if isinstance(texts, Sequence) else list(texts))
 
 
-def text_batches(table: Table) -> Iterator[list[str]]:
-    """All texts in order, in batches."""
-    for start in range(0, len(table), _BATCH):
-        yield table.texts(np.arange(start, min(start + _BATCH, len(table))))
+def batches(indices: Indices) -> Iterator[Indices]:
+    """Slices of indices of texts that are read together."""
+    return (indices[start : start + _BATCH] for start in range(0, len(indices), _BATCH))
 
 
 class _StringList:
@@ -71,8 +70,10 @@ class _StringList:
         raise UsageError(f"keep by {column!r}: a list of texts has no columns. Give a table, or keep first or longest")
 
 
-class _ArrowTable:
-    def __init__(self, table: pa.Table, text: str) -> None:
+class _Columns:
+    """Texts in a column of a table."""
+
+    def __init__(self, table: Any, text: str) -> None:
         self._table, self._text = table, text
         _check_column(text, table.column_names)
 
@@ -84,30 +85,21 @@ class _ArrowTable:
 
     def values(self, column: str, indices: Indices) -> list[Any]:
         _check_column(column, self._table.column_names)
+        return _to_python(self._read(column, indices), column)
+
+    def _read(self, column: str, indices: Indices) -> pa.ChunkedArray | Iterable[pa.Scalar]:
         found = self._table.column(column)
         if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
-            return _to_python(found.slice(indices[0], len(indices)), column)
+            return found.slice(indices[0], len(indices))
         # One by one: Arrow's take copies all chunks of the column into one, which cannot hold 2 GiB of strings.
-        return _to_python((found[index] for index in indices.tolist()), column)
+        return (found[index] for index in indices.tolist())
 
 
-class _HuggingFaceDataset:
+class _HuggingFaceDataset(_Columns):
     """A datasets.Dataset, used by duck typing, so that the package need not be installed."""
 
-    def __init__(self, dataset: Any, text: str) -> None:
-        self._dataset, self._text = dataset, text
-        _check_column(text, dataset.column_names)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def texts(self, indices: Indices) -> list[str]:
-        return _check_strings(self.values(self._text, indices), indices)
-
-    def values(self, column: str, indices: Indices) -> list[Any]:
-        _check_column(column, self._dataset.column_names)
-        found = self._dataset.select_columns([column]).with_format("arrow")[indices.tolist()]
-        return _to_python(found.column(column), column)
+    def _read(self, column: str, indices: Indices) -> pa.ChunkedArray:
+        return self._table.select_columns([column]).with_format("arrow")[indices.tolist()].column(column)
 
 
 def _to_python(values: pa.Array | pa.ChunkedArray | Iterable[pa.Scalar], column: str) -> list[Any]:

@@ -4,10 +4,10 @@ Documents → matching form → shingles → hashes → signature → shard.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -30,7 +30,7 @@ from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import CorpusFile, Document, paths_of
@@ -107,7 +107,9 @@ def to_hash(
             f"files {index_start} to {index_end}, -k {batch}: {input_dir} has {len(files)} files, so expected "
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
-    _check_skip(skip)
+    if skip:
+        is_table(skip)  # UsageError unless it is a .pickle or .parquet
+        require(is_file(skip), f"--skip {skip}: expected a key set, and there is no file of that name")
     target = ShardTarget.of(dataset_name, input_dir, output_dir)
     reject_overlapping_folders(input_dir, target.folder)
     source = source_folder(input_dir, dataset_name)
@@ -121,9 +123,11 @@ def to_hash(
         note_compilation(sketch, options.quiet)
         skipped, keys = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
 
-        def plan(groups: list[SliceGroup]) -> list[Task]:
-            arguments = {"sketch": sketch, "batch": batch}
-            return [_sign_task(group, target, arguments | {"skip": skipped.get(_files_of(group))}) for group in groups]
+        def plan(groups: list[SliceGroup]) -> Iterator[Task]:
+            for group in groups:
+                outputs = tuple(map(target.shard, group))
+                given = {"outputs": outputs, "sketch": sketch, "batch": batch, "skip": skipped.get(_files_of(group))}
+                yield Task.on_slices(group, sign_slices, given, outputs)
 
         signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
@@ -225,14 +229,6 @@ def _memory_of(texts: list[str]) -> int:
     return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
 
 
-def _check_skip(skip: Path | None) -> None:
-    if skip is None:
-        return
-    is_table(skip)
-    if not is_file(skip):
-        raise UsageError(f"--skip {skip}: expected a key set, and there is no file of that name")
-
-
 def _split_skipped(
     run: StageRun, skip: Path | None, groups: Sequence[SliceGroup], name: str
 ) -> tuple[dict[tuple[str, ...], Path], int]:
@@ -265,11 +261,6 @@ def _print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
         )
     if skip is not None and not counts.total(SKIPPED).documents:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
-
-
-def _sign_task(group: SliceGroup, target: ShardTarget, arguments: dict[str, Any]) -> Task:
-    outputs = tuple(map(target.shard, group))
-    return Task.on_slices(group, sign_slices, {"outputs": outputs, **arguments}, outputs)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,8 @@ class LargestClusters:
 
     def __init__(self) -> None:
         self._found: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
-        self._root, self._size, self._nodes = (
-            -1,
-            0,
-            np.empty(0, np.uint64),
-        )  # of the cluster that the last block ends in
+        self._root, self._size = -1, 0  # of the cluster that the last block ends in
+        self._nodes = np.empty(0, np.uint64)
 
     def watch(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Pass on blocks of LABELs."""

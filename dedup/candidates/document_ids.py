@@ -1,7 +1,7 @@
 """Document ids: keys as integers in key order, so that pairs and clusters need no strings."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.errors import InputError
 from gristmill.io.documents import INDEX_PREFIX, source_of
+
+ALONE = "alone"
 
 
 def index_name(index: str, file: str) -> str:
@@ -32,6 +34,19 @@ def scope_of(file: str) -> str:
     ('wiki', 'wiki')
     """
     return source_of(file.split(":", 2)[2] if is_of_index(file) else file)
+
+
+def count_joined(names: Sequence[str], read: Iterable[int], joined: Iterable[int], reason: str) -> Counts:
+    """Counts per source of documents read, joined with others (`reason`) and alone, given those of each file.
+
+    Files of indexes are left out.
+    """
+    counts = Counts({}, [])
+    for name, documents, some in zip(names, read, joined, strict=True):
+        if not is_of_index(name):
+            for why, count in ((READ, documents), (reason, some), (ALONE, documents - some)):
+                counts.add(source_of(name), why, 0, count)
+    return counts
 
 
 class SourceRuns(NamedTuple):

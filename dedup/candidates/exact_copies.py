@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, with_group
-from dedup.candidates.document_ids import SourceRuns, SourceTallies
+from dedup.candidates.document_ids import ALONE, SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn, digest_texts
 from gristmill.batches import batched
@@ -28,7 +28,6 @@ CORPUS_ROW = with_group(DIGESTED_ROW)
 COPY_RECORD = np.dtype([(name, "<u4") for name in ("group", "row", "kept_group", "kept_row")])
 DIGESTED = "digested"
 COPY = "copy"
-ALONE = "alone"
 FIRST = "first"  # of a group of equal documents
 _BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
 

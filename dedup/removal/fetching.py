@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
-from dedup.removal.removal_table import FoundIds
+from dedup.removal.removal_table import FOUND_IDS
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError
 from gristmill.io.artefacts import read_records, scatter_records, write_records
 from gristmill.io.documents import Document, source_of
+from gristmill.io.keys import pack_keys
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
@@ -74,10 +77,9 @@ def fetch_texts(
     """
     counts, rejects = Counts({}, []), Rejects(output)
     with ExitStack() as stack:
-        to_ids = stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb"))
+        to_ids = pa.ipc.new_stream(stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb")), FOUND_IDS)
         to_texts = stack.enter_context(stack.enter_context(atomic_write(texts)).open("wb")) if texts else None
-        found_ids = FoundIds(to_ids)
-        fetcher = _Fetcher(keep, to_texts, found_ids, counts)
+        fetcher = _Fetcher(keep, to_texts, stack.enter_context(to_ids), counts)
         write_records(
             output,
             (
@@ -86,7 +88,7 @@ def fetch_texts(
                 for block in fetcher.fetch(read_documents(found.part, counts, rejects), found.read(members), found.part)
             ),
         )
-    return Result(counts, found_ids.total)
+    return Result(counts, fetcher.id_count)
 
 
 def fetch_signatures(
@@ -122,9 +124,10 @@ def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[ND
 class _Fetcher:
     """Finds the members among the documents of a slice, ranks them and stores their texts and own ids."""
 
-    def __init__(self, keep: Keep, texts: BinaryIO | None, ids: FoundIds, counts: Counts) -> None:
+    def __init__(self, keep: Keep, texts: BinaryIO | None, ids: pa.ipc.RecordBatchStreamWriter, counts: Counts) -> None:
         self.keep, self.texts, self.ids, self.counts = keep, texts, ids, counts
-        self.offset = 0
+        self.offset = self.id_count = 0
+        self.own_ids: list[str | None] = []  # of the documents found
         self.is_without_field = False  # whether a document without the policy's field was found
         self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
 
@@ -155,7 +158,7 @@ class _Fetcher:
         (rank, fine_rank), reason = self._rank(document)
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, fine_rank, self.offset, len(data)))
-        self.ids.add(document.own_id)
+        self.own_ids.append(document.own_id)
         if self.texts:
             hold, size = MemoryReservation(), HASHING_FACTOR * len(data)
             if not hold.fits(size):  # refused here, where its name is known
@@ -188,8 +191,13 @@ class _Fetcher:
         if isinstance(self.keep, Longest | Newest):  # other policies' ranks were assigned with the tiers
             fetched["rank"], fetched["fine_rank"] = found[:, 0], found[:, 1]
         fetched["offset"], fetched["size"] = found[:, 2], found[:, 3]
-        self.found = []
-        self.ids.write(members)
+        has_id = np.array([own is not None for own in self.own_ids], np.bool_)
+        if has_id.any():
+            packed = pack_keys(members["file"][has_id], members["row"][has_id])
+            texts = [own for own in self.own_ids if own is not None]
+            self.ids.write_batch(pa.record_batch([packed, pa.array(texts, pa.string())], schema=FOUND_IDS))
+            self.id_count += len(texts)
+        self.found, self.own_ids = [], []
         return fetched
 
 

@@ -4,12 +4,12 @@ Where documents have ids of their own, these are fetched with the members of clu
 table, and one of all clusters, are written.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.removal.clusters import Clusters, in_two_clusters, reject_repeated
@@ -26,8 +26,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import PackedKeys, Rows, pack_keys, stream_keys
 from gristmill.storage.local import atomic_write
 
-ID = np.dtype([("key", "<u8"), ("size", "<i8")])  # the packed key of a document that has an id, and the id's bytes
-_COUNT = np.dtype("<i8")
+FOUND_IDS = pa.schema({"key": pa.uint64(), "id": pa.string()})  # of documents that have an id; keys are packed
 _CLUSTERS_SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64(), "id": pa.string()})
 KEPT = "kept"
 DUPLICATE = "duplicate"
@@ -49,30 +48,6 @@ _IDS = [pa.field("id", pa.string()), pa.field("kept_id", pa.string())]  # where 
 _MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
 
 
-class FoundIds:
-    """Ids found in a fetch task, written in blocks: their number, IDs and the ids themselves in UTF-8."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.total = file, 0
-        self._held: list[bytes | None] = []
-
-    def add(self, own_id: str | None) -> None:
-        """Hold the id of the next document, None if it has none."""
-        self._held.append(None if own_id is None else own_id.encode())
-
-    def write(self, members: NDArray) -> None:
-        """Write the ids held, those of the MEMBERs (n)."""
-        sizes = np.array([-1 if own is None else len(own) for own in self._held], np.int64)
-        has = members[sizes >= 0]
-        found = np.empty(len(has), ID)
-        found["key"], found["size"] = pack_keys(has["file"], has["row"]), sizes[sizes >= 0]
-        for part in (np.array([len(found)], _COUNT), found):
-            self.file.write(part.view(np.uint8).data)
-        self.file.write(b"".join(own for own in self._held if own is not None))
-        self.total += len(found)
-        self._held.clear()
-
-
 class IdFiles(NamedTuple):
     """Ids by key in files that are mapped: the packed keys, ascending, where each id ends, and all ids in UTF-8."""
 
@@ -82,31 +57,22 @@ class IdFiles(NamedTuple):
 
 
 def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
-    """Task: write the IdFiles of what fetch tasks found; their files are in the order of the corpus."""
+    """Task: write the IdFiles of what fetch tasks found: streams of FOUND_IDS in the order of the corpus."""
     last, end = -1, 0
     with (
         atomic_write(keys) as one, atomic_write(ends) as two, atomic_write(texts) as three,
         one.open("wb") as to_keys, two.open("wb") as to_ends, three.open("wb") as to_texts,
     ):  # fmt: skip
-        to_ends.write(bytes(_COUNT.itemsize))
+        to_ends.write(bytes(8))
         for path in fetched.paths:
-            for found, text in _read_found(path):
-                packed = found["key"].astype(np.int64)
-                assert (np.diff(packed, prepend=last) > 0).all(), path
-                to_keys.write(found["key"].tobytes())
-                to_ends.write((end + np.cumsum(found["size"])).tobytes())
-                to_texts.write(text)
-                last, end = int(packed[-1]), end + len(text)
-
-
-def _read_found(path: Path) -> Iterator[tuple[NDArray, bytes]]:
-    """The blocks that FoundIds wrote, without empty ones."""
-    with path.open("rb") as file:
-        while len(count := np.fromfile(file, _COUNT, 1)):
-            found = np.fromfile(file, ID, int(count[0]))
-            text = file.read(int(found["size"].sum()))
-            if len(found):
-                yield found, text
+            with path.open("rb") as file:
+                for batch in pa.ipc.open_stream(file):
+                    packed, ids = batch["key"].to_numpy(), [own.encode() for own in batch["id"].to_pylist()]
+                    assert (np.diff(packed.astype(np.int64), prepend=last) > 0).all(), path
+                    to_keys.write(packed.tobytes())
+                    to_ends.write((end + np.cumsum(list(map(len, ids)))).tobytes())
+                    to_texts.write(b"".join(ids))
+                    last, end = int(packed[-1]), end + sum(map(len, ids))
 
 
 class OwnIds:

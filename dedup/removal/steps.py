@@ -65,14 +65,6 @@ class FetchedFiles(NamedTuple):
     texts: FileSet
 
 
-class FetchedClusters(NamedTuple):
-    """What the step fetch found: files, the documents' own ids (None: no document has one), and counts."""
-
-    files: FetchedFiles
-    ids: FileSet | None
-    counts: Counts
-
-
 class Decided(NamedTuple):
     """REMOVALs and the names of the files that they refer to by number."""
 
@@ -98,8 +90,10 @@ def fetch(
     members: Sorted,
     files: Sequence[CorpusFile],
     shards: Sequence[SignatureShard],
-) -> FetchedClusters:
+) -> tuple[FetchedFiles, FileSet | None, Counts]:
     """Run the step fetch: copy the members' texts, own ids and signatures out of the corpus and the indexes.
+
+    Returns the files, those of the documents' own ids (None: no document has one), and counts.
 
     UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document;
     TooManyMalformed if the corpus has more malformed records than the options allow.
@@ -109,16 +103,17 @@ def fetch(
     slices = cut_corpus(run, [file for file in files if file.name in names])
     of_corpus = list(_text_tasks(run, settings, members, slices))
     indexed = [shard for shard in shards if shard.file in names]
-    tasks = [*of_corpus, *_signature_tasks(run, settings, members, indexed, len(of_corpus))]
+    tasks = [*of_corpus, *_signature_tasks(run, members, indexed, len(of_corpus))]
     done = run.step("fetch", tasks)
     counts, ids = done.counts, sum(filter(None, done.values(int | None)))  # type: ignore[arg-type]
     counts.check_malformed(run.stage.name, run.options.max_malformed)
     _check_field(settings, counts)
     if settings.check:
         _check_signatures(plan, counts)
-    records, texts = (FileSet(tuple(task.outputs[i] for task in tasks if task.outputs[i:])) for i in (0, 1))
+    records = FileSet(tuple(task.arguments["output"] for task in tasks))
+    texts = FileSet(tuple(task.arguments["texts"] for task in tasks if settings.check))
     found = FileSet(tuple(task.arguments["ids"] for task in of_corpus)) if ids else None
-    return FetchedClusters(FetchedFiles(records, texts), found, counts)
+    return FetchedFiles(records, texts), found, counts
 
 
 def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
@@ -130,31 +125,23 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         rows = [(part, ends.get(part)) for part in group]
         found = tuple(SliceMembers(it, members.plan.span(it.name, it.first_row, end), end) for it, end in rows)
         own = MemberFile.of(members.members, [it.span for it in found])
-        arguments = {"parts": found, "members": own, "keep": settings.keep}
-        outputs = _fetch_outputs(run, settings, number)
-        ids = outputs[0].with_suffix(".ids")
-        arguments |= {"output": outputs[0], "ids": ids, "texts": outputs[1] if settings.check else None}
-        size = sum(part.size for part in group)
-        yield Task(group[0].label, fetch_texts, arguments, (*outputs, ids), size)
+        output = run.work / "fetched" / f"{number:06}.index"
+        ids, texts = output.with_suffix(".ids"), output.with_suffix(".text")
+        arguments = {"parts": found, "members": own, "keep": settings.keep, "output": output, "ids": ids}
+        arguments["texts"], outputs = (texts, (output, ids, texts)) if settings.check else (None, (output, ids))
+        yield Task(group[0].label, fetch_texts, arguments, outputs, sum(part.size for part in group))
 
 
-def _signature_tasks(
-    run: StageRun, settings: RemovalSettings, members: Sorted, shards: Sequence[SignatureShard], first: int
-) -> Iterator[Task]:
+def _signature_tasks(run: StageRun, members: Sorted, shards: Sequence[SignatureShard], first: int) -> Iterator[Task]:
     """A task for each group of shards of an index, with output files numbered from `first`."""
     groups = batched(shards, count=_SHARDS, size=_SIGNATURES, size_of=lambda shard: shard.documents)
     for number, group in enumerate(groups, first):
         found = tuple((shard, members.plan.span(shard.file)) for shard in group)
-        outputs = _fetch_outputs(run, settings, number)
+        output = run.work / "fetched" / f"{number:06}.index"
+        texts = output.with_suffix(".text")
         own = MemberFile.of(members.members, [span for _, span in found])
-        arguments = {"shards": found, "members": own, "output": outputs[0], "texts": outputs[1]}
-        yield Task(f"signatures {number}", fetch_signatures, arguments, outputs)
-
-
-def _fetch_outputs(run: StageRun, settings: RemovalSettings, number: int) -> tuple[Path, ...]:
-    """The files of a fetch task: records and, if similarity is checked, texts."""
-    suffixes = ("index", "text") if settings.check else ("index",)
-    return tuple(run.work / "fetched" / f"{number:06}.{suffix}" for suffix in suffixes)
+        arguments = {"shards": found, "members": own, "output": output, "texts": texts}
+        yield Task(f"signatures {number}", fetch_signatures, arguments, (output, texts))
 
 
 def _check_files(
@@ -260,7 +247,10 @@ def write(
 
     Where documents have ids of their own, another writes the clusters with them.
     """
-    ids = _join_ids(run, fetched) if fetched else None
+    ids = None
+    if fetched:
+        ids = IdFiles(*(run.work / "ids" / name for name in ("keys.bin", "ends.bin", "texts.bin")))
+        run.step("ids", [Task("ids", join_ids, {"fetched": fetched, **ids._asdict()}, tuple(ids))])
     arguments = {"names": decided.names, "decided": decided.removals, "table": table, "pickle": pickle, "ids": ids}
     outputs = (table, pickle) if pickle else (table,)
     tasks = [Task("write", write_removals, arguments, outputs, memory=run.options.memory_bytes)]
@@ -274,10 +264,3 @@ def write(
 def clusters_beside(table: Path) -> Path:
     """The table of the clusters with the documents' own ids, next to that of removed documents."""
     return table.with_name(f"{table.stem}_clusters.parquet")
-
-
-def _join_ids(run: StageRun, fetched: FileSet) -> IdFiles:
-    """Run the step ids: join the ids that fetch tasks found."""
-    files = IdFiles(*(run.work / "ids" / name for name in ("keys.bin", "ends.bin", "texts.bin")))
-    run.step("ids", [Task("ids", join_ids, {"fetched": fetched, **files._asdict()}, tuple(files))])
-    return files

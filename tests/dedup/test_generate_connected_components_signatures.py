@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs, generate_duplicates_dict
+from dedup.candidates.document_ids import ALONE
 from dedup.candidates.signature_shards import write_shard
-from dedup.generate_connected_components import ALONE, CLUSTERED
+from dedup.generate_connected_components import CLUSTERED
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dedup import Sketch, generate_duplicate_pairs
+from dedup.candidates.document_ids import ALONE
 from dedup.candidates.input_shards import parse_indexes
 from dedup.candidates.signature_shards import write_shard
-from dedup.generate_duplicate_pairs import ALONE, PAIRED, write_pairs
+from dedup.generate_duplicate_pairs import PAIRED, write_pairs
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet

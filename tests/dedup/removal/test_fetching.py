@@ -61,6 +61,13 @@ def test_the_longest_text(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_no_text_is_copied_where_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "NORM", {"a/x.jsonl": [{"text": "ab", "id": "7"}, {"text": "abc", "id": "8"}]})
+    monkeypatch.setattr("dedup.removal.fetching._move_texts", lambda *_: pytest.fail("texts are copied"))
+    found = removed_by(tmp_path, [[("a/x.jsonl", 0), ("a/x.jsonl", 1)]], keep="longest", corpus=tmp_path / "NORM")
+    assert found == {("a/x.jsonl", 0): ("a/x.jsonl", 1)}
+
+
 def test_the_text_may_be_in_another_column(tmp_path: Path) -> None:
     write_corpus(tmp_path / "NORM", {"a/x.jsonl": [{"body": "ab"}, {"body": "abcd", "text": ""}, {"body": "abc"}]})
     clusters = [[("a/x.jsonl", row) for row in range(3)]]
