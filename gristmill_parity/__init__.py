@@ -5,7 +5,6 @@ Read in this order:
     parity.py         the command `gristmill parity`
     certificate.py    all cases in warm processes, a table, and a verdict
     cases.py          a case: a small model, a layout, how it trains; every layout, or a set that covers all pairs
-    sparse_models.py  models with experts
     feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas, experts, published models
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
     reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer

@@ -50,7 +50,8 @@ def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "
     layouts += [replace(case, precision="fp32") for case in (covering if full else kinds_of_layouts(covering))]
     layouts += [replace(case, documents=True) for case in (covering if full else ())]
     cases = [*features, *(replace(case, device=device) for case in layouts)]
-    possible = [case for case in cases if device == "cpu" or not case.sends_tensors or _have_own_gpus(case)]
+    gpus = torch.cuda.device_count()
+    possible = [case for case in cases if device == "cpu" or not case.sends_tensors or case.processes <= gpus]
     if possible != cases:
         count = len(cases) - len(possible)
         skipped.append(f"{count} pipelines, grids and rings need a GPU per process: gloo sends no GPU's tensors")
@@ -65,10 +66,6 @@ def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:
         kind = case.preset, layout.zero, layout.tp > 1, layout.pp > 1, case.recompute
         chosen.setdefault(kind, case)
     return [case for case in cases if case in chosen.values()]
-
-
-def _have_own_gpus(case: Case) -> bool:
-    return case.processes <= torch.cuda.device_count()
 
 
 _JOB_SECONDS = 300.0  # compiling takes a minute on a busy machine
@@ -122,14 +119,14 @@ _COLUMNS = ("case", "processes", *QUANTITIES, "limit", "calls", "KiB", "seconds"
 
 
 def _table(rows: Sequence[CaseResult]) -> Table:
-    titles = f"largest relative difference from one process, or after = ; traffic of one rank in a step ({_STATES})"
-    table = Table(*_COLUMNS, title=titles, box=None, pad_edge=False)
+    title = (
+        "largest relative difference from one process, or after = ; traffic of one rank in a step (= equal to theory, "
+        "≠ not)"
+    )
+    table = Table(*_COLUMNS, title=title, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*_cells(row), "[green]green" if row.passed else "[bold red]red")
     return table
-
-
-_STATES = "= equal to theory, ≠ not"
 
 
 def _cells(row: CaseResult) -> list[str]:
@@ -142,7 +139,6 @@ def _cells(row: CaseResult) -> list[str]:
 
 
 def _refusals(refused: dict[ParallelConfig, str]) -> Table:
-    """Table of the reasons for which layouts are refused, with their counts."""
     counts = Counter(refused.values())
     table = Table("refused", "why", box=None, pad_edge=False)
     for reason, count in counts.items():

@@ -74,7 +74,6 @@ class CaseResult:
 
     @property
     def _above(self) -> dict[str, float]:
-        """The differences above their limits."""
         allowed = limits(self.case)
         return {name: value for name, value in self.differences.items() if not value <= allowed[name]}
 
@@ -102,12 +101,6 @@ class Certifier:
         """`job` is what each rank of a case runs; tests pass one with a planted fault."""
         self.ranks, self.job = ranks, job
         self._references: dict[Case, GlobalResult] = {}
-
-    def with_job(self, job: Callable[[Case], RankResult]) -> "Certifier":
-        """A certifier that runs another job and shares the references."""
-        other = Certifier(self.ranks, job)
-        other._references = self._references
-        return other
 
     def certify(self, case: Case) -> CaseResult:
         """Run and compare a case; failures are part of the result, never raised."""

@@ -16,9 +16,8 @@ from gristmill_parity.cases import Case
 from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
 from gristmill_parity.plain.decoder import IGNORED, PlainDecoder, PlainSizes
 from gristmill_parity.plain.experts import PlainExperts, PlainRouting
-from gristmill_parity.plain.latent import PlainLatentDecoder, PlainLatentSizes
 from gristmill_parity.plain.muon import PlainMuon
-from gristmill_parity.plain.variants import PlainParts, PlainVariant
+from gristmill_parity.plain.variants import PlainLatentDecoder, PlainLatentSizes, PlainParts, PlainVariant
 from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
 from training.experimental.compression.powersgd import initial_q
 from training.hugging_face.hf_config import find_family, write_hf_config
