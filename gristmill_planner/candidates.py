@@ -3,18 +3,15 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import gcd, isqrt
 from typing import Literal
 
 from gristmill.errors import UsageError
-from gristmill_planner.planned_run import GRISTMILL, PlannedRun, PlanRequest, Software
+from gristmill_planner.planned_run import GRISTMILL, PlannedRun, PlanRequest, Software, layers_of_stages
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.layer_options import check_blocks
-from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import SCHEDULES, SPLIT_BACKWARD, Schedule
-from training.parallel.pipeline.stage_layers import stage_layers
 from training.parallel.tensor.options import possible_sizes
 
 _MOST_SEQUENCES = 32  # of a micro-batch
@@ -38,7 +35,7 @@ class LayoutFamily:
 
     def runs(self, request: PlanRequest, schedule: Schedule, virtual: int) -> Iterator[PlannedRun]:
         """By ZeRO stage, from the one that shards most."""
-        layers = _stage_layers(request.model, self.degrees.pp * virtual, request.seq_len)
+        layers = layers_of_stages(request.model, self.degrees.pp * virtual, request.seq_len)
         for zero in reversed(self.stages):
             layout = replace(
                 self.degrees, zero=zero, zero_group=self.degrees.dp if zero else 1, schedule=schedule,
@@ -146,12 +143,6 @@ def tensor_degrees(request: PlanRequest) -> list[int]:
     """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
     common = gcd(request.cluster.per_node, request.cluster.devices)
     return [tp for tp in possible_sizes(request.model) if common % tp == 0]
-
-
-@lru_cache
-def _stage_layers(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
-    """As the trainer divides them; other programs are taken to do it alike."""
-    return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
 
 
 def divisors(number: int) -> list[int]:

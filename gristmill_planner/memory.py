@@ -221,7 +221,6 @@ class RankMemory:
         return size
 
     def _blocks(self, stage: int, recompute: Recompute) -> int:
-        """Of all blocks of a stage."""
         return sum(count * self._block(recompute, *kind) for kind, count in self._kinds[stage].items())
 
     @cached_property
@@ -231,7 +230,6 @@ class RankMemory:
 
     @cached_property
     def _kinds_here(self) -> set[tuple[bool, bool]]:
-        """Kinds of the rank's layers."""
         return {kind for stage in self._stages for kind in self._kinds[stage]}
 
     def _block(self, recompute: Recompute, sparse: bool, windowed: bool) -> int:

@@ -258,7 +258,6 @@ def _cluster(
 
 
 def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
-    """The fastest layouts that fit. Raises UsageError if there is none."""
     with Console(stderr=True).status("looking for the fastest layouts …"):  # on a terminal alone
         return search(request, constants, top)
 

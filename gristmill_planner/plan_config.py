@@ -10,15 +10,21 @@ from gristmill.config import check_ranges, load_config, toml_lines
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.token_shards import open_shards
 from gristmill_planner.hardware import Cluster
-from gristmill_planner.planned_run import GRISTMILL, OptimizerStates, PlannedRun, PlanRequest, Software
-from gristmill_planner.published_runs import PublishedRun
+from gristmill_planner.planned_run import (
+    GRISTMILL,
+    OptimizerStates,
+    PlannedRun,
+    PlanRequest,
+    Software,
+    layers_of_stages,
+)  # fmt: skip
+from gristmill_planner.published_runs import PublishedRun, changed
 from gristmill_planner.search import Choice
 from training.config import Precision, TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
 from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.stage_layers import stage_layers
 from training.presets.presets import PRESETS
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
@@ -60,8 +66,7 @@ def as_toml(choice: Choice, request: PlanRequest, config: str, options: TrainCon
     layout = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches} | layout
     model: dict[str, object] = {"preset": request.model.preset}
     if options is not None:  # as the file has it
-        usual_model = vars(ModelConfig())
-        model = {name: value for name, value in vars(options.model).items() if value != usual_model[name]}
+        model = changed(options.model, ModelConfig())
     sections: dict[str, dict[str, object]] = {
         "model": model, "data": {"seq_len": run.seq_len, "batch_size": run.batch}, "parallel": layout,
         "memory": {"recompute": run.recompute, "optimizer": run.states.moments},
@@ -87,7 +92,7 @@ def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> P
     check_blocks(request.model, options.memory.recompute, options.compile)
     layout = options.parallel.resolve(request.cluster.devices, request.model, request.seq_len)
     BatchSplit.of(options.data, layout)
-    layers = tuple(len(each) for each in stage_layers(request.model, layout.stages, request.seq_len))
+    layers = layers_of_stages(request.model, layout.stages, request.seq_len)
     return request.run(layout, options.memory.recompute, layers)
 
 
@@ -148,7 +153,6 @@ def _read_options(config: str) -> TrainConfig:
 
 
 def _vocabulary(options: TrainConfig, config: str) -> int:
-    """Size of the vocabulary of the token shards."""
     train = options.data.train
     folder = train if isinstance(train, Path) else train[0]
     try:

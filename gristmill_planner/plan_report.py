@@ -120,7 +120,6 @@ def _division(choice: Choice, constants: Constants) -> str:
 
 
 def _experts(choice: Choice) -> list[str]:
-    """What is assumed of them."""
     if choice.run.axes["ep"].ranks == 1:
         return []
     return [

@@ -14,6 +14,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import Schedule
+from training.parallel.pipeline.stage_layers import stage_layers
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,12 @@ def _stages_of_ranks(schedule: Schedule, pp: int, virtual_stages: int) -> list[l
 @lru_cache(4096)
 def _layers_of_ranks(layers: tuple[int, ...], schedule: Schedule, pp: int, virtual_stages: int) -> list[int]:
     return [sum(layers[stage] for stage in stages) for stages in _stages_of_ranks(schedule, pp, virtual_stages)]
+
+
+@lru_cache
+def layers_of_stages(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
+    """How many layers each stage has as the trainer divides them; other programs are taken to do it alike."""
+    return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
 
 
 @dataclass(frozen=True)

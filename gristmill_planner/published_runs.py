@@ -243,8 +243,8 @@ def shrunk_config(each: PublishedRun) -> str:
         "model": _model(each, layout),
         "data": {"seq_len": _SEQ_LEN, "batch_size": layout.dp * layout.micro_batches * min(2, each.run.micro_batch)},
         "optim": {"steps": _STEPS, "warmup_steps": 2},
-        "parallel": _changed(layout, filled_in),
-        "memory": _changed(MemoryConfig(each.run.recompute), MemoryConfig()),
+        "parallel": changed(layout, filled_in),
+        "memory": changed(MemoryConfig(each.run.recompute), MemoryConfig()),
         "eval": {"sequences": 16, "sample_tokens": 0},
     }
     return "\n".join([
@@ -299,6 +299,6 @@ def _shrunk_heads(model: ModelConfig, tp: int) -> int:
     return heads
 
 
-def _changed(options: Any, defaults: Any) -> dict[str, Any]:
+def changed(options: Any, defaults: Any) -> dict[str, Any]:
     """The fields that are not at their defaults."""
     return {key: value for key, value in vars(options).items() if value != getattr(defaults, key)}
