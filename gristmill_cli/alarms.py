@@ -24,7 +24,7 @@ from gristmill.text import utf8_size
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
-from preprocessing.decontaminate import Report, read_report, report_paths
+from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.mixing.drops import SHORT
 from preprocessing.quality.recipe import Bounds, load_recipe
 from preprocessing.tokenizer.loading import count_tokens
@@ -63,7 +63,11 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
             for line in list(warn_of_losses(files, "", 0, limits.times_median, "file").values())[:1]:
                 yield f"in {source} {line}: look whether it is of another kind"
     elif stage == "decontaminate":
-        yield from _leaks(read_report(report_paths(config.out / "decontaminated")[1]))
+        if common := read_report(report_paths(config.out / "decontaminated")[1]).common_items:
+            yield (
+                f"near-duplicates of {common:,} items of benchmarks are in so many documents that they count as "
+                "boilerplate and are not looked for: try --decontaminate.common 0"
+            )
     elif stage == "generate_connected_components":
         for line in warn_of_clusters(counts.clusters, limits.cluster, limits.alike, config.dedup.measure is not None):
             yield f"{line}: look at gristmill duplicates OUT --largest 5"
@@ -139,15 +143,6 @@ def _languages(sources: dict[str, Counts], limit: float) -> Iterator[str]:
                 f"the rule {_LANGUAGE} removes {shares[first]:.0%} of the documents of {first}, of the median file of "
                 f"{source} {middle:.0%}{also}: look whether it is in another language"
             )
-
-
-def _leaks(report: Report) -> Iterator[str]:
-    """Items of benchmarks that are in so many documents that they were not looked for."""
-    if report.common_items:
-        yield (
-            f"near-duplicates of {report.common_items:,} items of benchmarks are in so many documents that they count "
-            "as boilerplate and are not looked for: try --decontaminate.common 0"
-        )
 
 
 def _token_sizes(config: RunConfig) -> Iterator[str]:

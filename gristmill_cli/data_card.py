@@ -11,14 +11,15 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.counts import INCOMING, NOT_READ, READ, Counts
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
-from gristmill_cli.run_records import StageRecord, load_json
+from gristmill_cli.run_config import read_options
+from gristmill_cli.run_records import load_record_of
 from gristmill_cli.run_stages import rules_version
 from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.quality.recipe import read_recipe
@@ -46,10 +47,7 @@ def card(run: Positional[Path], name: str = "") -> Text:
     """
     require(is_file(run / RUN_FILE), f"{run}: expected the --out of a gristmill run, got no run.json in it")
     funnel = read_funnel(run)
-    try:
-        options = msgspec.json.decode(read_file(run / RUN_FILE), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise InputError(f"{run / RUN_FILE} is damaged ({error}): run the same `gristmill run` again") from error
+    options = read_options(run)
     manifests = {part: Manifest.load(run / "tokens" / part) for part in (TRAIN, HELD_OUT)}
     target = run / "tokens" / CARD
     before = read_file(target) if is_file(target) else b""
@@ -94,18 +92,9 @@ def _lines(
         found = read_report(report).benchmarks
         yield from _table(
             ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents"),
-            [
-                (
-                    it,
-                    f"{n.items:,}",
-                    f"{n.found:,}",
-                    f"{sum(n.documents.values()):,}",
-                    f"{n.near:,}",
-                    f"{sum(n.near_documents.values()):,}",
-                )
-                for it, n in found.items()
-            ],
-        )
+            [(it, f"{n.items:,}", f"{n.found:,}", f"{sum(n.documents.values()):,}", f"{n.near:,}",
+              f"{sum(n.near_documents.values()):,}") for it, n in found.items()],
+        )  # fmt: skip
     tokenizer = manifests[TRAIN].tokenizer
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifests[TRAIN].dtype}, {tokenizer.vocab_size:,} ids;"
     yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
@@ -118,7 +107,7 @@ def _lines(
 
 def _rules(run: Path, recipe: str) -> Iterable[str]:
     """The rules of the recipe, if they are those that the run had."""
-    record = load_json(run / STATE_DIR / "run" / "filter_quality.json", StageRecord)
+    record = load_record_of(run, "filter_quality")
     try:
         rules = read_recipe(recipe)
     except UsageError:

@@ -20,11 +20,9 @@ from dedup.minhash.matching_form import Unit
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
-from gristmill.io.files import RUN_FILE
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
-from gristmill_cli.run_config import Dedup
-from gristmill_cli.run_records import load_json
+from gristmill_cli.run_config import Dedup, recorded_options
 
 DUPLICATES, CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
 CORPORA = ("decontaminated", "lines", "quality", "applied", "normalized")  # of a run, the first that is there
@@ -32,6 +30,7 @@ _BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of eac
 _COLUMNS = ("file", "row", "kept_file", "kept_row", "similarity", "id", "kept_id")
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
 _WORD = re.compile(r"\S+")
+GONE = "the text is no longer there"
 
 
 class Pair(NamedTuple):
@@ -40,13 +39,6 @@ class Pair(NamedTuple):
     removed: DocKey
     kept: DocKey
     similarity: float | None
-
-
-class ShownCluster(NamedTuple):
-    """A cluster: its size, and its first members."""
-
-    size: int
-    members: list[DocKey]
 
 
 def show_duplicates(
@@ -83,12 +75,13 @@ def show_duplicates(
         raise UsageError(f"{out} has no {' or '.join(CORPORA)} folder: the texts are no longer there to be shown")
     if largest:
         return _show_clusters(out, corpus, largest, show, text_column)
-    if of:
-        total, pairs = _find_pairs(out / DUPLICATES, lambda row: of in (row.get("id"), row.get("kept_id")), show)
-    else:
-        total, pairs = _find_pairs(
-            out / DUPLICATES, lambda row: not source or source in [key.source for key in _keys_of(row)], show
-        )
+
+    def is_meant(row: dict[str, Any]) -> bool:
+        if of:
+            return of in (row.get("id"), row.get("kept_id"))
+        return not source or source in [key.source for key in _keys_of(row)]
+
+    total, pairs = _find_pairs(out / DUPLICATES, is_meant, show)
     if of and not pairs:  # it may be a key
         keys = _keys_meant(out, of, text_column) if "@" in of else set()
         total, pairs = _find_pairs(out / DUPLICATES, lambda row: not keys.isdisjoint(_keys_of(row)), show)
@@ -125,7 +118,7 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     Such a file has another format than ours, or is given by its path. Its blank and malformed lines have rows, but no
     documents, so that rows after them are others here.
     """
-    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
+    recorded = recorded_options(out)
     corpus, (file, _, row) = Path(recorded.get("corpus", ".")), given.rpartition("@")
     path = resolved(Path(file))
     name = path.relative_to(corpus).as_posix() if path.is_relative_to(corpus) else file
@@ -179,7 +172,7 @@ def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
 
 def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
     """The largest clusters: sizes, first members, and the first two of some of them side by side."""
-    found = list[tuple[int, int, ShownCluster]]()
+    found = list[tuple[int, int, list[DocKey]]]()  # size, -number, the first members
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
         size, first = 0, list[DocKey]()
@@ -187,15 +180,15 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
             size += 1
             if len(first) < 4:
                 first.append(DocKey(row["file"], row["row"]))
-        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, ShownCluster(size, first)))
-    clusters = [cluster for *_, cluster in sorted(found, reverse=True)]
+        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, first))
+    clusters = [(size, members) for size, _, members in sorted(found, reverse=True)]
     if not clusters:
         return Group(Text("no clusters: no two documents were found to be alike"))
     table = Table("documents", "the first of them", box=None, pad_edge=False)
-    for cluster in clusters:
-        more = f" and {cluster.size - len(cluster.members):,} more" if cluster.size > len(cluster.members) else ""
-        table.add_row(f"{cluster.size:,}", Text(", ".join(map(str, cluster.members)) + more))
-    pairs = [Pair(cluster.members[1], cluster.members[0], None) for cluster in clusters[:show]]
+    for size, first in clusters:
+        more = f" and {size - len(first):,} more" if size > len(first) else ""
+        table.add_row(f"{size:,}", Text(", ".join(map(str, first)) + more))
+    pairs = [Pair(first[1], first[0], None) for _, first in clusters[:show]]
     return Group(Text(f"the {len(clusters):,} largest clusters", "bold"), table, *_compared(corpus, pairs, text_column))
 
 
@@ -236,9 +229,13 @@ def label_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
     return label_of(documents[key]) if key in documents else str(key)
 
 
+def text_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
+    """The text of a document, or that it is no longer there."""
+    return documents[key].text if key in documents else GONE
+
+
 def _shingles_of(out: Path) -> tuple[int, Unit]:
-    """Width and unit of a run's shingles."""
-    recorded = (load_json(out / RUN_FILE, dict[str, Any]) or {}).get("dedup", {})
+    recorded = recorded_options(out).get("dedup", {})
     return recorded.get("width", Dedup.width), recorded.get("unit", Dedup.unit)
 
 

@@ -80,12 +80,6 @@ class EstimateConfig(RunConfig):
         options = replace(super().run_options, workers=1, quiet=True)
         return replace(options, executor="local", address="", shard="", scratch_size="")
 
-    @property
-    def unused(self) -> list[str]:
-        """Options that are given and say where a run works, not what it costs."""
-        names = ("workers", "scratch_size", "shard", "executor", "address")
-        return [f"--{name}" for name in names if getattr(self, name) != getattr(EstimateConfig, name)]
-
 
 @dataclass(frozen=True)
 class Extent:
@@ -145,8 +139,9 @@ def estimate(config: EstimateConfig) -> Estimate:
     """
     size = parse_bytes(config.sample, "--sample")
     first, end = _check(config)
-    if config.unused:
-        print(f"note: {', '.join(config.unused)} say where a run works and do not change an estimate", file=sys.stderr)
+    names = ("workers", "scratch_size", "shard", "executor", "address")
+    if unused := [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]:
+        print(f"note: {', '.join(unused)} say where a run works and do not change an estimate", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
         folder, corpus = Path(name), config.corpus
         if corpus is None:
@@ -264,7 +259,6 @@ def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int
 
 
 def _note_refused(found: Counts, most: float) -> None:
-    """Say that a run would refuse the corpus, if it would."""
     try:
         found.check_malformed("normalize_text", most)
     except TooManyMalformed as error:

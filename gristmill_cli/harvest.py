@@ -118,7 +118,6 @@ def _sources() -> dict[str, list[Rule]]:
 
 
 def _gather(out_dir: Path, source: str, rules: list[Rule], budget: int, found: Harvest) -> None:
-    """Write the files of one source."""
     suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
     found.documents[source] = found.bytes[source] = 0
     # groupby asks for a record's key right after the record was counted, so the bytes so far number its file.
@@ -151,7 +150,7 @@ def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, 
         for roots, pattern, render in rules
         for root in roots
         for folder, _, names in os.walk(root)
-        if not {"__pycache__", "site-packages", "dist-packages"} & {*_below(folder, root)}
+        if not {"__pycache__", "site-packages", "dist-packages"} & {*Path(folder).relative_to(root).parts}
         for name in names
         # A name that is not UTF-8 is not printable; symbolic links would repeat a file.
         if re.fullmatch(pattern, path := f"{folder}/{name}".removeprefix(f"{root}/"))
@@ -159,10 +158,6 @@ def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, 
         and not Path(folder, name).is_symlink()
     ]
     return sorted(found, key=lambda it: (hashlib.sha256(it[1].encode()).digest(), it[0]))
-
-
-def _below(folder: str, root: Path) -> tuple[str, ...]:
-    return Path(folder).relative_to(root).parts
 
 
 def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:

@@ -89,7 +89,8 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
         alone = sum(not step.allows(value) for value in values[step.name])
         spread = (_number(value) for value in np.percentile(found, _PERCENTILES))
         share = f"{100 * count / len(sample):.1f}%"
-        table.add_row(_short(step.name), _limits(step), f"{count:,}", share, f"{alone:,}", *spread)
+        name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
+        table.add_row(name, _limits(step), f"{count:,}", share, f"{alone:,}", *spread)
     lost = sum(map(len, first.values()))
     head = f"{len(sample):,} of {total:,} documents: {lost:,} removed ({100 * lost / len(sample):.1f}%)"
     lines: list[RenderableType] = [Text(f"{head}, {rewritten:,} of the others rewritten"), Text(), table]
@@ -100,10 +101,6 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
             start = " ".join(document.text[: 4 * _FIRST].split())[:_FIRST]
             lines += [Text(f"  {_number(value)}  {document.key}"), Text(f"    {escape(start)!r}")]
     return Group(*lines)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 29 else f"{name[:28]}…"
 
 
 def _limits(step: Bounds) -> str:

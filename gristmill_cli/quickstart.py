@@ -69,10 +69,12 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     reject_unknown_scheme(corpus or out)
     out = out.resolve()
     pipeline, training = _divide(options)
-    training = [*_trainer_options(out), *training]
+    folders = {"data.train": "data/tokens/train", "data.holdout": "data/tokens/holdout", "out_dir": "model"}
+    written = [word for key, name in folders.items() for word in (f"--{key}", str(out / name))]
+    training = ["--config", str(TRAINING), *written, *training]
     _check(training)
-    folders = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data")]
-    config = load_config(RunConfig, ["--config", str(PIPELINE), *folders, *pipeline], prog="gristmill quickstart")
+    pipeline = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data"), *pipeline]
+    config = load_config(RunConfig, ["--config", str(PIPELINE), *pipeline], prog="gristmill quickstart")
     console = wide_console()
     if corpus is None:
         _heading("1. gather a corpus from this machine")
@@ -114,13 +116,6 @@ def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _heading(text: str) -> None:
     print(f"\n== {text}", flush=True)  # flushed, to precede the output of the trainer's processes
-
-
-def _trainer_options(out: Path) -> list[str]:
-    """The trainer's configuration file and folders, as options."""
-    folders = {"data.train": "data/tokens/train", "data.holdout": "data/tokens/holdout", "out_dir": "model"}
-    given = [word for key, name in folders.items() for word in (f"--{key}", str(out / name))]
-    return ["--config", str(TRAINING), *given]
 
 
 def _check(trainer_options: Sequence[str]) -> None:

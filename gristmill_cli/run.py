@@ -182,7 +182,6 @@ def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
 
 
 def _options_of(config: RunConfig) -> dict[str, Any]:
-    """All options of a run, as they are given."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     return options
 
@@ -194,13 +193,11 @@ def _work_of(config: RunConfig) -> str:
 
 
 def _record_config(config: RunConfig) -> None:
-    """Write the configuration to the output folder."""
     path = config.out / RUN_FILE
-    options = _options_of(config)
-    options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
-    record = {**options, "corpus": str(resolved(config.corpus))}
+    options = _options_of(config) | {"corpus": str(resolved(config.corpus))}
+    record = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
     remove_partial_files([path])  # of a run that was killed just here
-    write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 if __name__ == "__main__":

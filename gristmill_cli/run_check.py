@@ -27,17 +27,7 @@ from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
 from gristmill_cli.funnel import FUNNEL_FILE
-from gristmill_cli.run_config import (
-    ASKED_BY,
-    Alarms,
-    Decontaminate,
-    Dedup,
-    Lines,
-    RunConfig,
-    Tokenizer,
-    has_stage,
-)
-from gristmill_cli.run_records import load_json
+from gristmill_cli.run_config import ASKED_BY, Dedup, RunConfig, Tokenizer, has_stage, recorded_options
 from preprocessing.apply import version_of
 from preprocessing.contamination.benchmarks import check_items
 from preprocessing.datasets import source_amounts, source_weights
@@ -89,13 +79,10 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         load_recipe(config.recipe)
     with _section("lines"):
         check_limits_of_lines(config.lines.least, config.lines.min_characters)
-        given = [it.name for it in fields(Lines) if getattr(config.lines, it.name) != getattr(Lines, it.name)]
-        if config.lines.unit == "none" and given:
+        if config.lines.unit == "none" and (given := _given(config.lines)):
             raise UsageError(f"--{given[0]} has no effect with --unit none; try --lines.unit line")
     with _section("decontaminate"):
-        given = [it.name for it in fields(Decontaminate) if it.name != "against"
-                 and getattr(config.decontaminate, it.name) != getattr(Decontaminate, it.name)]  # fmt: skip
-        if given and not config.decontaminate.against:
+        if not config.decontaminate.against and (given := _given(config.decontaminate)):
             raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
         if config.decontaminate.against:
             benchmarks = list_benchmarks(config.decontaminate.against, config.decontaminate.template)
@@ -120,12 +107,9 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     if config.keep_list:
         read_keep_list(config.keep_list)
     with _section("alarms"):
-        for it in fields(Alarms):
-            value, most = (
-                getattr(config.alarms, it.name),
-                1 if it.name in ("source_loss", "alike", "language") else math.inf,
-            )
-            require(0 <= value <= most, f"--{it.name} {value}: expected a number from 0 to {most:g}; 0 is no limit")
+        for name, value in vars(config.alarms).items():
+            most = 1 if name in ("source_loss", "alike", "language") else math.inf
+            require(0 <= value <= most, f"--{name} {value}: expected a number from 0 to {most:g}; 0 is no limit")
     with _section("tokenizer"):
         spec = config.tokenizer
         if spec.file is None:
@@ -135,6 +119,12 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             _reject_training_options(spec)
             find_ends(find_tokenizer_file(spec.file), spec.bos, spec.eos)
         parse_size(spec.shard_size, "--shard_size")
+
+
+def _given(section: Any) -> list[str]:
+    """The options of a section that are not at their defaults."""
+    usual = vars(type(section)())
+    return [name for name, value in vars(section).items() if value != usual[name]]
 
 
 def _inputs(config: RunConfig) -> list[Path]:
@@ -180,8 +170,7 @@ def _check_own_ends(spec: Tokenizer) -> None:
 
 
 def _reject_training_options(spec: Tokenizer) -> None:
-    given = [name for name in ("vocab_size", "model_type", "sample", "exact", "seed")
-             if getattr(spec, name) != getattr(Tokenizer(), name)]  # fmt: skip
+    given = [name for name in _given(spec) if name in ("vocab_size", "model_type", "sample", "exact", "seed")]
     if given:
         raise UsageError(
             f"--tokenizer.{given[0]} has no effect with --tokenizer.file {spec.file}, as no tokenizer is trained: "
@@ -237,7 +226,7 @@ def check_output(config: RunConfig) -> None:
                 f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
                 "remove it"
             )
-    corpus, before = str(resolved(config.corpus)), load_json(config.out / RUN_FILE, dict[str, Any])
+    corpus, before = str(resolved(config.corpus)), recorded_options(config.out)
     if not before:
         return
     if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
@@ -255,8 +244,7 @@ def check_output(config: RunConfig) -> None:
 
 
 def _has_run(out: Path) -> bool:
-    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
-    return {"corpus", "dedup"} <= recorded.keys() or is_folder(out / STATE_DIR)
+    return {"corpus", "dedup"} <= recorded_options(out).keys() or is_folder(out / STATE_DIR)
 
 
 def _reject_scratch_in_corpus(config: RunConfig) -> None:

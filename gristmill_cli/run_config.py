@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import tyro
 
 from dedup.candidates.input_shards import Scope
@@ -14,8 +15,10 @@ from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
 from gristmill.engine.options import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import Source
+from gristmill.io.files import RUN_FILE
+from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType
@@ -40,6 +43,25 @@ def has_stage(options: Any, stage: str) -> bool:
     for name in ASKED_BY[stage].split("."):
         options = options.get(name) if isinstance(options, dict) else None
     return (bool(options) and options != "none") != (stage == "train_tokenizer")
+
+
+def read_options(out: Path) -> dict[str, Any]:
+    """The options of a run, as its run.json has them. Raises InputError where it is damaged."""
+    try:
+        return msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
+    except ValueError as error:  # not JSON, of another type, or not UTF-8
+        raise InputError(
+            f"{out / RUN_FILE}: expected the options of a run, got a damaged file ({error}); try the same "
+            "`gristmill run` again, which writes it anew"
+        ) from error
+
+
+def recorded_options(out: Path) -> dict[str, Any]:
+    """The same; none where there is no run.json, or a damaged one."""
+    try:
+        return read_options(out) if is_file(out / RUN_FILE) else {}
+    except InputError:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -18,7 +18,6 @@ from gristmill.storage.local import remove_partial_files
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
-_Value = TypeVar("_Value")
 _ENGINE_NAMES = {"tokenize_holdout": "tokenize_corpus"}  # stages of a run that the engine has under another name
 
 
@@ -38,42 +37,40 @@ class StageRecord(msgspec.Struct):
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
     """The record of a stage, None if it has not finished."""
-    return load_json(_path(out, stage), StageRecord)
+    return load_record_of(out, stage.name)
 
 
-def load_json(path: Path, kind: type[_Value]) -> _Value | None:
-    """The value in a file of JSON; None if there is no such file, or it is damaged."""
+def load_record_of(out: Path, stage: str) -> StageRecord | None:
+    """The record of the stage of that name, None if it has not finished or the record is damaged."""
+    path = _path(out, stage)
     try:
-        return msgspec.json.decode(read_file(path), type=kind) if is_file(path) else None
+        return msgspec.json.decode(read_file(path), type=StageRecord) if is_file(path) else None
     except ValueError:  # not JSON, of another type, or not UTF-8
         return None
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts, seconds: float) -> None:
     name = _ENGINE_NAMES.get(stage.name, stage.name)
-    ledgers = [ledger for ledger in Ledger.all_in(_folder(stage) / STATE_DIR) if ledger.stage == name]
+    folder = stage.output.parent if stage.output.suffix else stage.output
+    ledgers = [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == name]
     costs = [cost for ledger in ledgers for cost in ledger.costs()]
     spent, retries = sum(cost.core_seconds for cost in costs), sum(cost.retries for cost in costs)
     record = StageRecord(stage.settings, counts, seconds, len(costs), round(spent, 3), retries)
-    write_file(_path(out, stage), msgspec.json.encode(record))
-
-
-def _folder(stage: PipelineStage) -> Path:
-    return stage.output.parent if stage.output.suffix else stage.output
+    write_file(_path(out, stage.name), msgspec.json.encode(record))
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
-    remove_files([path := _path(out, stage)])
+    remove_files([path := _path(out, stage.name)])
     remove_partial_files([path])
 
 
-def _path(out: Path, stage: PipelineStage) -> Path:
-    return out / STATE_DIR / "run" / f"{stage.name}.json"
+def _path(out: Path, stage: str) -> Path:
+    return out / STATE_DIR / "run" / f"{stage}.json"
 
 
 def recorded_sources(out: Path) -> set[str] | None:
     """The sources of the corpus of a run, if it was read; its folder may be gone."""
-    record = load_json(out / STATE_DIR / "run" / "normalize_text.json", StageRecord)
+    record = load_record_of(out, "normalize_text")
     return {source for source, _, _ in record.counts.rows()} if record else None
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import HELD_OUT, TRAIN
-from gristmill_cli.run_config import Decontaminate, Lines, RunConfig
+from gristmill_cli.run_config import RunConfig
 from preprocessing.apply import apply, version_of
 from preprocessing.decontaminate import decontaminate
 from preprocessing.filter import KEPT
@@ -79,12 +79,10 @@ def _rewrite(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
     def normalize() -> Counts:
         return normalize_text(
-            config.corpus, normalized, ftfy=spec.ftfy, text_column=column, read_also=spec.read_also,
-            skip_odd_names=spec.skip_odd_names, sources=config.sources, options=options,
-        )  # fmt: skip
+            config.corpus, normalized, text_column=column, sources=config.sources, options=options, **vars(spec)
+        )
 
-    settings = {"ftfy": spec.ftfy, "read_also": spec.read_also, "skip_odd_names": spec.skip_odd_names,
-                "text_column": column}  # fmt: skip
+    settings = {**vars(spec), "text_column": column}
     if config.sources:
         settings["sources"] = msgspec.to_builtins(config.sources)
     stages = [
@@ -115,9 +113,9 @@ def _rewrite(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             PipelineStage(
                 "remove_lines",
                 lambda: remove_lines(
-                    config.judged, config.unrepeated, options=options, text_column=column, **_fields(lines)
+                    config.judged, config.unrepeated, options=options, text_column=column, **vars(lines)
                 ),
-                config.unrepeated, _fields(lines), stages[-1].name,
+                config.unrepeated, {**vars(lines)}, stages[-1].name,
                 keeps=WRITTEN, hint="try a larger --lines.least",
             )
         )  # fmt: skip
@@ -126,9 +124,9 @@ def _rewrite(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             PipelineStage(
                 "decontaminate",
                 lambda: decontaminate(
-                    config.unrepeated, config.clean, options=options, text_column=column, **_fields(benchmarks)
+                    config.unrepeated, config.clean, options=options, text_column=column, **vars(benchmarks)
                 ),
-                config.clean, msgspec.to_builtins(_fields(benchmarks), enc_hook=str), stages[-1].name,
+                config.clean, msgspec.to_builtins(vars(benchmarks), enc_hook=str), stages[-1].name,
                 keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
             )
         )  # fmt: skip
@@ -154,10 +152,6 @@ def _code_of(function: str) -> str:
     """The version of a user's function, or the beginning of its source's SHA-256."""
     version = version_of(function)
     return version if version.startswith("version ") else version[:12]
-
-
-def _fields(section: Lines | Decontaminate) -> dict[str, Any]:
-    return {field.name: getattr(section, field.name) for field in fields(section)}
 
 
 def _find_duplicates(config: RunConfig, options: RunOptions, read: str) -> list[PipelineStage]:

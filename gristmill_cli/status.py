@@ -23,7 +23,7 @@ from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
-from gristmill_cli.run_config import StageName, has_stage
+from gristmill_cli.run_config import StageName, has_stage, recorded_options
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN, _LOCK, _QUEUE = "run", ".lock", ".queue"
@@ -227,10 +227,7 @@ def _table(processes: list[WorkingProcess]) -> Table:
 
 def stages_of_run(out: Path, state: str) -> dict[str, str]:
     """The stages of the run in `out`, which is in this state, in order; none if there is no run."""
-    try:
-        options = msgspec.json.decode(next(read_files([out / "run.json"]), b""), type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
+    options = recorded_options(out)
     if "dedup" not in options:  # a training run has a file of the same name
         return {}
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}

@@ -18,10 +18,10 @@ from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write_bytes
 from gristmill_cli.browse.tables import RunTables
-from gristmill_cli.duplicates import label_among, mark_differences
+from gristmill_cli.duplicates import GONE, label_among, mark_differences, text_among
 from gristmill_cli.report.page import beside, marked, page, said
-from gristmill_cli.report.records import load_options, read_options
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.report.records import load_options
+from gristmill_cli.run_config import RunConfig, read_options
 from preprocessing.mixing.drops import read_keep_list
 
 _PAGE, _LONGEST, _EXCERPT = 20, 20_000, 600  # rows of a page; characters of a text, and of one among others
@@ -146,7 +146,7 @@ class Pages:
             yield beside(escape(str(row["text"])), escape(str(row["item_text"])))
         elif name == "rules":
             yield f"<h3>{shown}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"
-            yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
+            yield f"<blockquote>{escape(_excerpt(text_among(key, documents)))}</blockquote>"
         else:
             kept = DocKey(str(row["kept_file"]), int(str(row["kept_row"])))
             alike = "" if row.get("similarity") is None else f", similarity {float(str(row['similarity'])):.3f}"
@@ -156,7 +156,7 @@ class Pages:
                 sides = mark_differences(documents[key].text, documents[kept].text)
                 yield beside(*map(marked, sides))
             else:
-                yield said(_GONE)
+                yield said(GONE)
 
     def _clusters(self, text: str, first: int) -> Iterator[str]:
         index = self.tables.clusters
@@ -185,7 +185,7 @@ class Pages:
             yield f"<h3>{self._key(key, 'clusters', documents)}{escape(went)}</h3>"
             yield self._mark(key, self._address("cluster", query))
             if key == lead or key not in documents or lead not in documents:
-                yield f"<blockquote>{escape(_excerpt(_text(key, documents)))}</blockquote>"
+                yield f"<blockquote>{escape(_excerpt(text_among(key, documents)))}</blockquote>"
             else:
                 sides = mark_differences(documents[key].text, documents[lead].text)
                 yield beside(*map(marked, sides))
@@ -194,7 +194,7 @@ class Pages:
     def _document(self, query: dict[str, str]) -> Iterator[str]:
         key = DocKey.parse(query.get("key", ""))
         documents = self.tables.documents([key], query.get("of", ""), self.config)
-        found = _text(key, documents)
+        found = text_among(key, documents)
         more = f"\n… {len(found) - _LONGEST:,} more characters" if len(found) > _LONGEST else ""
         yield f"<h2>{escape(label_among(key, documents))}</h2>"
         if query.get("of") in _MARKED_BY:
@@ -205,7 +205,6 @@ class Pages:
         return _link(f"/document?{urlencode({'key': str(key), 'of': of})}", label_among(key, documents))
 
     def _mark(self, key: DocKey, back: str) -> str:
-        """Buttons to mark a document."""
         now = self.marks.of.get(key, "")
         buttons = "".join(
             f'<button name="mark" value="{word}"{" disabled" * (now == word)}>{word or "no mark"}</button> '
@@ -217,13 +216,6 @@ class Pages:
 
     def _address(self, name: str, query: dict[str, str]) -> str:
         return f"/{name}?{urlencode(query)}"
-
-
-_GONE = "the text is no longer there"
-
-
-def _text(key: DocKey, documents: dict[DocKey, Document]) -> str:
-    return documents[key].text if key in documents else _GONE
 
 
 def _link(path: str, text: str) -> str:

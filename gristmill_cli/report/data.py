@@ -8,7 +8,7 @@ from itertools import zip_longest
 import numpy as np
 
 from dedup.clustering.lsh import detection
-from gristmill.counts import INCOMING, LEFT_OUT, NOT_READ, READ, REPEATED, WRITTEN, Counts, Tally, list_faults
+from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally, list_faults
 from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import (
@@ -28,7 +28,7 @@ from gristmill_cli.report.page import (
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
 from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
-from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS
+from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
 _STATE = ".gristmill/run"
@@ -207,32 +207,26 @@ def _shares(run: DataRun) -> str:
     amounts = {unit: record.settings[unit] for unit in ("bytes", "tokens") if record.settings.get(unit)}
     sources, total = sorted(counts.tallies), counts.total(WRITTEN).documents or 1
     weights = {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
-    unique = {
-        source: sum(
-            tally.documents * (1 if reason == READ else -1)
-            for reason, tally in counts.tallies[source].items()
-            if reason not in (WRITTEN, REPEATED, LEFT_OUT) and not reason.startswith(NOT_READ)
-        )
-        for source in sources
+    kept = {source: kept_by_mix(counts, source)[0] for source in sources}
+    whole = sum(weights[source] * kept[source] for source in sources) or 1
+    shares = {
+        "requested": {source: 100 * weights[source] * kept[source] / whole for source in sources},
+        "realised": {source: 100 * counts.total(WRITTEN, source).documents / total for source in sources},
     }
-    whole = sum(weights[source] * unique[source] for source in sources) or 1
-    requested = [100 * weights[source] * unique[source] / whole for source in sources]
-    realised = [100 * counts.total(WRITTEN, source).documents / total for source in sources]
-    rows: list[list[str | Number]] = [
-        [source, Number(weights[source], f"{weights[source]:g}"),
-         counted(counts, source, WRITTEN, f"{_STATE}/pass1.json", "counts", "tallies"),
-         *([] if amounts else [Number(wanted, f"{wanted:.2f} %")]), Number(share, f"{share:.2f} %")]
-        for source, wanted, share in zip(sources, requested, realised, strict=True)
-    ]  # fmt: skip
-    shown = top(sources, dict(zip(sources, realised, strict=True)), _SOURCES)
-    series = {"requested": requested, "realised": realised}
+    head = ["", "epochs", "documents", *shares]
     if amounts:  # epochs follow from what is kept
-        del series["requested"]
-    bars = {name: [values[sources.index(source)] for source in shown] for name, values in series.items()}
-    head = ["", "epochs", "documents", *([] if amounts else ["requested"]), "realised"]
-    if amounts:
-        rows = [[row[0], *row[2:]] for row in rows]
-        head.remove("epochs")
+        head, shares = ["", "documents", "realised"], {"realised": shares["realised"]}
+    rows = list[list[str | Number]]()
+    for source in sources:
+        cells: dict[str, str | Number] = {
+            "": source,
+            "epochs": Number(weights[source], f"{weights[source]:g}"),
+            "documents": counted(counts, source, WRITTEN, f"{_STATE}/pass1.json", "counts", "tallies"),
+            **{name: Number(its[source], f"{its[source]:.2f} %") for name, its in shares.items()},
+        }
+        rows.append([cells[name] for name in head])
+    shown = top(sources, shares["realised"], _SOURCES)
+    bars = {name: [its[source] for source in shown] for name, its in shares.items()}
     asked = [said(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in wanted.items()))
              for unit, wanted in amounts.items()]  # fmt: skip
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))

@@ -109,8 +109,8 @@ def section(title: str, *parts: str) -> str:
 
 def figure(title: str, picture: str, numbers: str = "", wide: bool = False) -> str:
     """A picture with its title, and its numbers to be unfolded."""
-    fold = f"<details><summary>numbers</summary>{numbers}</details>" if numbers else ""
-    return f"<figure{' class=wide' * wide}><h3>{escape(title)}</h3>{picture}{fold}</figure>"
+    folded = fold("numbers", numbers) if numbers else ""
+    return f"<figure{' class=wide' * wide}><h3>{escape(title)}</h3>{picture}{folded}</figure>"
 
 
 def grid(*figures: str) -> str:

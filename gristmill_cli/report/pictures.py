@@ -124,6 +124,8 @@ def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) 
 def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> str:
     """Bars to the right, a group for each label and in it one for each series."""
     with _style():
+        from matplotlib.ticker import MaxNLocator
+
         thick = 0.8 / len(bars)
         axes = _axes(height=0.75 + len(labels) * max(0.24, 0.16 * len(bars)))
         for number, (name, values) in enumerate(bars.items()):
@@ -132,7 +134,8 @@ def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> str:
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlabel(unit)
-        _plain_numbers(axes.xaxis)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(lambda value, _: _brief(value))
         _legend(axes, len(bars))
         return _svg(axes.figure)
 
@@ -243,13 +246,6 @@ def _axes(height: float = 2.8, width: float = _WIDTH) -> "Axes":
     axes = figure.add_subplot()
     axes.patch.set_visible(False)
     return axes
-
-
-def _plain_numbers(axis: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(5))
-    axis.set_major_formatter(lambda value, _: _brief(value))
 
 
 def _brief(value: float) -> str:

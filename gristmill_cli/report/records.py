@@ -22,8 +22,8 @@ from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, show_funnel
-from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_records import StageRecord, load_json
+from gristmill_cli.run_config import RunConfig, read_options, recorded_options
+from gristmill_cli.run_records import StageRecord
 from gristmill_cli.status import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
@@ -115,18 +115,7 @@ class DataRun:
 
 def is_data_run(out: Path) -> bool:
     """Whether a folder is a run's of data; a training run has a file of the same name."""
-    return is_file(out / RUN_FILE) and "dedup" in (load_json(out / RUN_FILE, dict[str, Any]) or ("dedup",))
-
-
-def read_options(out: Path) -> dict[str, Any]:
-    """What run.json has. Raises InputError where it is damaged."""
-    try:
-        return msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
-    except ValueError as error:
-        raise InputError(
-            f"{out / RUN_FILE}: expected the options of a run, got a damaged file ({error}); try the same "
-            "`gristmill run` again, which writes it anew"
-        ) from error
+    return is_file(out / RUN_FILE) and "dedup" in (recorded_options(out) or ("dedup",))
 
 
 def read_data_run(out: Path) -> DataRun:
@@ -191,22 +180,18 @@ def _read_table(run: DataRun, name: Path, read: Any) -> Any:
 
 def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
     """How many clusters have each size; the documents of a cluster follow one another."""
-    sizes, last, size = Counter[int](), -1, 0
+    sizes, last, size = Counter[int](), -1, 0  # of the last cluster so far, which may go on in the next batch
     for batch in file.iter_batches(columns=["cluster"]):
         numbers = batch.column(0).to_numpy()
-        starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.empty(0, int)
-        lengths = np.diff(np.append(starts, len(numbers)))
-        for start, length in zip(starts[:1].tolist(), lengths[:1].tolist(), strict=True):  # may go on from the last
-            if int(numbers[start]) != last:
-                sizes[size] += 1
-                size = 0
-            size += length
-            last = int(numbers[start])
-        if len(starts) > 1:
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        lengths = np.diff(starts, append=len(numbers))
+        if numbers[0] == last:
+            lengths[0] += size
+        else:
             sizes[size] += 1
-            found, counts = np.unique(lengths[1:-1], return_counts=True)
-            sizes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-            last, size = int(numbers[-1]), int(lengths[-1])
+        found, counts = np.unique(lengths[:-1], return_counts=True)
+        sizes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        last, size = int(numbers[-1]), int(lengths[-1])
     sizes[size] += 1
     del sizes[0]
     return sizes

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from gristmill.counts import CHANGED, READ
 from gristmill.storage.files import is_folder
-from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents
+from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
 from gristmill_cli.report.page import Number, beside, counted, fold, marked, pointer, said, section, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
 
-_EXCERPT, _GONE = 400, "the text is no longer there"  # characters
+_EXCERPT = 400  # characters
 _STATE = ".gristmill/run"
 
 
@@ -25,7 +25,7 @@ def show_rules(run: DataRun) -> str:
     for rule, some in run.by_rule.items():
         shown = "".join(
             f"<p><b>{escape(label_among(it.key, found))}</b>, {escape(f'{it.value:.4g}')}</p>"
-            f"<blockquote>{escape(excerpt(found[it.key].text if it.key in found else _GONE))}</blockquote>"
+            f"<blockquote>{escape(excerpt(text_among(it.key, found)))}</blockquote>"
             for it in some
         )
         parts.append(fold(rule, shown))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from html import escape
-from operator import getitem
+from operator import getitem, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from gristmill.errors import GristmillError, UsageError
 from gristmill.io.files import RUN_FILE
 from gristmill_cli.report.page import Number, figure, fold, grid, pointer, said, section, table, tiles
 from gristmill_cli.report.pictures import draw_curves, draw_heat, draw_passes
-from gristmill_cli.run_records import load_json
+from gristmill_cli.run_config import recorded_options
 from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.memory import RankMemory
-from gristmill_planner.planned_run import OptimizerStates, PlannedRun
+from gristmill_planner.planned_run import OptimizerStates, PlannedRun, layers_of_stages
 from gristmill_planner.timeline import describe, read_timeline
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline.stage_layers import stage_layers
 from training.profiling.profile_config import FOLDER
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage, table_of
 from training.reporting.plot import Curve, read_panels
@@ -84,11 +83,11 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
         if not is_training_run(folder):
             raise UsageError(f"{folder}: expected the --out_dir of a training run, got no {METRICS} in it")
         records, damaged = read_metrics_and_damage(folder / METRICS)
-        options = load_json(folder / RUN_FILE, dict[str, Any])
+        options = recorded_options(folder)
         label = "" if len(folders) == 1 else name if names.count(name) == 1 else str(folder)
-        run = TrainingRun(folder, label, records, options or {}, [])
+        run = TrainingRun(folder, label, records, options, [])
         faults = [f"{damaged:,} lines of {METRICS} are damaged and left out."] if damaged else []
-        if options is None:
+        if not options:
             faults.append(f"{RUN_FILE} is missing or damaged: its options are not shown.")
         steps, asked = run.of("step"), run.options.get("steps")
         if not steps:
@@ -153,7 +152,7 @@ def _curves(runs: Sequence[TrainingRun]) -> str:
             kind, key = _FIELDS.get(title, {}).get(name, ("", ""))
             cells = [
                 Number(value, f"{value:.5g}", run.where(kind, step, key) if kind else "")
-                for step, value in (curve[0], min(curve, key=_value), max(curve, key=_value), curve[-1])
+                for step, value in (curve[0], min(curve, key=itemgetter(1)), max(curve, key=itemgetter(1)), curve[-1])
             ]
             rows.append([label, *cells])
         drawn = {label: _thinned(curve) for label, (_, _, curve) in list(lines.items())[:_LINES]}
@@ -161,10 +160,6 @@ def _curves(runs: Sequence[TrainingRun]) -> str:
         figures.append(figure(title, picture, table(["", "first", "least", "most", "last"], rows)))
     note = said(f"Drawn are at most {_POINTS} points of a curve, and {_LINES} curves; the numbers are of all.", "soft")
     return section("Curves", note if figures else "", grid(*figures))
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -207,7 +202,7 @@ def _formula(run: TrainingRun) -> RankMemory | None:
         planned = PlannedRun(
             model, layout, began["tokens_per_step"] // length, length,
             Cluster(_CPU if began["device"] == "cpu" else _GPU, layout.processes), began["recompute"],
-            stage_layers=tuple(len(each) for each in stage_layers(model, layout.stages, length)),
+            stage_layers=layers_of_stages(model, layout.stages, length),
             states=OptimizerStates(options["optim.name"], options["optim.ema_decay"] > 0, began["moments"]),
             precision=options["precision"],
         )  # fmt: skip
