@@ -24,7 +24,7 @@ from training.model.model_config import ModelConfig
 from training.optim.optim_config import part_of
 from training.parallel.parameter_shapes import ParameterShape
 from training.parallel.pipeline.schedules import Schedule
-from training.parallel.traffic_inputs import rank_parameters
+from training.parallel.traffic import rank_parameters
 
 BUCKET_BYTES = 25 << 20
 """Of gradient sums in a bucket."""

@@ -9,7 +9,6 @@ from training.experimental.compression.options import CompressionOptions
 from training.experimental.grids.options import GridOptions
 from training.model.model_config import ModelConfig
 from training.parallel.experiment import Experiment, experiment_of
-from training.parallel.traffic_inputs import Formulas, formulas_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ParallelConfig(CompressionOptions, GridOptions):
 @experiment_of.register(ParallelConfig)
 def _(layout: ParallelConfig) -> Experiment:
     if layout.on_grid:
-        from training.experimental.grids.experiment import GridExperiment  # needs torch
+        from training.experimental.grids.experiment import GridExperiment
 
         return GridExperiment(layout)
     if layout.compression != "none":
@@ -72,16 +71,3 @@ def _(layout: ParallelConfig) -> Experiment:
 
         return CompressionExperiment(layout)
     return Experiment()
-
-
-@formulas_of.register(ParallelConfig)
-def _(layout: ParallelConfig) -> Formulas:
-    if layout.on_grid:
-        from training.experimental.grids.traffic import GridFormulas
-
-        return GridFormulas(layout)
-    if layout.compression != "none":
-        from training.experimental.compression.traffic import CompressionFormulas
-
-        return CompressionFormulas(layout)
-    return Formulas()

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import TYPE_CHECKING, ClassVar
 
+from training.model.model_config import ModelConfig
 from training.parallel.layout import Layout
+from training.parallel.parameter_shapes import ParameterShape
+from training.parallel.traffic_inputs import Traffic, TrafficInputs
 
 if TYPE_CHECKING:  # options are read without torch
     from training.model.decoder import Decoder
@@ -37,6 +40,15 @@ class Experiment:
         self, part: "Decoder", table: "Mapping[str, Placement]", axes: "Axes", seed: int
     ) -> "Callable[..., GradBucket] | None":
         """What makes the gradient buckets of a part, from the arguments of `GradBucket`."""
+
+    def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape] | None:
+        """The blocks of a stage's parameters on a tensor-parallel rank."""
+
+    def tensor_traffic(self, inputs: TrafficInputs) -> Traffic | None:
+        """Traffic within layers, and of the gradients that tensor-parallel ranks sum, by its formulas."""
+
+    def reduction_traffic(self, inputs: TrafficInputs) -> Traffic | None:
+        """Traffic of the gradients that replicas sum, by its formulas."""
 
 
 @singledispatch

@@ -14,6 +14,7 @@ from training.memory.memory_config import Recompute
 from training.parallel.mesh import AXES, World
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.stage_layers import stage_layers
+from training.parallel.traffic import rank_parameters
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume
 
 # c10d operation: name in the report
@@ -66,16 +67,20 @@ def traffic_inputs(
     model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
 ) -> TrafficInputs:
     """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
-    layout, wide = model.layout, ACCUMULATION_BYTES[precision]
+    config, layout, wide = model.config, model.layout, ACCUMULATION_BYTES[precision]
+    rank = {name: model.world.axis(name).rank for name in ("pp", "shard", "tp")}
+    layers = stage_layers(config, layout.stages, seq_len)
+    stages = layout.stages_of_rank(rank["pp"])
     return TrafficInputs(
-        config=model.config,
+        config=config,
         layout=layout,
-        rank={name: model.world.axis(name).rank for name in ("pp", "shard", "tp")},
+        rank=rank,
         sequences=sequences,
         seq_len=seq_len,
         itemsize=COMPUTE_BYTES[precision],
         wide=wide,
         reduced=2 if layout.reduce_bf16 else wide,
         recompute=recompute,
-        stage_layers=stage_layers(model.config, layout.stages, seq_len),
+        stage_layers=layers,
+        parameters={n: rank_parameters(config, layout, layers[n], n, rank["tp"]) for n in stages},
     )

@@ -1,14 +1,13 @@
-"""Traffic inputs: what decides the traffic of one rank, and what an experimental kind replaces of the formulas."""
+"""Traffic inputs: what decides the traffic of one rank."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import singledispatch
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.layout import Layout
-from training.parallel.parameter_shapes import ParameterShape, stage_parameters
+from training.parallel.parameter_shapes import ParameterShape
 
 
 class Volume(NamedTuple):
@@ -49,18 +48,12 @@ class TrafficInputs:
     reduced: int
     recompute: Recompute
     stage_layers: Sequence[range]
+    parameters: Mapping[int, Sequence[ParameterShape]]
+    """By stage: sharded by tensor parallelism, not yet by ZeRO."""
     bucket_bytes: int = 25 << 20
     """Of gradient sums in a bucket."""
     chunk_bytes: int = 32 << 20
     """Of the logits that the loss has at a time."""
-    parameters: dict[int, list[ParameterShape]] = field(init=False, repr=False)
-    """By stage: sharded by tensor parallelism, not yet by ZeRO."""
-
-    def __post_init__(self) -> None:
-        found = {
-            n: rank_parameters(self.config, self.layout, self.stage_layers[n], n, self.rank["tp"]) for n in self.stages
-        }
-        object.__setattr__(self, "parameters", found)
 
     @property
     def tokens(self) -> int:
@@ -112,35 +105,6 @@ class TrafficInputs:
             return p.rows_numel(layout.shards, self.rank["shard"])
         _, shards, ep = layout.expert_mesh_shape
         return p.rows_numel(shards, self.rank["shard"] // ep % shards)
-
-
-class Formulas:
-    """What the formulas of an experimental kind replace; this one replaces nothing, as for the core's kinds alone."""
-
-    def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape] | None:
-        """The blocks of a stage's parameters on a tensor-parallel rank."""
-
-    def tensor_traffic(self, inputs: TrafficInputs) -> Traffic | None:
-        """Traffic within layers, and of the gradients that tensor-parallel ranks sum."""
-
-    def reduction_traffic(self, inputs: TrafficInputs) -> Traffic | None:
-        """Traffic of the gradients that replicas sum."""
-
-
-@singledispatch
-def formulas_of(_layout: Layout) -> Formulas:
-    """The formulas of the experiment that the options of a layout ask for."""
-    return Formulas()
-
-
-def rank_parameters(
-    model: ModelConfig, layout: Layout, layers: range, stage: int, tp_rank: int = 0
-) -> list[ParameterShape]:
-    """Parameters of a stage, in the order of the forward pass; of a vocabulary rank 0 has the most."""
-    other = formulas_of(layout).parameters(model, layers, stage, tp_rank)
-    if other is not None:
-        return other
-    return stage_parameters(model, layers, stage == 0, stage == layout.stages - 1, layout.tp, tp_rank, layout.ep)
 
 
 def add_traffic(parts: Iterable[Traffic]) -> Traffic:

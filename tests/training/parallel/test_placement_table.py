@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.experimental.grids.experiment import cube_table, grid_table
+from training.experimental.grids.placements import cube_table, grid_table
 from training.experimental.parallel_config import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig

@@ -43,7 +43,7 @@ def test_the_theory_uses_nothing_of_what_it_checks() -> None:
         Path(traffic_inputs.__file__),
         Path(parameter_shapes.__file__),
     ]
-    allowed = ("traffic", "traffic_inputs", "parameter_shapes", "layout", "options")
+    allowed = ("traffic", "traffic_inputs", "parameter_shapes", "layout", "options", "experiment")
     allowed += ("memory_config", "model_config", "model_options")
     assert len(theory) >= 6
     for path in theory:

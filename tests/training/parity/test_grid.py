@@ -10,8 +10,8 @@ from torch import Tensor
 
 import training.experimental.grids.cube
 import training.experimental.grids.cube_modules
-import training.experimental.grids.experiment
 import training.experimental.grids.norms
+import training.experimental.grids.placements
 import training.experimental.grids.summa
 import training.experimental.grids.tokens
 from gristmill_parity.cases import Case
@@ -88,12 +88,12 @@ def local_statistics(patch: Patch) -> None:
 
 
 def without_sums_along(patch: Patch, axis: str) -> None:
-    table = training.experimental.grids.experiment.grid_table()
+    table = training.experimental.grids.placements.grid_table()
     less = {
         name: replace(row, gradient_sum=tuple(other for other in row.gradient_sum if other != axis))
         for name, row in table.items()
     }
-    patch.setattr(training.experimental.grids.experiment, "grid_table", lambda: less)
+    patch.setattr(training.experimental.grids.placements, "grid_table", lambda: less)
 
 
 def no_sum_over_layers(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def no_sum_of_vectors_over_rows(patch: Patch) -> None:
 
 
 def transposed_blocks(patch: Patch) -> None:
-    table = training.experimental.grids.experiment.grid_table()
+    table = training.experimental.grids.placements.grid_table()
 
     def is_block(name: str) -> bool:  # of a vocabulary that divides unevenly they differ in shape
         return len(table[name].shard) == 2 and name.startswith(("attention", "mlp"))
@@ -114,7 +114,7 @@ def transposed_blocks(patch: Patch) -> None:
         name: Placement({"row": 0, "column": 1}, row.replicated, row.gradient_sum) if is_block(name) else row
         for name, row in table.items()
     }
-    patch.setattr(training.experimental.grids.experiment, "grid_table", lambda: swapped)
+    patch.setattr(training.experimental.grids.placements, "grid_table", lambda: swapped)
 
 
 def every_column_drops_as_the_first(patch: Patch) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from training.experimental.compression.int8 import Int8Sum
 from training.experimental.compression.options import CompressionOptions
 from training.experimental.compression.powersgd import PowerSGD, initial_q, is_smaller
+from training.experimental.compression.traffic import CompressionFormulas
 from training.model.decoder import Decoder
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
-from training.parallel.experiment import Experiment
 from training.parallel.pipeline.pipeline_stages import global_name
 from training.sharding.axis import Axes, Axis
 from training.sharding.placement import Placement
@@ -105,11 +105,8 @@ def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
     return [b for reducer in reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
 
 
-class CompressionExperiment(Experiment):
+class CompressionExperiment(CompressionFormulas):
     """What gradient compression takes over: the buckets in which replicas sum gradients."""
-
-    def __init__(self, options: CompressionOptions) -> None:
-        self.options = options
 
     def make_bucket(
         self, part: Decoder, table: Mapping[str, Placement], axes: Axes, seed: int
@@ -121,4 +118,4 @@ class CompressionExperiment(Experiment):
             others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
             if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
                 names[id(p)] = name
-        return partial(CompressedBucket, options=self.options, seed=seed, names=names)
+        return partial(CompressedBucket, options=self.layout, seed=seed, names=names)

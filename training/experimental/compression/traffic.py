@@ -8,14 +8,15 @@ N) rounded up, of 256 bytes and a scale of 4, and as much of the sums. All else 
 from collections.abc import Sequence
 
 from training.experimental.compression.options import CompressionOptions
+from training.parallel.experiment import Experiment
 from training.parallel.parameter_shapes import ParameterShape, pack_buckets
-from training.parallel.traffic_inputs import Formulas, Traffic, TrafficInputs, Volume, add_traffic
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
 
 _BLOCK, _SCALE = 256, 4  # numbers, bytes
 
 
-class CompressionFormulas(Formulas):
-    """Those of what replicas send instead of their gradients."""
+class CompressionFormulas(Experiment):
+    """The formulas of what replicas send instead of their gradients."""
 
     def __init__(self, layout: CompressionOptions) -> None:
         self.layout = layout

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from training.experimental.grids.options import GridOptions
 from training.model.model_config import ModelConfig
+from training.parallel.experiment import Experiment
 from training.parallel.parameter_shapes import ParameterShape, stage_parameters
-from training.parallel.traffic_inputs import Formulas, Traffic, TrafficInputs, Volume, add_traffic
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
 
 _INT64 = 8
 _INNER_BIASES = tuple(f".{name}.bias" for name in ("q", "k", "v", "gate", "up"))
@@ -181,8 +182,8 @@ def _vocabulary_part(model: ModelConfig, side: int, index: int) -> int:
     return min(part, model.vocab_size - index * part)
 
 
-class GridFormulas(Formulas):
-    """Those of tensor parallelism by blocks of every matrix."""
+class GridFormulas(Experiment):
+    """The formulas of tensor parallelism by blocks of every matrix."""
 
     def __init__(self, layout: GridOptions) -> None:
         self.layout, self.is_cube, self.side = layout, layout.tensor == "3d", layout.grid[1]
