@@ -1,6 +1,5 @@
 """Traffic counter: the collectives and bytes of a real training step, counted where torch calls a process group."""
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -39,24 +38,19 @@ class TrafficCounter(TorchDispatchMode):
         super().__init__()
         self._axes = {world.mesh.get_group(axis).group_name: axis for axis in AXES}
         self._axes |= {axis.group.group_name: axis.name for axis in world.axes.values() if axis.group is not None}
-        self._calls: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[tuple[str, str]] = Counter()
+        self.traffic: Traffic = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self.count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
-    @property
-    def traffic(self) -> Traffic:
-        return {key: Volume(calls, self._bytes[key]) for key, calls in self._calls.items()}
-
     def count(self, name: str, arguments: list[Any]) -> None:
         """Count a call of torch's operator `name` on a process group."""
         group = next(dist.ProcessGroup.unbox(a) for a in arguments if _is_group(a))
         key = self._axes.get(group.group_name, group.group_desc), OPERATIONS.get(name, name)
-        self._calls[key] += 1
-        self._bytes[key] += max((a.nbytes for a in arguments if isinstance(a, Tensor)), default=0)
+        nbytes = max((a.nbytes for a in arguments if isinstance(a, Tensor)), default=0)
+        self.traffic[key] = self.traffic.get(key, Volume(0, 0)) + Volume(1, nbytes)
 
 
 def _is_group(argument: Any) -> bool:

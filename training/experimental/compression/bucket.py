@@ -7,9 +7,10 @@ data parallelism have terms, are summed as they are.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.experimental.compression.int8 import Int8Sum
 from training.experimental.compression.options import CompressionOptions
@@ -19,7 +20,7 @@ from training.model.decoder import Decoder
 from training.parallel.data.grad_reducer import GradBucket, GradReducer
 from training.parallel.data.placements import DATA_PARALLEL
 from training.parallel.pipeline.pipeline_stages import global_name
-from training.sharding.axis import Axes, Axis
+from training.sharding.axis import Axes
 from training.sharding.placement import Placement
 
 
@@ -30,25 +31,14 @@ class CompressedBucket(GradBucket):
     the matrices to compress, by the id of the module's parameter; `seed` of the warm starts.
     """
 
-    def __init__(
-        self,
-        full: list[nn.Parameter],
-        own: list[nn.Parameter],
-        shard: Axis,
-        replicate: Axis,
-        reduce_dtype: torch.dtype | None = None,
-        *,
-        options: CompressionOptions,
-        seed: int,
-        names: Mapping[int, str],
-    ) -> None:
-        super().__init__(full, own, shard, replicate, reduce_dtype)
-        assert shard.size == 1
+    def __init__(self, *arguments: Any, options: CompressionOptions, seed: int, names: Mapping[int, str]) -> None:
+        super().__init__(*arguments)
+        assert self.shard.size == 1
         self.method, rank = options.compression, options.compression_rank
         self.errors: dict[str, Tensor] = {}
         self.qs: dict[str, Tensor] = {}
         self._at: list[int] = []  # numbers of the compressed parameters
-        for i, (p, o) in enumerate(zip(full, own, strict=True)):
+        for i, (p, o) in enumerate(zip(self.full, self.own, strict=True)):
             if id(p) in names and (self.method != "powersgd" or is_smaller(p.shape, rank)):
                 self._at.append(i)
                 self.errors[names[id(p)]] = torch.zeros_like(o, requires_grad=False)
@@ -67,9 +57,9 @@ class CompressedBucket(GradBucket):
     def _start_sum(self, buffer: Tensor) -> None:
         compressed, others = self._parts(buffer[0])
         exact = torch.cat([buffer.new_empty(0), *others])
-        matrices = [part.view_as(error) for part, error in zip(compressed, self.errors.values(), strict=True)]
-        for matrix, error in zip(matrices, self.errors.values(), strict=True):
-            matrix += error
+        matrices = [
+            part.view_as(error).add_(error) for part, error in zip(compressed, self.errors.values(), strict=True)
+        ]
         if self.method == "powersgd":
             self._summing = PowerSGD(matrices, list(self.qs.values()), exact, self.replicate)
         else:
