@@ -1,7 +1,7 @@
 """Plugin: the points at which an optional feature joins the training loop."""
 # ruff: noqa: ARG002
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,8 @@ class Plugin:
 class Plugins(Plugin):
     """Several plug-ins as one, called in order."""
 
-    def __init__(self, plugins: Sequence[Plugin] = ()) -> None:
-        self.plugins = [*plugins]
+    def __init__(self) -> None:
+        self.plugins: list[Plugin] = []
 
     @property
     def notes(self) -> list[str]:

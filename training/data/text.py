@@ -1,6 +1,5 @@
 """Sequences of the tokens of one text, as a model with a given tokenizer reads it."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.tokenizer_file import companions_of, open_tokenizer
-from gristmill.storage.local import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes, sha256_file
 from training.data.sequences import Indices, TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
@@ -95,7 +94,7 @@ def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | N
 
 def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
     """Whether a file is the tokenizer of `record`, by its SHA-256."""
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
+    return path.is_file() and sha256_file(path) == record.sha256
 
 
 def before_document(record: TokenizerRecord, masked: bool = False) -> list[int]:

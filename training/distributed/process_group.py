@@ -90,7 +90,11 @@ def _init_process_group(kind: str, timeout: float) -> None:
     store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
     # torchrun may keep one store over restarts, which still has the addresses of dead processes
     store = dist.PrefixStore(restart_prefix(), store)
-    _wait_for_start(store, size)
+    if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
+        raise UsageError(
+            f"only {store.add('started', 0)} of {size} ranks have started within {_START_TIMEOUT}; "
+            "look for the others' errors in the launcher's output"
+        )
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except RuntimeError as error:
@@ -105,14 +109,12 @@ def group_timeout(kind: str, timeout: float) -> timedelta:
     return timedelta(seconds=timeout + (_REPORT_SECONDS if kind == "cuda" else 0.0))
 
 
-def _wait_for_start(store: dist.Store, size: int) -> None:
-    """Wait until all ranks have started: the start may take longer than the collectives' timeout."""
-    if store.add("started", 1) == size:
-        store.set("all started", "")
+def wait_for_all(store: dist.Store, what: str, size: int, timeout: timedelta) -> bool:
+    """Wait until every rank says that it is `what`; False if not all of them do in time: one may have failed."""
+    if store.add(what, 1) == size:
+        store.set(f"all {what}", "")
     try:
-        store.wait(["all started"], _START_TIMEOUT)
-    except dist.DistStoreError as error:
-        raise UsageError(
-            f"only {store.add('started', 0)} of {size} ranks have started within {_START_TIMEOUT}; "
-            "look for the others' errors in the launcher's output"
-        ) from error
+        store.wait([f"all {what}"], timeout)
+    except dist.DistStoreError:
+        return False
+    return True

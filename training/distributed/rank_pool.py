@@ -26,9 +26,10 @@ import torch.distributed as dist
 
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.processes import exit_with_parent
+from training.distributed.process_group import wait_for_all
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
-_LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs
+_LEAVING_TIME = timedelta(seconds=5)  # after a rank's job, for the other ranks to end theirs
 _END_SECONDS = 2.0  # after its last job, for an idle worker to end itself
 _NO_GROUP = math.inf  # time of the failure of a rank that could not connect to the others: theirs came before
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
@@ -56,17 +57,14 @@ class _RankProcess:
 
 
 class RankPool:
-    """Pool of up to `size` workers, one per rank; a job starts those that are missing, and `__exit__` ends all.
+    """Pool of up to `size` workers of a thread, one per rank; a job starts those that are missing, `__exit__` ends all.
 
-    `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
+    `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
     `device`: "cuda" lets the ranks communicate tensors on GPUs too.
     """
 
-    def __init__(
-        self, size: int, threads: int = 1, timeout: float = 30.0, job_timeout: float = 120.0, device: str = "cpu"
-    ) -> None:
-        self.size, self.threads, self.timeout, self.job_timeout = size, threads, timeout, job_timeout
-        self.device = device
+    def __init__(self, size: int, timeout: float = 30.0, job_timeout: float = 120.0, device: str = "cpu") -> None:
+        self.size, self.timeout, self.job_timeout, self.device = size, timeout, job_timeout, device
         self._workers: dict[int, _RankProcess] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -143,7 +141,7 @@ class RankPool:
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(theirs, rank, self.threads, self._store.port, self.timeout, self.device), daemon=True
+            target=_serve, args=(theirs, rank, self._store.port, self.timeout, self.device), daemon=True
         )
         process.start()
         theirs.close()
@@ -167,13 +165,13 @@ class RankPool:
             worker.connection.close()
 
 
-def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float, device: str) -> None:
+def _serve(connection: Connection, rank: int, port: int, timeout: float, device: str) -> None:
     """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure)."""
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the fork server has it blocked
-    torch.set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
     while True:
         gc.freeze()  # modules stay, those too that a job imports: garbage collection between jobs can skip them
@@ -185,27 +183,16 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
         try:
             own = dist.PrefixStore(f"job{number}", store)
             with _process_group(own, rank, size, timeout, device):
-                _wait_for_others(own, "connected", size, timeout)
+                wait_for_all(own, "connected", size, timedelta(seconds=timeout))
                 answer = _run_job(job)
                 connection.send(answer)
                 if answer[0]:
-                    _wait_for_others(own, "done", size, _LEAVING_SECONDS)
+                    wait_for_all(own, "done", size, _LEAVING_TIME)  # gloo fails where one left that another connects to
         except Exception:  # the process group could not be set up
             if answer is not None:
                 raise
             connection.send((False, traceback.format_exc(), _NO_GROUP))
         gc.collect()  # models and process groups are in reference cycles
-
-
-def _wait_for_others(store: dist.Store, what: str, size: int, seconds: float) -> None:
-    """Wait until every rank says that it is `what`, for some seconds: another one may have failed.
-
-    A rank that leaves while another one still connects to it makes gloo fail there.
-    """
-    if store.add(what, 1) == size:
-        store.set(f"all {what}", "")
-    with contextlib.suppress(dist.DistStoreError):
-        store.wait([f"all {what}"], timedelta(seconds=seconds))
 
 
 def _run_job(job: bytes) -> tuple[bool, bytes | str, float]:

@@ -61,7 +61,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         tensors = _open_tensors(hf_folder, family, model.layers, files, notes.append)
         model = _with_its_head(family, model, tensors, notes.append)
         state = _checkpoint_state(family, model, tensors)
-        tokenizer = _copy_tokenizer(hf_folder, out_dir, model, config)
+        tokenizer = _copy_tokenizer(hf_folder, out_dir, model, config, notes.append)
         record = CheckpointRecord(
             step=0,
             updates=0,
@@ -74,7 +74,6 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             hugging_face=_carried(hf_folder, config),
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
-    notes += _left_out(hf_folder)
     how = f"train it with --init_from {out_dir}"
     count = sum(view.numel() for pieces in state.values() for view, _ in pieces)
     what = f"{family.model_type} model, {count:,} parameters in {len(state)} tensors, in {path}"
@@ -162,29 +161,25 @@ def _carried(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"config": ids, "generation_config": generation} if ids or generation else {}
 
 
-def _copy_tokenizer(folder: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
-    """Copy tokenizer.model, or else tokenizer.json and what belongs to it, to `out_dir`."""
+def _copy_tokenizer(
+    folder: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any], say: Callable[[str], object]
+) -> TokenizerRecord:
+    """Copy tokenizer.model, or else tokenizer.json and what belongs to it, to `out_dir`; others are left out."""
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
     end = end if type(end) is int and 0 <= end < model.vocab_size else -1  # unknown
     source = next((path for name in (TOKENIZER_FILE, JSON) if (path := folder / name).is_file()), None)
     if source is None:
+        if (folder / "vocab.json").is_file():
+            say(
+                "its vocab.json is left out: load its tokenizer by transformers' AutoTokenizer, save it with "
+                f"save_pretrained, and encode texts with the {JSON} that this writes"
+            )
         return TokenizerRecord("", "", model.vocab_size, end)
     for path in (source, *companions_of(source)):
         with wrap_write_errors(out_dir), atomic_write(out_dir / path.name) as temporary:
             shutil.copyfile(path, temporary)
     return TokenizerRecord(source.name, sha256_file(source), model.vocab_size, end)
-
-
-def _left_out(folder: Path) -> list[str]:
-    """A line for a tokenizer of another kind, which is not imported."""
-    known = any((folder / name).is_file() for name in (TOKENIZER_FILE, JSON))
-    if known or not (folder / "vocab.json").is_file():
-        return []
-    return [
-        "its vocab.json is left out: load its tokenizer by transformers' AutoTokenizer, save it with save_pretrained, "
-        f"and encode texts with the {JSON} that this writes"
-    ]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Holdouts:
         """Raises UsageError for weights of sources that a holdout, or what is evaluated of it, does not have."""
         self.config, self.micro_batch_size, self.mask_documents = config, micro_batch_size, mask_documents
         self.groups = {name: TargetGroups(data, config.lengths) for name, data in named.items()}
-        self.counts = {name: config.sequence_count(len(data)) for name, data in named.items()}
+        self.counts = {name: min(config.sequences or len(data), len(data)) for name, data in named.items()}
         if config.weights:
             for name, groups in self.groups.items():
                 _require_sources(groups, self.counts[name], config.weights)

@@ -123,8 +123,9 @@ def render_images(figure: Figure, name: str = "loss") -> dict[str, bytes]:
     return {f"{name}.svg": svg.getvalue(), f"{name}.png": png.getvalue()}
 
 
-def terminal_plot(curves: dict[str, Curve], width: int = 72, height: int = 18) -> str:
-    """Draw the curves as text of `height` lines of `width` characters, plus axes and legend."""
+def terminal_plot(curves: dict[str, Curve]) -> str:
+    """Draw the curves as text of 18 lines of 72 characters, plus axes and legend."""
+    width, height = 72, 18
     steps, losses = ([point[i] for curve in curves.values() for point in curve] for i in (0, 1))
     first, low = min(steps), min(losses)
     span, rise = max(steps) - first or 1, max(losses) - low or 1

@@ -51,10 +51,6 @@ class EvalConfig:
             "--eval.lengths 256 1024 4096",
         )
 
-    def sequence_count(self, available: int) -> int:
-        """Number of sequences to evaluate, if the holdout has `available` ones."""
-        return min(self.sequences or available, available)
-
 
 @dataclass(frozen=True)
 class MetricsConfig:

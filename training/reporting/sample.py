@@ -8,8 +8,7 @@ from torch import Tensor
 from gristmill.errors import UsageError, require
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import open_tokenizer
-from gristmill.storage.local import sha256_file
-from training.data.text import before_document
+from training.data.text import before_document, is_tokenizer
 from training.distributed.process_group import main_only
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
@@ -31,7 +30,7 @@ class Sampler:
         if not config.sample_tokens:
             return
         path = folder / manifest.tokenizer.path
-        if not path.is_file() or sha256_file(path) != manifest.tokenizer.sha256:
+        if not is_tokenizer(path, manifest.tokenizer):
             raise UsageError(
                 f"{folder} was made with the tokenizer {path}, which is missing or has changed; "
                 "restore it, run tokenize_corpus again, or try --eval.sample_tokens 0"
