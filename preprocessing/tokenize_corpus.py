@@ -248,14 +248,19 @@ def _encode(
     found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
     number_of, document_sources = dict[str, int](), array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
-        documents = _read_all(group, counts, Rejects(tokens))
+        rejects = Rejects(tokens)
+        documents = chain.from_iterable(
+            read_documents(part, counts, rejects, by_original_source=True) for part in group
+        )
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             lengths = _encode_batch(batch, encoder, *ends, shard)
             for document, length in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
-                _add_document(found, source, length, size, lossy and ESCAPED_SPACE in document.text)
+                for record in (found.shard, found.sources.setdefault(source, SourceRecord())):
+                    _add(record, 1, length, size)
+                found.lossy_documents += lossy and ESCAPED_SPACE in document.text
             del batch, document  # a large one is gone before the next is read
     found.shard.sha256, found.shard.idx_sha256, found.shard.sources = shard.sha256, shard.idx_sha256, [*number_of]
     found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)
@@ -281,17 +286,6 @@ def _encode_batch(
     return lengths
 
 
-def _read_all(group: SliceGroup, counts: Counts, rejects: Rejects) -> Iterator[Document]:
-    for part in group:
-        yield from read_documents(part, counts, rejects, by_original_source=True)
-
-
-def _add_document(found: ShardReport, source: str, tokens: int, size: int, lossy: bool) -> None:
-    _add(found.shard, 1, tokens, size)
-    _add(found.sources.setdefault(source, SourceRecord()), 1, tokens, size)
-    found.lossy_documents += lossy
-
-
 def write_shard(parts: list[tuple[Path, ...]], reports: list[ShardReport], rejects: list[Path], tokens: Path) -> Result:
     """Task: join parts into the shard `tokens` (.bin), .idx, .sources; the value is its ShardReport."""
     prefixes = [_prefix(part[0]) for part in parts]
@@ -310,7 +304,6 @@ def _prefix(tokens: Path) -> Path:
 
 
 def _merge(total: ShardReport | Manifest, part: ShardReport) -> None:
-    """Add the counts per source of a part."""
     total.lossy_documents += part.lossy_documents
     if isinstance(total, ShardReport):
         total.differed = total.differed or part.differed

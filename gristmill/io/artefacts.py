@@ -65,12 +65,6 @@ def open_table(path: Path, columns: Collection[str] = ()) -> Iterator[pa.parquet
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
 
 
-def read_column_names(path: Path) -> list[str]:
-    """The names of a Parquet table's columns. Raises as open_table."""
-    with open_table(path) as file:
-        return list(file.schema_arrow.names)
-
-
 def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
     """Yield some columns of a Parquet table, a row group at a time. Raises as open_table."""
     with open_table(path, columns) as file:

@@ -331,7 +331,6 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
-    """Yield (row, record) of a Parquet or Arrow file."""
     row = part.first_row
     try:
         with wrap_read_errors(part.path):

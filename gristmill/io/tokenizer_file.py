@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import sentencepiece
 
@@ -152,27 +152,8 @@ def _byte_letters() -> list[str]:
 _LETTERS = _byte_letters()
 
 
-class AnyTokenizer(Protocol):
-    """What every kind can do. `vocab_size` is one more than the largest id, added tokens included."""
-
-    kind: Kind
-    vocab_size: int
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without tokens that begin or end a document."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens are left out."""
-
-    def id_of(self, token: str) -> int:
-        """The id of a token, or -1."""
-
-    def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:
-        """The id of the token that begins or ends a document, as the model or its tokenizer_config.json say; or -1."""
-
-
 class SentencePieceTokenizer:
-    """A SentencePiece model; `model` is the processor."""
+    """A SentencePiece model; `model` is the processor, `vocab_size` one more than the largest id."""
 
     kind: Kind = "sentencepiece"
 
@@ -182,24 +163,31 @@ class SentencePieceTokenizer:
         self.vocab_size = self.model.vocab_size()
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without tokens that begin or end a document."""
         found: list[int] = self.model.encode(text)
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special tokens are left out."""
         text: str = self.model.decode(list(ids))
         return text
 
     def id_of(self, token: str) -> int:
+        """The id of a token, or -1."""
         found: int = self.model.piece_to_id(token)
         return found if self.model.id_to_piece(found) == token else -1
 
     def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:  # noqa: ARG002
+        """The id of the token that begins or ends a document, as the model or its tokenizer_config.json say; or -1."""
         found: int = self.model.bos_id() if name == "bos" else self.model.eos_id()
         return found
 
 
 class JsonTokenizer:
-    """A tokenizer.json, or what is read as one, by the library tokenizers; `content` is its text."""
+    """A tokenizer.json, or what is read as one, by the library tokenizers, with the methods of SentencePieceTokenizer.
+
+    `content` is its text; `vocab_size` counts added tokens, too.
+    """
 
     def __init__(self, data: str, kind: Kind) -> None:
         from tokenizers import Tokenizer as HuggingFace
@@ -233,7 +221,10 @@ class JsonTokenizer:
         return next((found for token in usual if (found := self.id_of(token)) >= 0), -1)
 
 
-def open_tokenizer(path: Path) -> SentencePieceTokenizer | JsonTokenizer:
+AnyTokenizer = SentencePieceTokenizer | JsonTokenizer
+
+
+def open_tokenizer(path: Path) -> AnyTokenizer:
     """The tokenizer in a file of any of the kinds. Raises UsageError where it is none of them."""
     data = read_file(path)
     try:

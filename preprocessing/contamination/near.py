@@ -134,7 +134,6 @@ def _is_covered_later(window: Any, covers: np.ndarray, ring: np.ndarray) -> bool
 
 @kernel
 def _drop_oldest(window: Any, covers: np.ndarray, ring: np.ndarray) -> None:
-    """Take the oldest n-gram from a window."""
     first = window.word + ring[window.ring + window.tail % window.room, 1]
     for at in range(first, first + NEAR_LENGTH):
         covers[at] -= 1

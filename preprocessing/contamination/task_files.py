@@ -113,7 +113,6 @@ def _fields(path: Path, key: str, template: Any) -> list[str]:
 
 
 def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
-    """The files that a task names: local ones, or of a data set on the Hub."""
     where, options = str(task.get("dataset_path") or ""), task.get("dataset_kwargs") or {}
     split = next((str(task[key]).partition("[")[0] for key in _SPLITS if task.get(key)), "")
     if not where:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.artefacts import ExternalSorter, encode_names, integers, read_column_names, stream_table
+from gristmill.io.artefacts import ExternalSorter, encode_names, integers, open_table, stream_table
 from gristmill.io.documents import DocKey, source_of
 from gristmill.io.keys import KeySet, PackedKeys, Rows, by_group, iter_keys, stream_keys
 from gristmill.storage.files import is_file, read_file
@@ -102,7 +102,6 @@ def split_drops(
 
 
 def _drops_of(records: NDArray) -> Drops:
-    """The drops of a file, given its _DROPs."""
     short, duplicate, replacement, listed, kept = (
         np.unique(records["row"][records["reason"] == it]) for it in range(_KEPT + 1)
     )
@@ -163,8 +162,8 @@ def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: in
     (columns file, row, kept_file, kept_row) says which document was kept. The next is that of the lowest rank, a column
     that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order.
     """
-    columns = ["file", "row", "kept_file", "kept_row"]
-    columns += {"rank"}.intersection(read_column_names(provenance))
+    with open_table(provenance) as table:
+        columns = ["file", "row", "kept_file", "kept_row", *({"rank"} & {*table.schema_arrow.names})]
     with ExternalSorter(folder, _LINK, ("kept_file", "kept_row", "rank", "file", "row"), memory) as sorter:
         for table in stream_table(provenance, columns) if left_out else ():
             links = _links(table, provenance, left_out.short.numbers)

@@ -173,7 +173,6 @@ class _Batch:
 
 
 def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
-    """Yield the documents of a group."""
     of_files = load_drops(drops, files_of(group))
     for part in group:
         found = read_documents(part, counts, rejects)

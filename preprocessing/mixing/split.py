@@ -106,8 +106,6 @@ def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdou
 
 @dataclass(frozen=True)
 class _Found:
-    """Rows to load, and their files."""
-
     files: Sequence[BucketFile]
     share: Share
 

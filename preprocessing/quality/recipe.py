@@ -235,11 +235,6 @@ def load_recipe(name: str) -> Recipe:
     return parse_recipe(read_recipe(name), name)
 
 
-def _folder(name: str) -> Path:
-    """Where the lists of a recipe are looked for: next to its file."""
-    return Path(name).parent if name.endswith(".toml") else _SHIPPED
-
-
 def read_recipe(name: str) -> str:
     """The TOML of a recipe. Raises UsageError if there is none of that name."""
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
@@ -305,7 +300,8 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     field = value.get("field", "url")
     if not isinstance(field, str) or not field:
         raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
-    path = lists[key] if lists else _folder(recipe) / file
+    folder = Path(recipe).parent if recipe.endswith(".toml") else _SHIPPED
+    path = lists[key] if lists else folder / file
     if not lists:
         try:
             entries = read_list(path)

@@ -54,9 +54,14 @@ class Encoder:
         self._cache = new_word_cache(cache_bytes)
         self.fallback = _fallback_reason(vocabulary)
         if not self.fallback:
-            self._pieces = {_unescape(piece) for piece in vocabulary.of_type(PieceType.NORMAL) if " " not in piece}
+            # without pieces with a plain space: SentencePiece escapes the spaces of a text, so it never finds them
+            self._pieces = {
+                _unescape(piece): i
+                for i, (piece, piece_type) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
+                if piece_type == PieceType.NORMAL and " " not in piece
+            }
             self._bigrams = {a + b for piece in self._pieces for a, b in pairwise(piece)}
-            self._merges = _build_merges(vocabulary)
+            self._merges = _build_merges(vocabulary, self._pieces, self._bigrams)
             if self._disagrees(vocabulary):
                 self.fallback = "this version of SentencePiece merges differently"
 
@@ -124,7 +129,6 @@ class Encoder:
         return len(text)
 
     def _merge(self, texts: list[str], end_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Encode normalised texts with the compiled functions."""
         encoded = [text.encode() for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(data) for data in encoded], out=starts[1:])
@@ -168,25 +172,16 @@ def _fallback_reason(vocabulary: Vocabulary) -> str:
     return ""
 
 
-def _build_merges(vocabulary: Vocabulary) -> Merges:
-    """The vocabulary as tables for the compiled functions.
-
-    Pieces that contain a plain space are left out: SentencePiece escapes the spaces of a text, so it never finds them.
-    """
-    ids = {
-        _unescape(piece): i
-        for i, (piece, piece_type) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
-        if piece_type == PieceType.NORMAL and " " not in piece
-    }
+def _build_merges(vocabulary: Vocabulary, ids: dict[str, int], bigrams: set[str]) -> Merges:
+    """The vocabulary as tables for the compiled functions, given the ids of pieces and the pairs of letters in them."""
     symbols = np.invert(np.arange(0x110000, dtype=np.int32))
     for piece, i in ids.items():
         if len(piece) == 1:
             symbols[ord(piece)] = i
-    bigrams = {bigram for piece in ids for bigram in pairwise(piece)}
     scores = np.array(vocabulary.scores, np.float32)
     return Merges(
         symbols,
-        *bigram_tables(np.array([(ord(a), ord(b)) for a, b in sorted(bigrams)], np.int64).reshape(-1, 2)),
+        *bigram_tables(np.array([[*map(ord, pair)] for pair in sorted(bigrams)], np.int64).reshape(-1, 2)),
         merge_table(*_pairs(ids), scores),
         np.array([vocabulary.pieces.index(piece) for piece in sorted(vocabulary.of_type(PieceType.BYTE))], np.int32),
         vocabulary.types.index(PieceType.UNKNOWN),
