@@ -84,9 +84,7 @@ def table_name(name: str) -> str:
     >>> table_name("b/a.jsonl.zst")
     'b/a.parquet'
     """
-    parts = parse_name(name)
-    assert parts is not None, name
-    return f"{parts.stem}.parquet"
+    return f"{stem(name)}.parquet"
 
 
 def normal_name(name: str, zst: bool = False) -> str:

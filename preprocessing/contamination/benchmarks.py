@@ -44,6 +44,7 @@ _SORT_MEMORY = 32 << 20  # bytes; more n-grams are sorted on disk
 _BATCH = 1000  # items whose texts are written together
 _WORDS_HELD = 1000  # items whose words are in memory
 
+_NO_KEYS = np.empty(0, np.uint64)
 ENTRY = np.dtype([("item", "<u4"), ("word", "<u4")])
 _NGRAM = np.dtype([("key", "<u8"), ("item", "<u4"), ("word", "<u4")])
 _ITEMS = pa.schema({"benchmark": pa.string(), "item": pa.string(), "text": pa.string()})
@@ -248,23 +249,21 @@ class Benchmarks:
         self,
         index: IndexFiles,
         near: float,
-        common: NDArray[np.uint64] | None = None,
-        common_items: NDArray[np.uint64] | None = None,
+        common: NDArray[np.uint64] = _NO_KEYS,
+        common_items: NDArray[np.uint64] = _NO_KEYS,
     ) -> None:
         self.keys, self.entries = _mapped(index.keys, np.dtype("<u8")), _mapped(index.entries, ENTRY)
         edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
         self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
-        self.common = np.empty(0, np.uint64) if common is None else common
-        ignored = np.empty(0, np.uint64) if common_items is None else common_items
-        sizes = _mapped(index.sizes, ITEM_SIZE)
-        self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, ignored) if near else None
+        self.common, sizes = common, _mapped(index.sizes, ITEM_SIZE)
+        self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, common_items) if near else None
         self.words_of = lru_cache(_WORDS_HELD)(self._words_of)
 
     def keys_in(self, words: TextWords) -> NDArray[np.uint64]:
         """The different keys of exact n-grams of the index that a text has, ascending."""
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *hits]))
+        return np.unique(np.concatenate([_NO_KEYS, *hits]))
 
     def find(self, text: str, words: TextWords, least: int = 1) -> list[Match]:
         """The places of items in the order of the text: those of which it has `least` different n-grams or more, and

@@ -1,10 +1,10 @@
 """Drops: the rows of each corpus file to leave out, as short documents, as duplicates, or as a list of yours says."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +31,12 @@ _NO_DROPS = np.empty(0, _DROP)
 _LINK = np.dtype([("kept_file", "<u4"), ("kept_row", "<i8"), ("rank", "<i8"), ("file", "<u4"), ("row", "<i8")])
 
 
-@dataclass(frozen=True)
-class Drops:
+class Drops(NamedTuple):
     """Rows of one file to leave out, ascending."""
 
     short: Rows
     duplicate: Rows
-    listed: Rows = field(default_factory=lambda: _NO_ROWS)
+    listed: Rows = _NO_ROWS
 
     def reasons(self, rows: Rows) -> list[str]:
         """The reason for each row to leave out, '' for the others; of several LISTED, then SHORT."""
@@ -78,25 +77,24 @@ def split_drops(
     drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
     with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
         for reason, key_set in ((_SHORT, short_docs), (_DUPLICATE, duplicates)):
-            for file, rows in _iter_known(key_set, places):
-                sorter.add(_records(_DROP, places[file], rows, reason))
+            for file, rows in _only_known(iter_keys(key_set) if key_set else (), places, key_set):
+                sorter.add(_records(places[file], rows, reason))
         for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list) if keep_list else (), strict=False):
             for file, rows in _only_known(listed.items(), places, keep_list):
-                sorter.add(_records(_DROP, places[file], rows, reason))
+                sorter.add(_records(places[file], rows, reason))
         if table and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
             place = np.array([places[file] for file in numbers], np.uint32)
             with PackedKeys.of([short_docs] if short_docs else [], numbers, short, memory // 4) as short_keys:
                 left_out = _LeftOut.of(short_keys, absent)
                 for found in _replacements(table, left_out, links, memory // 4):
-                    sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
+                    sorter.add(_records(place[found["file"]], found["row"], _REPLACEMENT))
         named, both = 0, 0
         for records, files, output in zip(by_group(sorter, map(len, groups)), groups, outputs, strict=True):
             of_files = [_drops_of(records.get(number, _NO_DROPS)) for number in range(len(files))]
             _save(output, of_files)
             for of_file in of_files:
-                rows = np.concatenate([of_file.short, of_file.duplicate, of_file.listed])
-                named += len(np.unique(rows))
+                named += len(np.unique(np.concatenate(of_file)))
                 both += len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
         return Result(Counts({}, []), (named, both, is_of_others))
 
@@ -189,8 +187,8 @@ def _links(table: pa.Table, path: Path, numbers: Mapping[str, int]) -> NDArray:
     return links
 
 
-def _records(dtype: np.dtype, file: int | NDArray, row: Rows, reason: int) -> NDArray:
-    records = np.empty(len(row), dtype)
+def _records(file: int | NDArray, row: Rows, reason: int) -> NDArray:
+    records = np.empty(len(row), _DROP)
     records["file"], records["row"], records["reason"] = file, row, reason
     return records
 
@@ -205,14 +203,10 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
         )
 
 
-def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
-    """The files and rows of a key set, in any order. Raises InputError, at the end, for a file not in `files`."""
-    return _only_known(iter_keys(key_set) if key_set else (), files, key_set)
-
-
 def _only_known(
     found: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path | None
 ) -> Iterator[tuple[str, Rows]]:
+    """What was found of a key set in any order. Raises InputError, at the end, for a file not in `files`."""
     unknown: set[str] = set()
     for file, rows in found:
         if file in files:
@@ -229,8 +223,7 @@ def _only_known(
 
 
 def _save(output: Path, drops: Sequence[Drops]) -> None:
-    found = [(of_file.short, of_file.duplicate, of_file.listed) for of_file in drops]
-    columns = dict(zip(DROPPED, zip(*found, strict=True), strict=True))
+    columns = dict(zip(DROPPED, zip(*drops, strict=True), strict=True))
     arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
     arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
     with atomic_write(output) as temporary, temporary.open("wb") as stored:
