@@ -1,11 +1,9 @@
 """Evaluation of a checkpoint: its losses on folders of token shards and on text files, under any layout."""
 
 import json
-import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +35,6 @@ from training.reporting.metrics_file import finite
 from training.reporting.reporting_config import EvalConfig
 
 _SECONDS_TO_WAIT = 60.0  # of a rank for another
-_MOST_NATS = 709.0  # of which a float holds the exponential
 
 
 @own_option_names()
@@ -115,11 +112,11 @@ def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
 
 def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:
     ours = data.manifest.tokenizer
-    if tokenizer.sha256 not in ("", ours.sha256):
-        raise UsageError(
-            f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
-            f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's"
-        )
+    require(
+        tokenizer.sha256 in ("", ours.sha256),
+        f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
+        f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's",
+    )
 
 
 def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
@@ -154,19 +151,14 @@ def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoi
 def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:
     """Print the losses, a line for each holdout and each of its parts; write them to `out`."""
     for name, losses in found.items():
-        print(f"{name}: {losses.whole}, perplexity {_perplexity(losses):.4g} ({losses.whole.tokens:,} tokens)")
+        print(f"{name}: {losses.whole}, perplexity {losses.whole.perplexity:.4g} ({losses.whole.tokens:,} tokens)")
         print("\n".join(losses.lines()), end="\n" if losses.lines() else "")
     if out is not None:
-        values = {name: _values(losses) for name, losses in found.items()}
+        values = {
+            name: {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(losses.whole.perplexity)}
+            for name, losses in found.items()
+        }
         atomic_write_bytes(out, json.dumps(values, indent=2).encode() + b"\n")
-
-
-def _values(losses: HoldoutLosses) -> dict[str, Any]:
-    return {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(_perplexity(losses))}
-
-
-def _perplexity(losses: HoldoutLosses) -> float:
-    return math.exp(losses.whole.loss) if losses.whole.loss < _MOST_NATS else math.inf
 
 
 def evaluate_and_report_failures(config: EvaluateConfig) -> None:

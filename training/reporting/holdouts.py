@@ -22,6 +22,8 @@ from training.parallel.parallel_model import ParallelModel
 from training.reporting.metrics_file import finite
 from training.reporting.reporting_config import EvalConfig
 
+_MOST_NATS = 709.0  # of which a float holds the exponential
+
 
 @dataclass(frozen=True)
 class PartLoss:
@@ -34,6 +36,10 @@ class PartLoss:
     loss: float
     bits_per_byte: float | None
     tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < _MOST_NATS else math.inf
 
     def __str__(self) -> str:
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
