@@ -74,25 +74,29 @@ def plan_buckets(sizes: Sequence[int], max_numel: int | None) -> tuple[int, list
     return start + offset, buckets
 
 
-class ParamsInPlace:
-    """Parameters and gradients, updated on the device that holds them."""
-
-    def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
-        self.params, self.buckets = params, buckets
-        self.values = [[_values(params, s) for s in bucket.slices] for bucket in buckets]
+class InPlace:
+    """Parameters or moments that are updated where they are: nothing is read before and written after."""
 
     def prefetch(self, index: int) -> None:
         pass
-
-    def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Values and gradients of a bucket's slices, flat."""
-        return self.values[index], [_gradients(self.params, s) for s in self.buckets[index].slices]
 
     def write_back(self, index: int) -> None:
         pass
 
     def finish(self) -> None:
         pass
+
+
+class ParamsInPlace(InPlace):
+    """Parameters and gradients, updated on the device that holds them."""
+
+    def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
+        self.params, self.buckets = params, buckets
+        self.values = [[_values(params, s) for s in bucket.slices] for bucket in buckets]
+
+    def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Values and gradients of a bucket's slices, flat."""
+        return self.values[index], [_gradients(self.params, s) for s in self.buckets[index].slices]
 
 
 class ParamsStagedOnCPU:

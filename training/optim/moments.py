@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gristmill.errors import OutputError, wrap_read_errors, wrap_write_errors
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file, remove_scratch_folder
-from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
+from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket, InPlace
 
 STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch.optim.AdamW
 
 
-class MomentsInMemory:
+class MomentsInMemory(InPlace):
     """Moments on the device or in CPU memory, pinned there if the machine has a GPU; methods as of `MomentsOnDisk`."""
 
     def __init__(self, total: int, buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> None:
@@ -28,17 +28,8 @@ class MomentsInMemory:
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
         self.slices = [tuple(bucket.split(flat[bucket.start :]) for flat in self.flat.values()) for bucket in buckets]
 
-    def prefetch(self, index: int) -> None:
-        pass
-
     def get(self, index: int) -> tuple[list[Tensor], ...]:
         return self.slices[index]
-
-    def write_back(self, index: int) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
     def flat_states(self) -> dict[str, Tensor]:
         return self.flat

@@ -5,23 +5,11 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics_file import read_metrics
-
-
-class MetricSink(Protocol):
-    """Something that keeps records; `path` is where, for error messages. Methods raise OSError where it is full."""
-
-    path: Path
-
-    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Keep a record of a kind (run, step, eval, …); values are numbers, text, None, or dictionaries of them."""
-
-    def close(self) -> None:
-        """Keep what is not kept yet."""
 
 
 def named_values(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, int | float | str]]:
@@ -41,7 +29,10 @@ def named_values(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, int |
 
 
 class JsonLines:
-    """A file with a JSON object a line; a resumed run drops the records after the step that it resumes from."""
+    """A file with a JSON object a line; a resumed run drops the records after the step that it resumes from.
+
+    `path`, as of all sinks, is for error messages. Methods raise OSError where it is full.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
@@ -50,6 +41,7 @@ class JsonLines:
         self.file = path.open("a", encoding="utf-8")
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Keep a record of a kind (run, step, eval, …); values are numbers, text, None, or dictionaries of them."""
         self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self.file.flush()
 
@@ -154,6 +146,9 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "gristmill")
         found = self._client.get_experiment_by_name(name)
         return found.experiment_id if found else self._client.create_experiment(name)
+
+
+MetricSink = JsonLines | TensorBoard | WeightsAndBiases | MLflow
 
 
 def _kept_id(path: Path, step: int) -> str:
