@@ -3,9 +3,10 @@
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from dedup.candidates.document_ids import is_of_index, scope_of
-from dedup.candidates.signature_shards import OpenShard, open_shard, reject_mixed_sketches, shard_paths, shards_named
+from dedup.candidates.signature_shards import open_shard, reject_mixed_sketches, shard_paths, shards_named
 from dedup.clustering.similarity import Signature
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
@@ -313,7 +314,11 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
     with local_copies(paths) as copies:
         shards = list(map(open_shard, copies))
         reject_mixed_sketches({shard.path: shard.header for shard in shards})
-        signed = {place: values for shard in shards for place, values in _signed_in(shard, places)}
+        signed = dict[int, Signature]()
+        for shard in shards:
+            if of_file := places.get(shard.header.file):
+                of_rows = zip(shard.rows().tolist(), chain.from_iterable(shard.signatures()), strict=True)
+                signed |= {of_file[row]: one.copy() for row, one in of_rows if row in of_file}
     if not signed:
         raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
     found = np.full((len(keys), len(keys)), np.nan, np.float32)
@@ -321,13 +326,6 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
         for other, others in signed.items():
             found[one, other] = np.mean(values == others)
     return found, shards[0].header.describe()
-
-
-def _signed_in(shard: OpenShard, places: Mapping[str, Mapping[int, int]]) -> Iterator[tuple[int, Signature]]:
-    """The place and the signature of each document of a shard that has a place, by file and row."""
-    if of_file := places.get(shard.header.file):
-        values = np.concatenate(list(shard.signatures()))
-        yield from ((of_file[row], values[i].copy()) for i, row in enumerate(shard.rows().tolist()) if row in of_file)
 
 
 @kernel

@@ -146,12 +146,11 @@ def _check_corpus(
     settings: RemovalSettings, corpus: Path | None, files: list[CorpusFile], out_file: Path, option: str
 ) -> None:
     """UsageError if `option` needs a corpus and there is none, or the corpus lacks a source that --keep names."""
-    if corpus is not None and isinstance(settings.keep, BySource):
-        check_sources(settings.keep, {file.source for file in files})
-    if settings.needs_corpus and corpus is None:
-        raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
     if corpus is not None:
+        check_sources(settings.keep, {file.source for file in files})
         reject_overlapping_folders(corpus, out_file)
+    elif settings.needs_corpus:
+        raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
 
 
 def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:

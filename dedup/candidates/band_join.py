@@ -91,26 +91,21 @@ def join_bands(
     names = [f"{band:04}-{part:04}" for band in range(lsh.bands) for part in range(parts)]
     size = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard in all
     groups = batched(shards, size=max(1, size), size_of=lambda shard: shard.documents)
-    partition = [
-        Task(f"{number:06} of {parts}", partition_bands,
-             {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
-              "outputs": outputs, "signed": signed},
-             (*outputs, *signed), sum(4 * shard.documents * shard.header.permutations for shard in group))
-        for number, group in enumerate(groups)
-        for outputs in [tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)]
-        for signed in [(folder / f"signed/{number:06}.bin",) * lists_signed]
-    ]  # fmt: skip
+    partition, join = list[Task](), list[Task]()
+    for number, group in enumerate(groups):
+        outputs = tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)
+        signed = (folder / f"signed/{number:06}.bin",) * lists_signed
+        arguments = {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
+                     "outputs": outputs, "signed": signed}  # fmt: skip
+        size = sum(4 * shard.documents * shard.header.permutations for shard in group)
+        partition.append(Task(f"{number:06} of {parts}", partition_bands, arguments, (*outputs, *signed), size))
     run.step("bands", partition)
-    join = [
-        Task(f"{name} of {parts}", join_partition,
-             {"files": FileSet(files), "part": number % parts, "parts": parts,
-              "first": document_ids.first_of_corpus, "output": path},
-             (path,), documents * BAND_RECORD.itemsize // parts, share)
-        for number, (name, files) in enumerate(
-            zip(names, zip(*(task.outputs[: len(names)] for task in partition), strict=True), strict=True)
-        )
-        for path in [folder / f"edges/{name}.bin"]
-    ]  # fmt: skip
+    size = documents * BAND_RECORD.itemsize // parts
+    for number, name in enumerate(names):
+        output, files = folder / f"edges/{name}.bin", FileSet(tuple(task.outputs[number] for task in partition))
+        arguments = {"files": files, "part": number % parts, "parts": parts, "first": document_ids.first_of_corpus,
+                     "output": output}  # fmt: skip
+        join.append(Task(f"{name} of {parts}", join_partition, arguments, (output,), size, share))
     run.step("edges", join)
     signed_files = tuple(path for task in partition for path in task.outputs[len(names) :])
     return FileSet(tuple(path for task in join for path in task.outputs)), FileSet(signed_files)

@@ -20,7 +20,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
 from gristmill.io.artefacts import write_records
-from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.readers import Rejects, read_documents
 from gristmill.text import utf8_size
 
 DIGESTED_ROW = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row in the group; bytes of the text in UTF-8
@@ -44,27 +44,19 @@ def _iter_records(
     group: SliceGroup, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects, first_rows: list[int]
 ) -> Iterator[NDArray]:
     """DIGESTED_ROWs of the slices' documents; appends the row in the group of each slice's first row."""
-    end = 0
+    salt, end = group[0].source.encode() + b"\0" if scope == "per-source" else b"", 0
     for part in group:
-        first_rows.append(end)
-        for records in _digest_slice(part, on, scope, counts, rejects):
-            records["row"] += np.uint32(first_rows[-1])
+        first = end
+        first_rows.append(first)
+        found = read_documents(part, counts, rejects)
+        for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
+            records = np.empty(len(documents), DIGESTED_ROW)
+            records["high"], records["low"] = digest_texts([document.text for document in documents], on, salt).T
+            records["row"] = [first + document.key.row - part.first_row for document in documents]
+            records["size"] = [utf8_size(document.text) for document in documents]
+            counts.add(part.source, DIGESTED, int(records["size"].sum(dtype=np.int64)), len(records))
             end = int(records["row"][-1]) + 1
             yield records
-
-
-def _digest_slice(part: Slice, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects) -> Iterator[NDArray]:
-    """DIGESTED_ROWs of a slice's documents, rows within the slice."""
-    salt = part.source.encode() + b"\0" if scope == "per-source" else b""
-    for documents in batched(
-        read_documents(part, counts, rejects), _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)
-    ):
-        records = np.empty(len(documents), DIGESTED_ROW)
-        records["high"], records["low"] = digest_texts([document.text for document in documents], on, salt).T
-        records["row"] = [document.key.row - part.first_row for document in documents]
-        records["size"] = [utf8_size(document.text) for document in documents]
-        counts.add(part.source, DIGESTED, int(records["size"].sum(dtype=np.int64)), len(records))
-        yield records
 
 
 class Places(NamedTuple):

@@ -151,7 +151,8 @@ def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
     """
     digests, documents = records["digest"], records["document"]
     firsts = np.empty(len(records), np.uint32)
-    _find_firsts(digests, firsts, np.empty(_table_size(len(records)), np.uint32))
+    size = 1 << max(4, (2 * len(records) - 1).bit_length())  # a power of two: the hash table is at most half full
+    _find_firsts(digests, firsts, np.empty(size, np.uint32))
     (later,) = np.nonzero(firsts != np.arange(len(records), dtype=np.uint32))
     later = later[np.lexsort((documents[later], digests[later]))]
     return np.stack([documents[later], documents[firsts[later]]], axis=1)
@@ -167,11 +168,6 @@ def union_buckets(
     """
     bits = max(1, (len(digests) // _PARTITION_SIZE).bit_length())
     _unite_buckets(digests, documents, np.uint64(bits), parent, first)
-
-
-def _table_size(count: int) -> int:
-    """Size of an open-addressing hash table for `count` records: a power of two, at most half full."""
-    return 1 << max(4, (2 * count - 1).bit_length())
 
 
 @kernel

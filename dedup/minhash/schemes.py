@@ -194,7 +194,8 @@ def update_fss(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarra
         empty -= _assign_round(hashes, i, a[i], b[i], mins, filled)
     for j in range(len(mins) if empty else 0):
         if filled[j] < 0:
-            _fill_slot(hashes, a[len(mins) + j], b[len(mins) + j], mins[j : j + 1])
+            for h in hashes:  # one of the last t rounds: all go to one slot
+                mins[j] = min(mins[j], fmix32(_U(a[len(mins) + j] * h + b[len(mins) + j])))
 
 
 @kernel
@@ -221,13 +222,6 @@ def _assign_round(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: 
         elif filled[slot] == i:
             mins[slot] = min(mins[slot], value)
     return new
-
-
-@kernel
-def _fill_slot(hashes: np.ndarray, a: np.uint32, b: np.uint32, slot: np.ndarray) -> None:
-    """One of the last t rounds: assign all hashes to one slot."""
-    for h in hashes:
-        slot[0] = min(slot[0], fmix32(_U(a * h + b)))
 
 
 @kernel

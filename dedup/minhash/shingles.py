@@ -125,7 +125,8 @@ def digest_texts(texts: Sequence[str], on: MatchOn = "matching_form", salt: byte
     (1, 2)
     """
     salted, found = hashlib.sha256(salt), []
-    for data in _matching_forms(texts) if on == "matching_form" else _utf8(texts):
+    as_bytes = (text.encode("utf-8", "surrogatepass") for text in texts)
+    for data in _matching_forms(texts) if on == "matching_form" else as_bytes:
         digest = salted.copy()
         digest.update(data)
         found.append(digest.digest()[:16])
@@ -150,10 +151,6 @@ def _matching_forms(texts: Sequence[str]) -> Iterator[memoryview]:
         _write_forms(data, offsets, forms, bounds)
         for (start, end), (first, last) in zip(pairwise(bounds.tolist()), pairwise(offsets.tolist()), strict=True):
             yield forms.data[start:end] if start < end else data.data[first:last]
-
-
-def _utf8(texts: Sequence[str]) -> Iterator[bytes]:
-    return (text.encode("utf-8", "surrogatepass") for text in texts)
 
 
 @kernel
