@@ -99,7 +99,13 @@ def cluster_graph(
     elif minhash is not None:
         values, made_as = pairwise_estimates(minhash, members)
         graph.graph["similarity"] = f"estimated Jaccard: {made_as}"
-    _add_edges(graph, members, values, threshold, estimated=corpus is None)
+    names = list(graph)
+    for name, value in zip(names, values[0].tolist(), strict=True):
+        if not np.isnan(value):
+            graph.nodes[name]["first_similarity"] = round(value, 6)
+    for one, other in np.argwhere(np.triu(values >= threshold, 1)).tolist():
+        weight = round(float(values[one, other]), 6)
+        graph.add_edge(names[one], names[other], weight=weight, estimated=corpus is None)
     return graph
 
 
@@ -196,17 +202,6 @@ def _list_members(graph: "networkx.Graph") -> Table:
 def _examples(chained: Collection[str], similarity: dict[str, float]) -> str:
     shown = ", ".join(f"{key} ({similarity[key]:.2f})" for key in sorted(chained, key=lambda key: similarity[key])[:3])
     return f": {shown}{', …' if len(chained) > 3 else ''}" if shown else ""
-
-
-def _add_edges(
-    graph: "networkx.Graph", members: Sequence[DocKey], values: Similarities, threshold: float, estimated: bool
-) -> None:
-    names = [str(member) for member in members]
-    for name, value in zip(names, values[0].tolist(), strict=True):
-        if not np.isnan(value):
-            graph.nodes[name]["first_similarity"] = round(value, 6)
-    for one, other in np.argwhere(np.triu(values >= threshold, 1)).tolist():
-        graph.add_edge(names[one], names[other], weight=round(float(values[one, other]), 6), estimated=estimated)
 
 
 def _excerpt(text: str) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns, SourceTallies
 from dedup.clustering.keep_policy import INDEXED, Keep
-from dedup.clustering.similarity import Features, KeptDocuments, Signature, SimilarityCheck, decide_cluster
+from dedup.clustering.similarity import Features, KeptDocuments, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import HASHING_FACTOR, compared_sets
 from dedup.minhash.signatures import signatures
 from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, open_keep_order
@@ -192,13 +192,10 @@ class VerifiedRemoval:
                         indexed = member.cluster
                         yield member, Features(None, np.frombuffer(data[member], np.uint32))
                     else:
-                        text = data[member] if member.cluster == indexed else None
-                        yield member, Features(sets[member], None if text is None else self._sign(text))
-
-    def _sign(self, text: bytes) -> Signature:
-        assert self.check.sketch is not None
-        values, _ = signatures([text.decode()], self.check.sketch)
-        return values[0]
+                        signature = None
+                        if member.cluster == indexed and self.check.sketch:
+                            (signature,), _ = signatures([data[member].decode()], self.check.sketch)
+                        yield member, Features(sets[member], signature)
 
 
 class _Undecided:
