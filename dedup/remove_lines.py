@@ -73,12 +73,10 @@ def remove_lines(
     check_limits(least, min_characters)
     table = lost_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
-        repeats = _find_repeats(
-            run, files, {"unit": unit, "min_characters": min_characters, "scope": scope}, least, keep
-        )
+        arguments = {"unit": unit, "min_characters": min_characters, "scope": scope}
+        repeats = _find_repeats(run, files, arguments, least, keep)
         done = rewrite_corpus(
-            run, "write", files, targets, write_without, {"unit": unit},
-            table=table,
+            run, "write", files, targets, write_without, {"unit": unit}, table=table,
             of_group=lambda group: {"repeats": repeats[group[0].label]},
         )  # fmt: skip
         counts = run.finish(done.counts)

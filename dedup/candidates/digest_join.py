@@ -44,7 +44,7 @@ def join_digests(
             group and are in the order of the corpus), `output` and `memory`.
         arguments: Further arguments of the function.
     """
-    digests = [record.outputs[0] for record in digested.records]
+    digests = [done.outputs[0] for done in digested.records]
     size, share = sum(digest.size for digest in digests), run.options.memory_per_worker
     parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
     folder, bundle = run.work / f"{parts} parts", max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
@@ -52,11 +52,9 @@ def join_digests(
     for first in range(0, len(digests), bundle):
         some = digests[first : first + bundle]
         outputs = tuple(folder / f"{first:06}" / f"{part:04}.bin" for part in range(parts))
-        given = {"digested": FileSet(tuple(map(run.ledger.path, some))), "first_group": first, "fields": record.descr}
-        size_of_some = sum(digest.size for digest in some)
-        scatter.append(
-            Task(f"{first:06} of {parts}", scatter_digests, {**given, "outputs": outputs}, outputs, size_of_some)
-        )
+        paths = FileSet(tuple(map(run.ledger.path, some)))
+        given = {"digested": paths, "first_group": first, "fields": record.descr, "outputs": outputs}
+        scatter.append(Task(f"{first:06} of {parts}", scatter_digests, given, outputs, sum(it.size for it in some)))
     run.step("scatter", scatter)
     for part in range(parts):
         output = folder / f"{name}-{part:04}.bin"
