@@ -89,9 +89,8 @@ def normalize_text(
         targets = plan_targets(files, target_dir, zst)
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
         if not chosen:
-            raise UsageError(
-                f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {(len(files) - 1) // 64}"
-            )
+            last = (len(files) - 1) // FILES_PER_INDEX
+            raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {last}")
         more: tuple[str, ...] = ("ftfy",) if ftfy else ()
         if any(parts and parts.format in (*WEB_FORMATS, "html") for parts in (parse_name(file.name) for file in files)):
             check_web()

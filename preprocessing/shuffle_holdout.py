@@ -53,6 +53,7 @@ from preprocessing.mixing.split import (
     split_tasks,
 )
 
+OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
 PASS_1 = Stage("pass1", version=4, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number of buckets, of which pass2 takes some
@@ -66,13 +67,13 @@ def pass1(
     out_dir: Path,
     duplicates: Path | None = None,
     short_docs: Path | None = None,
-    weights: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
+    weights: OfSources = "",
     seed: int = 1,
     options: RunOptions = RunOptions(),
     text_column: str = "text",
     *,
-    bytes: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
-    tokens: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
+    bytes: OfSources = "",
+    tokens: OfSources = "",
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
 ) -> Counts:

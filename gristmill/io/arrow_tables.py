@@ -9,6 +9,7 @@ writer does: encoders of JSON, which has no word for them, would write null.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import islice, pairwise
 from operator import is_
@@ -25,7 +26,7 @@ import pyarrow.parquet
 from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.documents import Cut, merge_ranges
-from gristmill.io.lines import reject_stand_in_for_table
+from gristmill.io.lines import FIRST, reject_stand_in
 from gristmill.io.text_records import BadRecord
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
@@ -149,7 +150,8 @@ def damaged_table(path: Path, after: str, error: Exception) -> InputError:
     """The error for a file that Arrow cannot read; a DamagedFile if not only memory was lacking."""
     if hint := LIMIT_HINTS.get(getattr(error, "errno", None) or 0):
         return InputError(f"cannot read {path}: {hint}")
-    reject_stand_in_for_table(path)
+    with suppress(OSError), path.open("rb") as file:
+        reject_stand_in(path, file.read(FIRST))
     kind = path.suffix.removeprefix(".")
     detail = f"not a readable .{kind} file{after} ({error}). Fetch it again, or remove it to continue without it."
     is_damage = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None

@@ -14,7 +14,6 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +22,7 @@ import zstandard
 
 from gristmill.budget import MemoryReservation
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
-from gristmill.io.documents import TEXT_FORMATS, compression_of, parse_name
+from gristmill.io.documents import TABLE_FORMATS, TEXT_FORMATS, compression_of, parse_name
 
 CHUNK = 1 << 18  # bytes read, and decompressed, at a time
 _MAX_WINDOW = 1 << 31  # bytes of decompressed data that a stream may refer back to; `zstd --long=31` needs them all
@@ -156,23 +155,14 @@ def is_compressed(path: Path) -> bool:
 
 
 def reject_stand_in(path: Path, first: bytes) -> None:
-    """Raise DamagedFile where a file of text is, by its first bytes, something in its place."""
+    """Raise DamagedFile where a corpus file is, by its first bytes, something in its place."""
     parts = parse_name(path.name)
-    is_text = parts is not None and parts.format in TEXT_FORMATS
+    kind = parts.format if parts else ""
     for fault, (pattern, what) in _STAND_INS.items():
-        if re.match(pattern, first) and not (is_text and fault == _PAGE):
+        is_itself = fault == _PAGE if kind in TEXT_FORMATS else kind and what.endswith(f".{kind}")
+        if re.match(pattern, first) and not is_itself:
             raise _named(path, fault, what)
-
-
-def reject_stand_in_for_table(path: Path) -> None:
-    """As reject_stand_in, of a .parquet or .arrow file that cannot be read as one."""
-    first = b""
-    with suppress(OSError), path.open("rb") as file:
-        first = file.read(FIRST)
-    for fault, (pattern, what) in _STAND_INS.items():
-        if re.match(pattern, first) and not what.endswith(path.suffix):
-            raise _named(path, fault, what)
-    if _JSON.match(first):
+    if kind in TABLE_FORMATS and _JSON.match(first):
         raise _named(path, "JSON", "and no table: name it .jsonl")
 
 
