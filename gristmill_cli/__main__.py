@@ -6,8 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import NamedTuple
@@ -122,8 +121,10 @@ PACKAGES = ("gristmill", "gristmill_cli", "gristmill_parity", "gristmill_planner
 def main() -> None:
     """Run the command named by the first command-line argument; `-` and `_` are the same in it."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        with _reader_may_end():
+        try:
             print(overview(), flush=True)
+        except BrokenPipeError:  # its reader, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0 if len(sys.argv) > 1 else 2)
     if sys.argv[1] in ("-V", "--version"):
         print(f"gristmill {_version()}")
@@ -168,15 +169,6 @@ def _version() -> str:
         return version("gristmill")
     except PackageNotFoundError:  # a checkout that was not installed
         return "(not installed)"
-
-
-@contextmanager
-def _reader_may_end() -> Iterator[None]:
-    """Context: the reader of standard output, such as `head`, may end before all is written."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overview() -> str:

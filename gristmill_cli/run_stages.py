@@ -85,50 +85,39 @@ def _rewrite(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     settings = {**vars(spec), "text_column": column}
     if config.sources:
         settings["sources"] = msgspec.to_builtins(config.sources)
-    stages = [
-        PipelineStage(
-            "normalize_text", normalize, normalized, settings, keeps=WRITTEN, hint="give a corpus with documents"
-        )
-    ]
+    stages = list[PipelineStage]()
+
+    def add(name: str, call: Callable[[], Counts], output: Path, settings: dict[str, Any], hint: str) -> None:
+        before = stages[-1].name if stages else None
+        stages.append(PipelineStage(name, call, output, settings, before, keeps=WRITTEN, hint=hint))
+
+    add("normalize_text", normalize, normalized, settings, "give a corpus with documents")
     if function := config.apply.function:
-        stages.append(
-            PipelineStage(
-                "apply", lambda: apply(normalized, config.applied, function, text_column=column, options=options),
-                config.applied, {"function": function, "code": _code_of(function)}, stages[-1].name,
-                keeps=WRITTEN, hint=f"look at what {function} yields",
-            )
+        add(
+            "apply", lambda: apply(normalized, config.applied, function, text_column=column, options=options),
+            config.applied, {"function": function, "code": _code_of(function)}, f"look at what {function} yields",
         )  # fmt: skip
     if recipe := config.recipe:
-        rules = rules_version(read_recipe(recipe))
-        stages.append(
-            PipelineStage(
-                "filter_quality",
-                lambda: filter_quality(config.applied, config.judged, recipe, options, text_column=column),
-                config.judged, {"rules": rules}, stages[-1].name,
-                keeps=WRITTEN, hint=f"see what each rule removes: gristmill preview {recipe} {config.applied}",
-            )
+        add(
+            "filter_quality",
+            lambda: filter_quality(config.applied, config.judged, recipe, options, text_column=column),
+            config.judged, {"rules": rules_version(read_recipe(recipe))},
+            f"see what each rule removes: gristmill preview {recipe} {config.applied}",
         )  # fmt: skip
     if (lines := config.lines).unit != "none":
-        stages.append(
-            PipelineStage(
-                "remove_lines",
-                lambda: remove_lines(
-                    config.judged, config.unrepeated, options=options, text_column=column, **vars(lines)
-                ),
-                config.unrepeated, {**vars(lines)}, stages[-1].name,
-                keeps=WRITTEN, hint="try a larger --lines.least",
-            )
+        add(
+            "remove_lines",
+            lambda: remove_lines(config.judged, config.unrepeated, options=options, text_column=column, **vars(lines)),
+            config.unrepeated, {**vars(lines)}, "try a larger --lines.least",
         )  # fmt: skip
     if (benchmarks := config.decontaminate).against:
-        stages.append(
-            PipelineStage(
-                "decontaminate",
-                lambda: decontaminate(
-                    config.unrepeated, config.clean, options=options, text_column=column, **vars(benchmarks)
-                ),
-                config.clean, msgspec.to_builtins(vars(benchmarks), enc_hook=str), stages[-1].name,
-                keeps=WRITTEN, hint="look at the benchmarks, or try --decontaminate.policy cut",
-            )
+        add(
+            "decontaminate",
+            lambda: decontaminate(
+                config.unrepeated, config.clean, options=options, text_column=column, **vars(benchmarks)
+            ),
+            config.clean, msgspec.to_builtins(vars(benchmarks), enc_hook=str),
+            "look at the benchmarks, or try --decontaminate.policy cut",
         )  # fmt: skip
     return stages
 

@@ -186,7 +186,7 @@ class _CaseRun:
             return None
         ids, positions = batch.ids[:1], batch.positions
         seen = [(ids[:, : n + 1], None if positions is None else positions[:1, : n + 1]) for n in LOGIT_POSITIONS]
-        return torch.stack([_cpu_copy(self.model.next_logits(*tokens)) for tokens in seen])
+        return torch.stack([self.model.next_logits(*tokens).detach().cpu() for tokens in seen])
 
     def close(self) -> None:
         """Remove the files of what was offloaded."""
@@ -247,8 +247,4 @@ def _sgd_step(model: ParallelModel) -> None:
 
 
 def _copy(x: Tensor | None) -> Tensor | None:
-    return None if x is None else _cpu_copy(x)
-
-
-def _cpu_copy(x: Tensor) -> Tensor:
-    return x.detach().to("cpu", copy=True)
+    return None if x is None else x.detach().to("cpu", copy=True)

@@ -47,6 +47,7 @@ def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constant
     update = pool.run(1, step_seconds, _small_model(1), ParallelConfig(), 2, repeats)[0]["update"]
     latency, link = pool.run(2, _all_reduce, repeats)[0]
     share, product_latency = _in_layers(layers, rate, depth, bandwidth)
+    parameters = sum(p.numel() for p in meta_decoder(_small_model(1)).parameters())
     memory = free_memory() / usable_cores()  # of a process, if each core has one
     source = f"measured on {platform.processor() or platform.machine()}, one thread a process"
     device = Device("this CPU", rate, memory, bandwidth, link, link, source, element_bytes=4, overlaps=False)
@@ -54,7 +55,7 @@ def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constant
         product_share=share, product_depth=depth, product_latency=product_latency, misaligned=1.0,
         traffic_share=1.0, launch=0.0, launch_wait=0.0, link_share=1.0, collective_latency=latency,
         network_share=1.0, reduction_share=1.0, lone_reduction_share=1.0, deepspeed_reduction_share=1.0,
-        deepspeed=1.0, update_bytes=update * bandwidth / _parameters(_small_model(1)), step=0.0,
+        deepspeed=1.0, update_bytes=update * bandwidth / parameters, step=0.0,
     )  # fmt: skip
 
 
@@ -120,10 +121,6 @@ def _stream_rate(repeats: int) -> float:
 
 def _small_model(layers: int) -> ModelConfig:
     return ModelConfig(preset="gpt2", layers=layers, width=_WIDTH, heads=4).resolve(512, _SEQ_LEN)
-
-
-def _parameters(model: ModelConfig) -> int:
-    return sum(p.numel() for p in meta_decoder(model).parameters())
 
 
 def _layer_seconds(sequences: int, repeats: int) -> float:

@@ -61,14 +61,14 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
         axes.set_ylim(height, -0.01)
         sizes = {name: sum(size for (_, it), size in flows.items() if it == name) for name in right}
         ends = _stack(sizes, total, gap, height)
-        starts = _stack({name: sum(flows.get((name, it), 0) for it in right) for name in left}, total, gap, height)
+        shares = {name: sum(flows.get((name, it), 0) for it in right) for name in left}
+        starts = _stack(shares, total, gap, height)
         line = _LINE / inches * height
         places = _spread([sum(starts[name]) / 2 for name in left], 2 * line, height)
         for number, name in enumerate(left):
             colour, (top, bottom) = _SERIES[number % len(_SERIES)], starts[name]
             axes.add_patch(Rectangle((-0.03, top), 0.03, bottom - top, facecolor=colour, edgecolor="none"))
-            share = sum(flows.get((name, it), 0) for it in right)
-            axes.text(-0.07, places[number], f"{short(name)}\n{share:,.0f}", ha="right", va="center")
+            axes.text(-0.07, places[number], f"{short(name)}\n{shares[name]:,.0f}", ha="right", va="center")
             axes.plot([-0.055, -0.035], [places[number], (top + bottom) / 2], color=_SOFT, linewidth=0.6)
             for end in right:
                 thick = flows.get((name, end), 0) / total
@@ -81,14 +81,9 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
                 axes.add_patch(PathPatch(Curve(corners, codes), facecolor=colour, edgecolor="none", alpha=0.45))
                 top, ends[end] = top + thick, (high, ends[end][1])
         middles = [ends[name][1] - sizes[name] / total / 2 for name in right]
-        for name, place in zip(right, _spread(middles, line, height), strict=True):
-            bottom = ends[name][1]
-            middle = bottom - sizes[name] / total / 2
-            axes.add_patch(
-                Rectangle(
-                    (1, bottom - sizes[name] / total), 0.03, sizes[name] / total, facecolor=_SOFT, edgecolor="none"
-                )
-            )
+        for name, middle, place in zip(right, middles, _spread(middles, line, height), strict=True):
+            thick = sizes[name] / total
+            axes.add_patch(Rectangle((1, ends[name][1] - thick), 0.03, thick, facecolor=_SOFT, edgecolor="none"))
             axes.text(1.06, place, f"{short(name)}  {sizes[name]:,.0f}", va="center")
             axes.plot([1.035, 1.055], [middle, place], color=_SOFT, linewidth=0.6)
         return _svg(axes.figure)
