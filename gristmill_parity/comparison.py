@@ -32,9 +32,8 @@ def limits(case: Case) -> dict[str, float]:
     """
     if case.precision in _EPSILON:
         epsilon = _EPSILON[case.precision]
-        return dict.fromkeys(("gradient", "logits"), 2 * case.layers * epsilon) | dict.fromkeys(
-            ("loss", "weight"), epsilon
-        )
+        of_blocks = 2 * case.layers * epsilon
+        return {"gradient": of_blocks, "logits": of_blocks, "loss": epsilon, "weight": epsilon}
     if case.reference == "transformers" and case.model.positions in ("rope", "alibi"):
         return dict.fromkeys(QUANTITIES, _TRANSFORMERS_LIMIT)
     return dict.fromkeys(QUANTITIES, LIMITS[case.precision])

@@ -67,7 +67,7 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
                     whole = replace(divided, dp=dp, pp=pp, micro_batches=count)
                     schedules = tuple(_schedules(request, pp, count))
                     stages = _zero_stages(request.software, whole)
-                    for ep in _expert_degrees(request, whole):
+                    for ep in divisors(gcd(model.experts, whole.replicas)) if model.experts else [1]:
                         degrees = replace(whole, ep=ep)
                         for recompute in recomputations if schedules else ():
                             yield LayoutFamily(degrees, recompute, schedules, stages)
@@ -76,8 +76,9 @@ def families(request: PlanRequest) -> Iterator[LayoutFamily]:
 def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
     """Each way of dividing matrices and sequences within a replica, as a layout of one stage and all replicas."""
     sp = request.software == GRISTMILL
+    within_node = gcd(request.cluster.per_node, request.cluster.devices)
     kinds = [ParallelConfig(tp=tp, sequence_parallel=tp > 1 and request.seq_len % tp == 0 and sp)
-             for tp in tensor_degrees(request)]  # fmt: skip
+             for tp in possible_sizes(request.model) if within_node % tp == 0]  # fmt: skip
     if request.software == GRISTMILL:
         grids = [ParallelConfig(tp=q * q, tensor="2d") for q in _SIDES]
         grids += [ParallelConfig(tp=q * q * d, tensor="2.5d", depth=d) for q in _SIDES for d in range(2, q + 1)]
@@ -98,11 +99,6 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _expert_degrees(request: PlanRequest, degrees: ParallelConfig) -> list[int]:
-    """Degrees of expert parallelism that divide experts and replicas."""
-    return divisors(gcd(request.model.experts, degrees.replicas)) if request.model.experts else [1]
 
 
 def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:
@@ -137,12 +133,6 @@ def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Sche
             enough = count >= kind.least_micro_batches(pp, pp * virtual) and pp * virtual <= layers
             if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
                 yield schedule, virtual
-
-
-def tensor_degrees(request: PlanRequest) -> list[int]:
-    """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
-    common = gcd(request.cluster.per_node, request.cluster.devices)
-    return [tp for tp in possible_sizes(request.model) if common % tp == 0]
 
 
 def divisors(number: int) -> list[int]:
