@@ -81,12 +81,12 @@ class TrafficInputs:
 
     @property
     def layers(self) -> int:
-        """Layers of these."""
+        """Layers of this rank's stages."""
         return sum(len(self.stage_layers[stage]) for stage in self.stages)
 
     @property
     def recomputed_layers(self) -> int:
-        """Number of times a layer is recomputed in a step, over all of these."""
+        """Number of times that a layer is recomputed in a step, over all layers."""
         return sum(len(self.stage_layers[stage]) * self.recomputations(stage) for stage in self.stages)
 
     def recomputations(self, stage: int) -> int:

@@ -48,7 +48,7 @@ def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Sum:
-    """One reduction of `flat` (L,) over the replicas, in two halves: `start`, then `finish`.
+    """One reduction of `flat` (L,) over the replicas, in two halves: begun here, then `finish`.
 
     `exact` (k,) is summed as it is, in a message of its own.
     """

@@ -31,7 +31,7 @@ def is_smaller(shape: Sequence[int], rank: int) -> bool:
 
 
 class PowerSGD:
-    """One reduction of several matrices over the replicas, in two halves: `start`, then `finish`.
+    """One reduction of several matrices over the replicas, in two halves: begun here, then `finish`.
 
     `exact` (k,) is summed as it is, in the message of the first half.
     """
