@@ -61,7 +61,8 @@ def our_buckets() -> Count:
 
 def our_stars() -> Count:
     from dedup.clustering.lsh import BAND_RECORD, band_digests, bucket_edges
-    from dedup.clustering.union_find import connected_components
+
+    components = our_components()
 
     def edges(digests: NDArray) -> NDArray:
         records = np.empty(len(digests), BAND_RECORD)
@@ -70,15 +71,20 @@ def our_stars() -> Count:
 
     def count(signatures: NDArray, nodes: int) -> int:
         found = [edges(digests) for digests in band_digests(signatures, ROWS, BANDS)]
-        return _roots(connected_components(np.concatenate(found), nodes))
+        return components(np.concatenate(found), nodes)
 
     return count
 
 
 def our_components() -> Count:
-    from dedup.clustering.union_find import connected_components
+    from dedup.clustering.union_find import UnionFind
 
-    return lambda edges, nodes: _roots(connected_components(edges, nodes))
+    def count(edges: NDArray, nodes: int) -> int:
+        union_find = UnionFind(nodes)
+        union_find.union(edges)
+        return _roots(union_find.roots())
+
+    return count
 
 
 def _roots(labels: NDArray) -> int:

@@ -40,17 +40,6 @@ class UnionFind:
             yield records(LABEL, members.astype(np.uint64) + np.uint64(start), roots[members + start])
 
 
-def connected_components(edges: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
-    """For each node the smallest node of its component, given edges (n × 2) between the nodes 0 … nodes − 1.
-
-    >>> connected_components(np.array([[1, 0], [3, 1], [4, 2]]), 6).tolist()
-    [0, 0, 2, 0, 2, 5]
-    """
-    union_find = UnionFind(nodes)
-    union_find.union(edges)
-    return union_find.roots().astype(np.int64)
-
-
 def union_find_fits(nodes: int, memory: int) -> bool:
     """Whether a UnionFind of `nodes` nodes and its labels need at most `memory` bytes."""
     return nodes * (_node_type(nodes).itemsize + 1) + _WORKING_MEMORY <= memory
