@@ -192,7 +192,6 @@ Lists = Mapping[str, Path]  # rule → the file of its list
 class Recipe:
     """Steps in their order: each compares a measure of the text, or rewrites it for those that follow."""
 
-    name: str
     steps: tuple[Step, ...]
 
     def judge(self, text: str, splitter: WordSplitter, url: str = "") -> Verdict:
@@ -260,7 +259,7 @@ def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
         raise UsageError(f"recipe {name}: expected TOML, got {error}") from error
     if not table:
         raise UsageError(f"recipe {name}: expected rules such as words.min = 50, got none")
-    return Recipe(name, tuple(_step(name, key, value, lists) for key, value in table.items()))
+    return Recipe(tuple(_step(name, key, value, lists) for key, value in table.items()))
 
 
 def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
@@ -277,12 +276,16 @@ def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
     return _rewrite(recipe, key, value) if key in _REWRITES else _bounds(recipe, key, value)
 
 
+def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple[str, str]) -> None:
+    if others := sorted(value.keys() - {*known}):
+        raise UsageError(f"recipe {recipe}: {key}.{others[0]}: expected {key}.{known[0]} or {key}.{known[1]}")
+
+
 def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
     allow, least = value.get("allow"), value.get("min_score", 0.0)
     if not isinstance(allow, list) or not allow or not all(isinstance(code, str) for code in allow):
         raise UsageError(f"recipe {recipe}: language.allow: expected codes of languages such as ['en'], got {allow!r}")
-    if unknown := sorted(value.keys() - {"allow", "min_score"}):
-        raise UsageError(f"recipe {recipe}: language.{unknown[0]}: expected language.allow or language.min_score")
+    _reject_others(recipe, "language", value, ("allow", "min_score"))
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {least!r}")
     check_language()
@@ -295,8 +298,7 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     file, extra = value.get("file"), "max" if key == "listed_words" else "field"
     if not isinstance(file, str) or not file:
         raise UsageError(f"recipe {recipe}: {key}.file: expected the name of a file with an entry a line, got {file!r}")
-    if unknown := sorted(value.keys() - {"file", extra}):
-        raise UsageError(f"recipe {recipe}: {key}.{unknown[0]}: expected {key}.file or {key}.{extra}")
+    _reject_others(recipe, key, value, ("file", extra))
     field = value.get("field", "url")
     if not isinstance(field, str) or not field:
         raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
@@ -317,9 +319,8 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
 
 def _bounds(recipe: str, key: str, value: Mapping[str, Any]) -> Bounds:
     most = math.inf if key in UNBOUNDED else 1.0
+    _reject_others(recipe, key, value, ("min", "max"))
     for name, number in value.items():
-        if name not in ("min", "max"):
-            raise UsageError(f"recipe {recipe}: {key}.{name}: expected {key}.min or {key}.max")
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
             limits = "a number of 0 or more" if key in UNBOUNDED else "a share from 0 to 1"
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {limits}, got {number!r}")
