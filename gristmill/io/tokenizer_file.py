@@ -263,7 +263,7 @@ def read_config(companions: Sequence[Path]) -> dict[str, Any]:
         found = json.loads(read_file(path))
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is damaged ({error}): mend or remove it, and name the tokens by --bos, --eos"
+            f"{path} is damaged ({error}): fix or remove it, and name the tokens by --bos, --eos"
         ) from error
     return found if isinstance(found, dict) else {}
 

@@ -216,7 +216,7 @@ def _reject_malformed(counts: Counts) -> None:
     faults = [reason for reason in counts.reasons if reason.startswith(MALFORMED)]
     if faults:
         fields = "name the fields that there are, as in --template '{question} {choices}'"
-        advice = fields if NO_FIELD in faults[0] else "mend or remove the record"
+        advice = fields if NO_FIELD in faults[0] else "fix or remove the record"
         raise InputError(f"--against: {counts.examples[0]}; {advice}")
 
 

@@ -195,7 +195,7 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
             {"against": (write(tmp_path / "empty.jsonl", []),)},
             "empty.jsonl: expected items, a record each",
         ),
-        ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; mend or remove the record"),
+        ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; fix or remove the record"),
         ({"against": (tmp_path / "corpus/web",)}, "items of the benchmark would be documents, too"),
         ({"against": (tmp_path,)}, "items of the benchmark would be documents, too"),
         ({"margin": -1}, "--margin: expected 0 or more, got -1"),
