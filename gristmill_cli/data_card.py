@@ -19,7 +19,7 @@ from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
-from gristmill_cli.run_records import load_record_of
+from gristmill_cli.run_records import load_record
 from gristmill_cli.run_stages import rules_version
 from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.quality.recipe import read_recipe
@@ -107,7 +107,7 @@ def _lines(
 
 def _rules(run: Path, recipe: str) -> Iterable[str]:
     """The rules of the recipe, if they are those that the run had."""
-    record = load_record_of(run, "filter_quality")
+    record = load_record(run, "filter_quality")
     try:
         rules = read_recipe(recipe)
     except UsageError:

@@ -83,7 +83,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     if config.explain or config.explain_tasks:
         by_option = _explain(out, stages[first:end])
         options = replace(options, explain=not by_option)
-    counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
+    counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
     remove_partial_files([out / FUNNEL_FILE])
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
@@ -120,7 +120,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
 
 def _explain(out: Path, stages: Sequence[PipelineStage]) -> bool:
     """Print which options changed since the last run, and which stages follow; whether one did."""
-    known = [(stage, record) for stage in stages if (record := load_record(out, stage))]
+    known = [(stage, record) for stage in stages if (record := load_record(out, stage.name))]
     changed = {stage.name: said for stage, record in known if (said := changed_settings(stage, record))}
     names = [stage.name for stage in stages]
     if not changed:

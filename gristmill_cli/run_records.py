@@ -35,12 +35,7 @@ class StageRecord(msgspec.Struct):
     retries: int = 0
 
 
-def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
-    """The record of a stage, None if it has not finished."""
-    return load_record_of(out, stage.name)
-
-
-def load_record_of(out: Path, stage: str) -> StageRecord | None:
+def load_record(out: Path, stage: str) -> StageRecord | None:
     """The record of the stage of that name, None if it has not finished or the record is damaged."""
     path = _path(out, stage)
     try:
@@ -70,7 +65,7 @@ def _path(out: Path, stage: str) -> Path:
 
 def recorded_sources(out: Path) -> set[str] | None:
     """The sources of the corpus of a run, if it was read; its folder may be gone."""
-    record = load_record_of(out, "normalize_text")
+    record = load_record(out, "normalize_text")
     return {source for source, _, _ in record.counts.rows()} if record else None
 
 
@@ -105,7 +100,7 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
     """The `stage_positions` of a run. Raises UsageError if a stage before --from has not finished as it is set now."""
     first, end = stage_positions(config, [stage.name for stage in stages])
     for stage in stages[:first]:
-        record = load_record(config.out, stage)
+        record = load_record(config.out, stage.name)
         if record is None:
             raise UsageError(f"--from {config.from_}: {stage.name} has not finished: give --from {stage.name}")
         if changed := changed_settings(stage, record):
@@ -122,7 +117,7 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
     table = Table("stage", "state", title="plan; nothing was run or written", box=None, pad_edge=False)
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
-        record = load_record(config.out, stage)
+        record = load_record(config.out, stage.name)
         changed = changed_settings(stage, record) if record else ""
         if record is None:
             state = "to run"
