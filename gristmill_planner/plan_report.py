@@ -101,9 +101,10 @@ def _limits(choice: Choice) -> str:
 def _memory(choice: Choice) -> str:
     device, memory = choice.run.cluster.device, choice.memory
     kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
+    peaks = f"; each kind at its own peak: {kinds} GiB" if kinds else ""
     return (
         f"Its fullest rank is pipeline rank {memory.rank}: {memory.total / _GIB:.1f} of {device.memory / _GIB:.0f} "
-        f"GiB; each kind at its own peak: {kinds} GiB."
+        f"GiB{peaks}."
     )
 
 

@@ -178,17 +178,23 @@ def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mappi
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What run.json holds, under the names of today; None without one. Raises InputError where it is damaged."""
+    """What run.json says, under the names of today; None without one.
+
+    Raises InputError where it is damaged, UsageError where it is that of `gristmill run`.
+    """
     if not path.is_file():
         return None
     try:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
+        require("corpus" not in stored, f"{path} is that of a gristmill run, of data; try another --out_dir")
         if stored.get(_PACKING) == "best-fit":
             stored.setdefault(_PACKING_VERSION, 1)  # which did not name it
         stored["steps"] = int(stored["steps"])
         stored["decay_steps"] = int(stored.get("decay_steps") or stored["steps"])
         stored["cooldown_steps"] = int(stored.get("cooldown_steps", 0))
         stored[COUNTED_FROM] = int(stored.get(COUNTED_FROM, 0))
+    except UsageError:
+        raise
     except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{path} is damaged; restore that file, or start a new run from its weights: another --out_dir, and "

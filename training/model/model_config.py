@@ -43,10 +43,11 @@ class ModelConfig(ModelOptions):
         given = self._with_preset()
         sizes = (given.layers, given.width, given.heads)
         require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; expected every one above 0")
+        step = given.heads * (2 if given.positions == "rope" else 1)  # of each head pairs of features are rotated
         require(
             max(given.head_dim, given.qk_nope_head_dim) > 0 or given.width % given.heads == 0,
             f"model.width {given.width} is not divisible by model.heads {given.heads}; try --model.width "
-            f"{-(-given.width // given.heads) * given.heads}, or give --model.head_dim",
+            f"{-(-given.width // step) * step}, or give --model.head_dim",
         )
         full = given._complete(vocab_size, seq_len)
         full.check(vocab_size, seq_len)

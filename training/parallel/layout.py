@@ -92,7 +92,10 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
 
     def check(self, processes: int, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless this resolved layout fits `processes` ranks, the model and the sequence length."""
-        self._check_rank_count(processes)
+        require(
+            min(self.dp, self.tp, self.pp) > 0,
+            f"parallel.dp, tp and pp are {self.dp}, {self.tp} and {self.pp}; expected 1 or more of each",
+        )
         self.check_data()
         self.check_tensor(model, seq_len)
         self.check_context(model, seq_len)
@@ -103,20 +106,17 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
             f"parallel.zero 3 frees parameters that schedule {self.schedule} still needs for the weight gradients "
             "(torch drops gradients, or computes wrong ones); try --parallel.zero 2, or --parallel.schedule 1f1b",
         )
-
-    def check_run(self, precision: str, recompute: str, compiled: bool) -> None:
-        """Raise UsageError for options of the run that do not go together with this layout, resolved or not."""
-        self.check_precision(precision)
-        self.check_compiled_stages(compiled)
-        self.check_context_blocks(recompute, compiled)
-
-    def _check_rank_count(self, processes: int) -> None:
         dp, tp, pp, cp = self.dp, self.tp, self.pp, self.cp
-        require(min(dp, tp, pp) > 0, f"parallel.dp, tp and pp are {dp}, {tp} and {pp}; expected 1 or more of each")
-        fits = processes % self.ranks_of_replica == 0
+        fits = processes % self.ranks_of_replica == 0  # asked last: a possible layout is what to start processes for
         advice = f"--parallel.dp {processes // self.ranks_of_replica}" if fits else f"{self.processes} processes"
         factors = f"dp {dp} x tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
         require(
             self.processes == processes,
             f"{factors} = {self.processes} processes, and {processes} were started; try {advice}",
         )
+
+    def check_run(self, precision: str, recompute: str, compiled: bool) -> None:
+        """Raise UsageError for options of the run that do not go together with this layout, resolved or not."""
+        self.check_precision(precision)
+        self.check_compiled_stages(compiled)
+        self.check_context_blocks(recompute, compiled)

@@ -1,4 +1,4 @@
-"""Pipeline schedules: everything that is known of each, in one table. A new schedule is a new entry of SCHEDULES.
+"""Pipeline schedules, in one table. A new one is a name in Schedule and an entry of SCHEDULES.
 
 A schedule is the order in which a pipeline rank takes the passes of its stages. torch runs it by a class of its own;
 the functions here give the same order from the papers, for the planner, and a test compares the two.
