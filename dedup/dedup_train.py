@@ -35,7 +35,7 @@ from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
-CONTAMINATED = "contaminated"
+IN_HOLDOUT = "in the holdout"
 DIGESTED = "digested"
 _DIGEST = np.dtype([(name, "<u8") for name in "abcd"])  # SHA-256 as numbers that sort as its bytes do
 _BATCH = 4096  # digests sorted together
@@ -61,7 +61,7 @@ def dedup_train(
         text_column: The column or field of the text.
 
     Returns:
-        Documents read, written and contaminated, per source.
+        Documents read, written and in the holdout, per source.
     """
     folder = src_dir / f"chunk{chunk}"
     if not is_folder(folder):
@@ -142,7 +142,7 @@ def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, .
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output), by_original_source=True):
-                reason = CONTAMINATED if text_digest(document.text) in holdout else WRITTEN
+                reason = IN_HOLDOUT if text_digest(document.text) in holdout else WRITTEN
                 if reason == WRITTEN:
                     sink.write(document.to_json())
                 counts.add(document.original_key.source, reason, utf8_size(document.text))

@@ -22,7 +22,7 @@ _CHOICE = re.compile(
     r"invalid choice '(?P<given>.*?)' for argument '(?P<option>.*?)'\. [Ee]xpected one of \((?P<names>.*?)\)"
 )
 _NOT_A_NUMBER = re.compile(
-    r"parsing (?P<option>[^ :]+): (?:(?P<whole>invalid literal for int.*?)|could not convert string to float): "
+    r"parsing (?P<option>[^ :]+): .*?(?:(?P<whole>invalid literal for int.*?)|could not convert string to float): "
     r"(?P<given>'.*?')"
 )
 _MISSING = re.compile(r"^│ {5}(\S.*?) *│$", re.MULTILINE)  # a required argument; its help is indented further

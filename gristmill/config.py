@@ -7,6 +7,7 @@ values that its numbers may have in `RANGES: ClassVar[dict[str, Range]]`.
 import dataclasses
 import json
 import math
+import re
 import sys
 import tomllib
 import typing
@@ -160,6 +161,9 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
     except (msgspec.ValidationError, TypeError) as error:
         if fault := _number_fault(value, kind):
             raise UsageError(f"{where} {fault}") from error
+        if unknown := re.search("unknown field `(.*?)`", str(error)):
+            known = typing.get_args(kind)[1].__struct_fields__  # of a table of Structs
+            raise UsageError(f"{where}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
         detail = f" ({error})" if typing.get_origin(kind) is dict else ""
         raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}") from error
 

@@ -201,7 +201,9 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
 
 
 def _sample_config(config: EstimateConfig, corpus: Path, out: Path) -> EstimateConfig:
-    tokenizer = replace(config.tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
+    tokenizer = config.tokenizer
+    if tokenizer.file is None:
+        tokenizer = replace(tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
     return replace(
         config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=RunOptions.max_malformed, text_column="text",
         sources={}, mix=replace(config.mix, weights=config.weights), normalize=replace(config.normalize, read_also=()),
@@ -416,7 +418,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config" if arguments[0].endswith(".toml") else "--corpus")
-    sys.exit(run_with_exit_code(lambda: _estimate_and_print(arguments)))
+    sys.exit(run_with_exit_code(lambda: _estimate_and_print(arguments), resumes=False))
 
 
 def _estimate_and_print(arguments: list[str]) -> None:

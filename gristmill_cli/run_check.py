@@ -109,7 +109,8 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
             most = 1 if name in ("source_loss", "alike", "language") else math.inf
-            require(0 <= value <= most, f"--{name} {value}: expected a number from 0 to {most:g}; 0 is no limit")
+            allowed = f"a number from 0{' to 1' * (most == 1)}"
+            require(0 <= value <= most, f"--{name} {value}: expected {allowed}; 0 is no limit")
     with _section("tokenizer"):
         spec = config.tokenizer
         if spec.file is None:

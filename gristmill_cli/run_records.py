@@ -79,7 +79,9 @@ def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
 def _spell(value: Any) -> str:
     """A setting as it is given on a command line."""
     if isinstance(value, Mapping):
-        return " ".join(f"{name} {_spell(it)}" for name, it in value.items()) or "none"
+        given = {name: it for name, it in value.items() if it not in ("", None)}
+        inner = (f"({_spell(it)})" if isinstance(it, Mapping) else _spell(it) for it in given.values())
+        return " ".join(map(" ".join, zip(given, inner, strict=True))) or "none"
     return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 

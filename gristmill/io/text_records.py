@@ -220,7 +220,9 @@ def _split_fields(text: str) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
-        raise Malformed(BROKEN, f"{error.msg.lower()} at character {error.pos + 1:,} of the line") from None
+        raise Malformed(
+            BROKEN, f"{error.msg.lower().removesuffix(' at')} at character {error.pos + 1:,} of the line"
+        ) from None
     if text.startswith("{", end):
         raise Malformed(*_SEVERAL)
     raise Malformed(BROKEN, f"expected the end of the line at character {end + 1:,}")

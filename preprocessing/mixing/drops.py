@@ -199,7 +199,8 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
     if found != named:
         raise InputError(
             f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {found:,} of them are in the corpus: "
-            "they were made from another version of it. Run filter and the dedup stages again"
+            "they were made from another version of it, or a list names a row that is none. Run filter and the dedup "
+            "stages again, or correct the list"
         )
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dedup import dedup_train
-from dedup.dedup_train import CONTAMINATED, _groups_beside
+from dedup.dedup_train import IN_HOLDOUT, _groups_beside
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
@@ -55,7 +55,7 @@ def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
     lines = [msgspec.json.decode(line) for line in read_lines(out / "train_deduped/chunk1/a.jsonl.zst")]
     assert lines == [{"id": 7, "text": text, KEY_FIELD: key} for key, text in (TRAIN[0], TRAIN[2])]
     found = {
-        source: [counts.total(reason, source).documents for reason in (READ, WRITTEN, CONTAMINATED)]
+        source: [counts.total(reason, source).documents for reason in (READ, WRITTEN, IN_HOLDOUT)]
         for source in counts.tallies
     }
     assert found == {"a": [2, 1, 1], "b": [3, 1, 2]}
@@ -106,7 +106,7 @@ def test_a_chunk_beside_another_is_left_alone(out: Path) -> None:
 def test_another_holdout_is_read_anew(out: Path) -> None:
     clean(out)
     write(out / "holdout/chunk3/a.jsonl.zst", [("a/x.jsonl@6", "Kept, one.")])
-    assert clean(out).total(CONTAMINATED).documents == 4
+    assert clean(out).total(IN_HOLDOUT).documents == 4
     assert len(list(read_lines(out / "train_deduped/chunk1/a.jsonl.zst"))) == 1
 
 
@@ -160,7 +160,7 @@ def test_an_unfinished_holdout_is_refused(out: Path) -> None:
 
 def test_tasks_open_only_what_they_declare(out: Path) -> None:
     with sandboxed(out) as sandbox:
-        assert clean(out).total(CONTAMINATED).documents == 3
+        assert clean(out).total(IN_HOLDOUT).documents == 3
     assert sandbox.tasks == 2
 
 
@@ -168,7 +168,7 @@ def test_by_its_command_line_chunks_beside_one_another(run: Callable, out: Path)
     line = "python dedup/dedup_train.py {chunk} --src_dir {out}/train --tgt_dir {out}/holdout --out_dir {out}/clean"
     with ThreadPoolExecutor(2) as both:
         ended = list(both.map(lambda chunk: run(line.format(chunk=chunk, out=out)), (1, 2)))
-    assert "5 read = 2 written + 3 contaminated" in ended[0].stderr
+    assert "5 read = 2 written + 3 in the holdout" in ended[0].stderr
     assert "1 read = 1 written" in ended[1].stderr
     assert not list((out / "clean").rglob("*.partial"))
     ended = [run(line.format(chunk=3, out=out), fails=2)]

@@ -12,6 +12,7 @@ from gristmill_cli.estimate import REQUESTS, EstimateConfig, documents_of, estim
 from gristmill_cli.run_config import Decontaminate, Tokenizer
 from tests.gristmill_cli.corpus import make_corpus
 from tests.object_store import object_store
+from tests.tokenizers_of_models import content_of
 
 MISTAKES = {
     "{corpus} --documents 9": "expected --bytes alone with a corpus, got --documents 9",
@@ -45,7 +46,9 @@ def test_a_mistake_is_refused_in_one_sentence(corpus: Path, capsys, arguments: s
     assert end.value.code == 2 and message.startswith("error: ") and said in message
 
 
-def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Path, capsys, monkeypatch) -> None:
+def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
+    corpus: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     config = EstimateConfig(corpus, sample="300kB", tokenizer=Tokenizer(vocab_size=420), cores=4)
     found = estimate(config)
@@ -58,8 +61,9 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(corpus: Pat
     assert large.stages[0].disk_bytes / found.stages[0].disk_bytes == pytest.approx(
         10**12 / found.extent.text_bytes, rel=0.1
     )
+    (tokenizer := tmp_path / "tokenizer.json").write_text(content_of("Llama 3"), encoding="utf-8")
     with pytest.raises(SystemExit, match="0"):
-        main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.vocab_size", "420", "--workers", "3"])
+        main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.file", str(tokenizer), "--workers", "3"])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
     assert "--workers say where a run works and do not change an estimate" in printed.err

@@ -78,6 +78,13 @@ def test_a_damaged_run_json_is_an_error(config: TrainConfig, text: str) -> None:
         train(config)
 
 
+def test_the_folder_of_a_run_of_data_is_refused(config: TrainConfig) -> None:
+    config.out_dir.mkdir()
+    (config.out_dir / "run.json").write_text('{"corpus": "books", "seed": 1}')
+    with pytest.raises(UsageError, match=r"run.json is that of a gristmill run, of data; try another --out_dir"):
+        train(config)
+
+
 def test_checkpoints_without_run_json_are_not_taken_for_any_run(config: TrainConfig) -> None:
     config = replace(config, optim=replace(config.optim, steps=1), eval=EvalConfig(sequences=1, sample_tokens=0))
     train(config)

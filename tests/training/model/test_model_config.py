@@ -21,7 +21,7 @@ def test_the_width_of_heads_is_independent_of_the_model_s() -> None:
     shapes = names(SIZES)
     assert shapes["blocks.0.attention.q.weight"] == (24, 20) and shapes["blocks.0.attention.v.weight"] == (8, 20)
     assert shapes["blocks.0.attention.o.weight"] == (20, 24)
-    with pytest.raises(UsageError, match=r"width 20 is not divisible by model.heads 3; try .*21, or give .*head_dim"):
+    with pytest.raises(UsageError, match=r"width 20 is not divisible by model.heads 3; try .*24, or give .*head_dim"):
         replace(SIZES, head_dim=0).resolve(50, 8)
     with pytest.raises(UsageError, match=r"of a head's 7 are 7 rotated; try another --model.heads, --model.head_d"):
         replace(SIZES, head_dim=7).resolve(50, 8)

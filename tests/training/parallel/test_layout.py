@@ -82,7 +82,8 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(tensor="2d", tp=4, sequence_parallel=True), 4, r"a grid divides all .*try", of(sequence_parallel=False), 4),
     (of(tensor="3d", tp=9), 9, r"tp 9 is no cube of l x l x l ranks; try --parallel.tp 8", of(tp=8), 8),
     (of(tensor="3d", tp=27), 27, r"heads 12 .*by 9, as 3d .* --model.heads 18 .*, or .* 3", of(tensor="1d", tp=3), 3),
-    (of(cp=3, tp=2), 8, r"tp 2 x pp 1 x cp 3 = 6 processes, and 8 were started; try 6 processes", of(cp=2), 8),
+    (of(cp=4, tp=2), 12, r"tp 2 x pp 1 x cp 4 = 8 processes, and 12 were started; try 8 processes", of(cp=2), 12),
+    (of(tp=5), 4, r"not divisible by parallel.tp 5; try --parallel.tp 3; 1, 2, 3, 6", of(tp=2), 4),  # first of all
     (of(cp=3), 3, r"seq_len 32 is not .* by 6: ring .* 6 chunks .*cp 3; try --data.seq_len 36", of(cp=2), 2),
     (of(cp=2, tp=4, tensor="2d"), 8, r"cp 2 and parallel.tensor 2d: .*try", of(tensor="1d", tp=3), 6),
     (of(context="ulysses"), 2, r"ulysses has no effect with parallel.cp 1; try --parallel.cp 2", of(cp=2), 2),
