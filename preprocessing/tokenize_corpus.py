@@ -20,7 +20,7 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import StageRun, StepResult, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
@@ -141,8 +141,7 @@ def tokenize_corpus(
         facts = _read_facts(run, {"tokenizer": tokenizer, "companions": companions, "bos": bos, "eos": eos})
         slices = cut_raw_corpus(run, files)
         encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer, facts))
-        parts = list(_part_tasks(run, group_slices(slices), tokenizer, facts))
-        joined = run.step("join", _shard_tasks(run, parts, encoded, target, out_dir))
+        joined = run.step("join", _shard_tasks(run, encoded, target, out_dir))
         run.step("manifest", [_manifest_task(joined, [tokenizer, *companions], facts, out_dir)])
         counts = run.finish(encoded.counts)
     differed = [report.differed for report in joined.values(ShardReport) if report.differed]
@@ -203,20 +202,17 @@ def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, fa
         yield Task.on_slices(group, encode_slices, arguments, outputs)
 
 
-def _shard_tasks(
-    run: StageRun, parts: Sequence[Task], encoded: StepResult, target: int, out_dir: Path
-) -> Iterator[Task]:
+def _shard_tasks(run: StageRun, encoded: StepResult, target: int, out_dir: Path) -> Iterator[Task]:
     """A task for each shard: it joins parts of at most `target` bytes, and the files of their malformed records."""
     sizes = [record.outputs[0].size for record in encoded.records]
-    written = {run.ledger.path(output) for record in encoded.records for output in record.outputs}
-    reports = encoded.values(ShardReport)
+    written = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
+    reports, files = encoded.values(ShardReport), len(SHARD_SUFFIXES)
     for number, group in enumerate(plan_token_shards(sizes, target)):
         prefix = out_dir / shard_name(number)
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
-        rejects = [rejects_path(parts[part].outputs[0].absolute()) for part in group]
         arguments = {
-            "parts": [parts[part].outputs for part in group], "reports": [reports[part] for part in group],
-            "rejects": [path for path in rejects if path in written], "tokens": outputs[0],
+            "parts": [written[part][:files] for part in group], "reports": [reports[part] for part in group],
+            "rejects": [path for part in group for path in written[part][files:]], "tokens": outputs[0],
         }  # fmt: skip
         yield Task(prefix.name, write_shard, arguments, outputs, sum(sizes[part] for part in group))
 

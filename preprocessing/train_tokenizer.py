@@ -21,7 +21,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
@@ -100,10 +100,9 @@ def train_tokenizer(
     with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, files=[model]) as run:
         slices, budget = cut_raw_corpus(run, files), parse_size(sample)
         sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
-        tasks = _sample_tasks(run, group_slices(slices), budget, seed, whole)
         sampled.counts.check_malformed(STAGE.name, options.max_malformed)
         arguments = {
-            "samples": FileSet(tuple(task.outputs[0] for task in tasks)), "model": model,
+            "samples": FileSet(tuple(run.ledger.path(record.outputs[0]) for record in sampled.records)), "model": model,
             "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
         }  # fmt: skip
         megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
