@@ -76,7 +76,8 @@ def apply(
     """
     is_mix = is_file(data_dir / MANIFEST_NAME)
     require(
-        not is_mix, f"{data_dir}: expected a corpus, got the mix before its shuffle; try train or normalized beside it"
+        not is_mix,
+        f"{data_dir}: expected a corpus, got the mix before its shuffle; try train or normalized, next to it",
     )
     arguments = {"function": function, "version": version_of(function)}
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format) as (run, files, targets):

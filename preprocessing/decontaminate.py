@@ -380,7 +380,7 @@ def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any,
 
 
 def _cut(text: str, matches: Sequence[Match], margin: int) -> str:
-    """The text without the places and `margin` characters around each; an empty line stands for each gap."""
+    """The text without the places and `margin` characters around each; an empty line marks each gap."""
     kept, end = list[str](), 0
     for match in matches:
         if (start := max(0, match.start - margin)) > end:

@@ -145,7 +145,7 @@ def given_model(config: TrainConfig) -> ModelConfig:
     """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given."""
     for folder in map(Path, [str(config.out_dir), *config.began_from.values()] if config.began_from else []):
         if stored := recorded_model(folder):
-            return config.model.beside(stored)
+            return config.model.merged_with(stored)
     return config.model
 
 

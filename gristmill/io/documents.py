@@ -62,7 +62,7 @@ def parse_name(name: str) -> CorpusName | None:
 
 
 def compression_of(name: str) -> str:
-    """The compression that the last suffix of a name stands for; '' if none."""
+    """The compression that the last suffix of a name says; '' if none."""
     return _COMPRESSIONS.get("." + name.rpartition(".")[2].lower(), "")
 
 
@@ -182,7 +182,7 @@ class Document(msgspec.Struct):
 
     @property
     def own_id(self) -> str | None:
-        """The user's own `id` as text, JSON as it stands if it is none; None without one."""
+        """The user's own `id` as text, JSON as written if it is none; None without one."""
         stored, found = self.fields.get("id"), self.value("id")
         if found is None or isinstance(found, str):
             return found and found.encode(errors="replace").decode()  # a lone surrogate is no Unicode

@@ -143,7 +143,7 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level tokenizer.json (GPT-2's): itself where it can be seen."""
+    """The letter for each byte in a byte-level tokenizer.json (GPT-2's): itself where it can be seen."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
@@ -248,7 +248,7 @@ def require_tokenizers(what: str) -> None:
 
 
 def read_json(path: Path, data: bytes) -> str | None:
-    """The tokenizer.json that a file is or, as a rank file of tiktoken, stands for; None for a SentencePiece model."""
+    """The tokenizer.json that a file is, or that a rank file of tiktoken amounts to; None for a SentencePiece model."""
     if is_ranks(data):
         return json.dumps(ranks_to_json(path, data), ensure_ascii=False)
     return data.decode() if data[:64].lstrip()[:1] == b"{" else None

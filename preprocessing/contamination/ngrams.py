@@ -64,7 +64,7 @@ def hash_ngrams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """For each code point what stands for it in a word: its lower case; 0 between words."""
+    """For each code point what replaces it in a word: its lower case; 0 between words."""
     table = np.zeros(0x110000, np.uint32)
     for code in range(0x110000):
         if unicodedata.category(chr(code))[0] in "LMN":

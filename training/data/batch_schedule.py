@@ -23,7 +23,7 @@ class _Segment(NamedTuple):
     read: int
     """Sequences read before."""
     place: int
-    """Where the sequence after the last one read stands in the order."""
+    """Position in the order of the sequence after the last one read."""
 
 
 class BatchSchedule:

@@ -82,14 +82,14 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
 
 def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
     """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
-    wanted = {tensor.name: tensor for tensor in hf_tensors(family, model)}
+    needed = {tensor.name: tensor for tensor in hf_tensors(family, model)}
     copies = {family.head} if model.tied else set()  # of the embedding: see _with_its_head
-    missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys() - copies)
+    missing, more = sorted(needed.keys() - tensors.keys()), sorted(tensors.keys() - needed.keys() - copies)
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
         raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG_FILE}")
     given: list[tuple[HFTensor, Tensor]] = []
-    for name, expected in wanted.items():
+    for name, expected in needed.items():
         file, stored = tensors[name]
         tensor: Tensor = file.get_tensor(stored)  # memory-mapped, not read
         if tuple(tensor.shape) != expected.shape:

@@ -22,10 +22,10 @@ from training.presets.presets import find_preset
 class ModelConfig(ModelOptions):
     """A decoder's sizes and the variants of its layers.
 
-    An option's default stands for the preset's value, and where it has none, for one of ours; `resolve` fills both in.
+    An option's default means the preset's value, and where it has none, one of ours; `resolve` fills both in.
     """
 
-    def beside(self, stored: Self) -> Self:
+    def merged_with(self, stored: Self) -> Self:
         """Fill in the values of a checkpoint's model, `stored`, but for those of `dropout` and `init_std`.
 
         Another preset is another model, with its own values.
@@ -56,7 +56,7 @@ class ModelConfig(ModelOptions):
     def _with_preset(self) -> Self:
         """Fill in the preset's values."""
         defaults = {field.name: field.default for field in fields(self)}
-        options = find_preset(self.preset).options_beside(self.rope_scaling, self.balance).items()
+        options = find_preset(self.preset).options_given(self.rope_scaling, self.balance).items()
         return replace(self, **{key: value for key, value in options if getattr(self, key) == defaults[key]})
 
     def _complete(self, vocab_size: int, seq_len: int) -> Self:

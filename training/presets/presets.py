@@ -32,7 +32,7 @@ class Preset:
     active_of: Literal["all", "all but the embedding"] = "all"
     """Parameters among which a token's are counted."""
 
-    def options_beside(self, rope_scaling: str | None, balance: str | None) -> dict[str, Any]:
+    def options_given(self, rope_scaling: str | None, balance: str | None) -> dict[str, Any]:
         """The options, without those numbers for which a kind of RoPE's scaling, or of balance, has no use.
 
         Either takes the preset's place unless it is None.

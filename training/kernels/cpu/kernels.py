@@ -198,10 +198,8 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, inverse, weight, bias = ctx.saved_tensors
         wide, scale, shift, dy = (None if t is None else t.float() for t in (x, weight, bias, grad))
-        wanted = [True, True, bias is not None]
-        gradients = torch.ops.aten.native_layer_norm_backward(
-            dy, wide, weight.shape, mean, inverse, scale, shift, wanted
-        )
+        mask = [True, True, bias is not None]
+        gradients = torch.ops.aten.native_layer_norm_backward(dy, wide, weight.shape, mean, inverse, scale, shift, mask)
         return *(None if g is None else g.to(x.dtype) for g in gradients), None
 
 
