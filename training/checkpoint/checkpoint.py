@@ -200,7 +200,7 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     if (folder / RECORD).is_file():
         record, fault = verify_checkpoint(folder, group)
         if record is None:
-            raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
+            raise InputError(f"the checkpoint {folder} cannot be used ({fault}); restore it, or try another one")
         return folder, record
     inside = folder / "checkpoints"
     checkpoints = CheckpointManager(inside if inside.is_dir() else folder, 1, group.world, say)

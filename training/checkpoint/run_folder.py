@@ -89,7 +89,9 @@ def lock_run_folder(folder: RunFolder) -> Iterator[None]:
         try:
             fcntl.flock(locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise OutputError(f"{out_dir} is in use by another training run; try another --out_dir") from error
+            raise OutputError(
+                f"{out_dir} is in use by another training run; wait for its end, or try another --out_dir"
+            ) from error
 
     try:
         main_only(lock)
