@@ -25,9 +25,9 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.artefacts import ExternalSorter, write_records
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, normal_name, paths_of
+from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import open_jsonl_writer

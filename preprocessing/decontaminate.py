@@ -24,9 +24,10 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.artefacts import stream_table, write_array, write_rows
+from gristmill.io.artefacts import stream_table, write_rows
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, paths_of
+from gristmill.io.external_sort import write_array
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import exists, file_info, is_file, read_file, resolved

@@ -22,7 +22,7 @@ from dedup.clustering.union_find import UnionFind, union_find_fits
 from gristmill.batches import batched, partition_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
-from gristmill.io.artefacts import MAX_SCATTERED, read_records, scatter_records, write_records
+from gristmill.io.external_sort import MAX_SCATTERED, read_records, scatter_records, write_records
 
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined

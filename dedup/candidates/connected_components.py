@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 from dedup.candidates.cluster_samples import ClusterSample, LargestClusters
 from dedup.candidates.document_ids import DocumentIds
 from dedup.clustering.union_find import LABEL, UnionFind, records, union_find_fits
-from gristmill.io.artefacts import (
-    ExternalSorter,
-    is_table,
-    open_table_writer,
-    read_records,
-    stream_dict,
-    stream_list,
-    stream_value,
-    write_records,
-    write_tuple,
-)
+from gristmill.io.artefacts import is_table, open_table_writer, stream_dict, stream_list, stream_value, write_tuple
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 
 _SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64()})
 _EDGE = np.dtype([("node", "<u8"), ("other", "<u8")])

@@ -16,7 +16,7 @@ from gristmill.batches import partition_of
 from gristmill.engine.ledger import StepResult
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
-from gristmill.io.artefacts import MAX_SCATTERED, ExternalSorter, read_records, scatter_records
+from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, read_records, scatter_records
 
 DIGEST = [("high", "<u8"), ("low", "<u8")]  # first fields of a record
 BLOCK = 1 << 16  # records read together

@@ -19,7 +19,7 @@ from gristmill.batches import batched
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
-from gristmill.io.artefacts import write_records
+from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.text import utf8_size
 

@@ -19,7 +19,7 @@ from gristmill.engine.ledger import Ledger
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
-from gristmill.io.artefacts import read_records, write_records
+from gristmill.io.external_sort import read_records, write_records
 from gristmill.io.files import STATE_DIR, marks_in, reject_unfinished_files
 from gristmill.paths import name_of
 from gristmill.storage.files import file_info, list_names

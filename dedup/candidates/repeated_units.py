@@ -21,7 +21,8 @@ from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
-from gristmill.io.artefacts import write_records, write_rows
+from gristmill.io.artefacts import write_rows
+from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size

@@ -36,7 +36,7 @@ from gristmill.budget import reserve_memory
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import wrap_write_errors
-from gristmill.io.artefacts import ExternalSorter, read_records, write_records
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
 _OVERHEAD = 512  # bytes of a member besides its text, as Python objects

@@ -24,8 +24,8 @@ from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError
-from gristmill.io.artefacts import read_records, scatter_records, write_records
 from gristmill.io.documents import Document, source_of
+from gristmill.io.external_sort import read_records, scatter_records, write_records
 from gristmill.io.keys import pack_keys
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.local import atomic_write

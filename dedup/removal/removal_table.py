@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 
 from dedup.removal.clusters import Clusters, in_two_clusters, reject_repeated
 from gristmill.engine.task import FileSet
-from gristmill.io.artefacts import (
-    ROW_GROUP_SIZE,
-    ExternalSorter,
-    open_table_writer,
-    read_records,
-    stream_dict,
-    write_stream,
-)
+from gristmill.io.artefacts import ROW_GROUP_SIZE, open_table_writer, stream_dict, write_stream
+from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import PackedKeys, Rows, pack_keys, stream_keys
 from gristmill.storage.local import atomic_write

@@ -1,18 +1,15 @@
-"""Artefacts between stages: Parquet tables, SlimPajama's .pickle files, and records of one size, which may be sorted.
+"""Artefacts between stages: Parquet tables, with row groups of one size, and SlimPajama's .pickle files.
 
-Row groups of tables have one size. A pickle is loaded without running what it names, and written as a stream. Records
-are sorted in memory, or in runs on disk that are merged. All files are written atomically.
+A pickle is loaded without running what it names, and written as a stream. All files are written atomically.
 """
 
 import pickle
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +18,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.budget import reserve_memory
-from gristmill.errors import GristmillError, InputError, UsageError, wrap_write_errors
+from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write
 
@@ -30,9 +27,6 @@ ROW_GROUP_SIZE = 1 << 17  # rows in each row group of a table
 PROTOCOL = 4
 _UNFRAMED = 3  # the last protocol without frames, whose pickles can be concatenated
 _MEMORY_A_BYTE = 16  # of a pickled set of rows, as Python objects
-MAX_SCATTERED = 256  # files that scatter_records may write at the same time: processes can open few
-_COPIES = 4  # copies of each record in memory during a sort or merge
-_MIN_BLOCK = 1024  # minimum records in a block, even beyond the memory budget
 _NAMES = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "str", "int", "bytes"},
     "collections": {"defaultdict", "OrderedDict"},
@@ -235,148 +229,3 @@ def _pickle_body(value: Any) -> bytes:
     pickler.fast = True
     pickler.dump(value)
     return buffer.getvalue()[2:-1]
-
-
-class ExternalSorter:
-    """Stable external sort of records of a structured dtype by the fields `keys`, within `memory` bytes.
-
-    Use it as a context: call `add` with arrays of records any number of times, then iterate once over
-    arrays of sorted records. Runs are written to `folder`, which is removed when the context ends.
-
-    >>> import tempfile
-    >>> edge = np.dtype([("node", "<u8"), ("other", "<u8")])
-    >>> with ExternalSorter(Path(tempfile.mkdtemp()) / "runs", edge, ("node", "other"), memory=1 << 20) as sorter:
-    ...     sorter.add(np.array([(2, 9), (1, 5)], edge))
-    ...     sorter.add(np.array([(1, 3)], edge))
-    ...     [block.tolist() for block in sorter]
-    [[(1, 3), (1, 5), (2, 9)]]
-    """
-
-    def __init__(self, folder: Path, dtype: np.dtype, keys: tuple[str, ...], memory: int) -> None:
-        self.folder, self.dtype, self.keys = folder, dtype, keys
-        self.capacity = max(_MIN_BLOCK, memory // (_COPIES * dtype.itemsize))  # records held
-        self._held: list[NDArray] = []
-        self._count = 0
-        self._runs: list[Path] = []
-
-    def __enter__(self) -> Self:
-        shutil.rmtree(self.folder, ignore_errors=True)  # left by a process that was killed
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def add(self, records: NDArray) -> None:
-        """Add records (n) of `dtype`; they are copied. Raises OutputError if a run cannot be written."""
-        assert records.dtype == self.dtype, (records.dtype, self.dtype)
-        while len(records):
-            part, records = np.split(records, [self.capacity - self._count])
-            self._held.append(part.copy())
-            self._count += len(part)
-            if self._count >= self.capacity:
-                self._spill()
-
-    def add_all(self, blocks: Iterable[NDArray]) -> None:
-        """Add blocks of records, as `add`."""
-        for records in blocks:
-            self.add(records)
-
-    def __iter__(self) -> Iterator[NDArray]:
-        if not self._runs:
-            yield from self._sort_held()
-            return
-        self._spill()
-        yield from self._merge()
-
-    def _sort_held(self) -> list[NDArray]:
-        """The records in memory as one sorted array; an empty list if there are none."""
-        held, self._held, self._count = self._held, [], 0
-        return [self._sort(held)] if held else []
-
-    def _sort(self, parts: list[NDArray]) -> NDArray:
-        records = np.concatenate(parts)
-        parts.clear()
-        return records[np.lexsort([records[key] for key in reversed(self.keys)])]
-
-    def _spill(self) -> None:
-        for records in self._sort_held():
-            path = self.folder / f"{len(self._runs):06}.run"
-            with wrap_write_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(records.view(np.uint8).data)
-            self._runs.append(path)
-
-    def _merge(self) -> Iterator[NDArray]:
-        """Merge block by block: all records up to the smallest of the current blocks' last records can be yielded."""
-        size = max(_MIN_BLOCK, self.capacity // len(self._runs))
-        runs = [_Run(path, self.dtype, size) for path in self._runs]
-        while runs := [run for run in runs if run.fill()]:
-            first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
-            bound = runs[first].block[-1]
-            # For a stable sort, records equal to the bound in later runs wait: run `first` may have more of them.
-            yield self._sort([run.take(self._count_up_to(run.block, bound, i <= first)) for i, run in enumerate(runs)])
-
-    def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
-        """Number of sorted `records` below `bound`; with `equal`, also those equal to it."""
-        low, high = 0, len(records)
-        for key in self.keys:
-            column, value = records[key][low:high], bound[key]
-            low, high = low + int(np.searchsorted(column, value)), low + int(np.searchsorted(column, value, "right"))
-        return high if equal else low
-
-
-class _Run:
-    """A sorted run on disk, read block by block."""
-
-    def __init__(self, path: Path, dtype: np.dtype, size: int) -> None:
-        self.path, self.size, self.read = path, size, 0
-        self.block = np.empty(0, dtype)
-
-    def fill(self) -> bool:
-        """Read the next block if the current one is used up; False at the end of the run."""
-        if not len(self.block):
-            offset = self.read * self.block.dtype.itemsize
-            self.block = np.fromfile(self.path, self.block.dtype, self.size, offset=offset)
-            self.read += len(self.block)
-        return len(self.block) > 0
-
-    def take(self, count: int) -> NDArray:
-        """Remove the first `count` records of the block and return them."""
-        taken, self.block = self.block[:count], self.block[count:]
-        return taken
-
-
-def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
-    """Write arrays of records to a file atomically."""
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        for records in blocks:
-            file.write(np.ascontiguousarray(records).view(np.uint8).data)
-
-
-def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArray[np.integer]]]) -> None:
-    """Write each record to one of up to MAX_SCATTERED files, atomically, in their order.
-
-    `blocks` are records (n) and the number of each one's file (n).
-    """
-    assert len(paths) <= MAX_SCATTERED, len(paths)
-    with ExitStack() as stack:
-        files = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in paths]
-        for records, numbers in blocks:
-            ends = np.cumsum(np.bincount(numbers, minlength=len(paths)))
-            for file, part in zip(files, np.split(records[np.argsort(numbers, kind="stable")], ends[:-1]), strict=True):
-                if len(part):
-                    file.write(part.view(np.uint8).data)
-
-
-def read_records(paths: Path | Iterable[Path], dtype: np.dtype, size: int) -> Iterator[NDArray]:
-    """Yield the records of a file, or of several one after another, in arrays of up to `size` records."""
-    for path in [paths] if isinstance(paths, Path) else paths:
-        with path.open("rb") as file:
-            while len(records := np.fromfile(file, dtype, size)):
-                yield records
-
-
-def write_array(path: Path, array: NDArray) -> None:
-    """Write an array to a .npy file atomically."""
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array)

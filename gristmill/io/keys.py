@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError
 from gristmill.io.artefacts import (
-    ExternalSorter,
     encode_names,
     integers,
     is_table,
@@ -23,9 +22,9 @@ from gristmill.io.artefacts import (
     open_table,
     open_table_writer,
     stream_table,
-    write_records,
     write_sets,
 )
+from gristmill.io.external_sort import ExternalSorter, write_records
 
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending

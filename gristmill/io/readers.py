@@ -54,8 +54,6 @@ from gristmill.io.lines import (
     without_mark,
 )
 from gristmill.io.text_records import (
-    MAX_PAGE_BYTES,
-    PAGE_MEMORY_A_BYTE,
     BadRecord,
     CsvError,
     Malformed,
@@ -65,12 +63,11 @@ from gristmill.io.text_records import (
     join_messages,
     line_of,
     parse_fields,
-    read_archive,
     read_csv,
     reject_one_value,
     take_text,
-    text_of_page,
 )
+from gristmill.io.web_records import MAX_PAGE_BYTES, PAGE_MEMORY_A_BYTE, read_archive, text_of_page
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 

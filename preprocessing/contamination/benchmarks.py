@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from gristmill.counts import MALFORMED, NO_FIELD, Counts
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.artefacts import ExternalSorter
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
+from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.text_records import take_text
 from gristmill.paths import is_remote

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.artefacts import ExternalSorter, encode_names, integers, open_table, stream_table
+from gristmill.io.artefacts import encode_names, integers, open_table, stream_table
 from gristmill.io.documents import DocKey, source_of
+from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.keys import KeySet, PackedKeys, Rows, by_group, iter_keys, stream_keys
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write

@@ -18,7 +18,7 @@ from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
-from gristmill.io.artefacts import write_array
+from gristmill.io.external_sort import write_array
 from gristmill.io.writers import zstd_compressor
 from gristmill.storage.local import atomic_write_bytes
 from preprocessing.mixing.shuffle_buckets import decompress, wrap_damage

@@ -9,7 +9,7 @@ import zstandard
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import DamagedFile
-from gristmill.io import text_records
+from gristmill.io import web_records
 from gristmill.io.documents import Document
 from gristmill.io.readers import read_corpus
 from preprocessing.normalize_text import normalize_text
@@ -113,7 +113,7 @@ def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_pages_that_are_too_long_or_without_http_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_records, "MAX_PAGE_BYTES", 2000)
+    monkeypatch.setattr(web_records, "MAX_PAGE_BYTES", 2000)
     bare = record("response", "dns:a", b"any", "text/dns")
     (tmp_path / "a.warc").write_bytes(b"".join([response("http://a/long", b"x" * 3000), ARCHIVE[2], bare]))
     options = RunOptions(workers=1, quiet=True, max_malformed=1.0)
