@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.io import artefacts as sorting
+from gristmill.io import external_sort as sorting
 from gristmill.io.external_sort import ExternalSorter
 
 TRIPLE = np.dtype([("major", "<u8"), ("minor", "<i8"), ("at", "<u4")])
