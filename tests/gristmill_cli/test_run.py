@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gristmill.counts import Counts, Tally
+from gristmill.counts import WRITTEN, Counts, Tally
 from gristmill.errors import ConservationError, GristmillError, InputError, OutputError, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
@@ -190,15 +190,16 @@ def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkey
 def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch):
     import preprocessing.mixing.mix as mixing
 
-    real = mixing._count
+    real = mixing._count_copies
     seen = []
 
-    def forgetful(*arguments):
-        seen.append(arguments)
-        if len(seen) != 33:
-            real(*arguments)
+    def forgetful(batch, epochs, seed, counts):
+        seen.append(batch)
+        if len(seen) == 1:
+            counts.add(batch.part.source, WRITTEN, 0, -1)
+        return real(batch, epochs, seed, counts)
 
-    monkeypatch.setattr(mixing, "_count", forgetful)
+    monkeypatch.setattr(mixing, "_count_copies", forgetful)
     with pytest.raises(ConservationError, match=re.escape("pass1")):
         run_here(_config(finished[0], tmp_path / "out"))
 

@@ -83,7 +83,9 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
     assert again.returncode == 0 and again.stderr.count("done already") >= 10, again.stderr
     config.write_text("[sources.book]\ncolum = 'content'\n")
     refused = run(corpus, tmp_path / "other", *options)
-    assert refused.returncode == 2 and "sources" in refused.stderr and "`colum`" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and "sources" in refused.stderr and "did you mean column?" in refused.stderr, (
+        refused.stderr
+    )
     estimated = ["estimate" if word == "run" else word for word in run_arguments(corpus, tmp_path / "new", *options)]
     config.write_text("[sources.book]\ncolumn = 'content'\n[sources.code]\npath = 'raw'\n")
     done = subprocess.run([*estimated, "--sample", "100kB"], capture_output=True, text=True, cwd=ROOT, check=False)
