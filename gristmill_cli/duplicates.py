@@ -206,7 +206,7 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
         if found is None:
             found = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
         said = "shorter than a shingle" if isnan(found) else f"similarity {found:.2f}"
-        yield Text(f"\n{names[0]} beside {names[1]}, {said}", "bold")
+        yield Text(f"\n{names[0]} next to {names[1]}, {said}", "bold")
         if removed == kept:
             yield Text("the texts are equal")
             continue

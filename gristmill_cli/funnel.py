@@ -174,7 +174,7 @@ def check_counts_between(
             raise ConservationError(
                 f"between {stage} and {next_stage}, source {source!r}: {out.documents:,} documents "
                 f"({out.bytes:,} bytes) were written and {read.documents:,} ({read.bytes:,} bytes) were read. "
-                "If a file between the two was changed by hand, remove it and run again"
+                "If a file between the two was edited, remove it and run again"
             )
 
 

@@ -125,11 +125,11 @@ def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Secon
     tokens, widths = round(rank_sequences(run) * run.seq_len), layout.attention_widths(run.model)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, cluster.device.element_bytes, _WIDE)
     found = []
-    for passes, meanwhile in (((1, 0), attention.forward), ((0, 1), attention.backward)):
+    for passes, computing in (((1, 0), attention.forward), ((0, 1), attention.backward)):
         volumes = attention_traffic(sizes, *passes).items()
         seconds = sum(collective_time(cluster, constants, run.axes["cp"], name, *volume) for name, volume in volumes)
         hides = layout.context == "ring" and cluster.device.overlaps
-        found.append(max(0.0, seconds - meanwhile) if hides else seconds)
+        found.append(max(0.0, seconds - computing) if hides else seconds)
     return Seconds(*found)
 
 
@@ -143,12 +143,12 @@ def _grid_traffic(run: PlannedRun) -> CubeTraffic | GridTraffic:
 def _grid_layer(run: PlannedRun, constants: Constants, products: Seconds) -> Seconds:
     """SUMMA hides all rounds but one behind its products; a cube gathers before each product and hides nothing."""
     side, found = run.layout.grid[1], []
-    for passes, meanwhile in ((Passes(1, 0, 0), products.forward), (Passes(0, 1, 1), products.backward)):
+    for passes, computing in ((Passes(1, 0, 0), products.forward), (Passes(0, 1, 1), products.backward)):
         sent = _grid_traffic(run)
         sent.blocks(passes)
         seconds = _seconds(sent, run, constants)
         hides = run.layout.tensor != "3d" and run.cluster.device.overlaps
-        found.append(seconds - min(seconds, meanwhile) * (side - 1) / side if hides else seconds)
+        found.append(seconds - min(seconds, computing) * (side - 1) / side if hides else seconds)
     return Seconds(*found)
 
 

@@ -167,8 +167,8 @@ def plan(
         given = published_layout(published, request)
     elif configured:
         assert training is not None  # a preset has no layout
-        beside = "--configured and a file, whose layout is this trainer's"
-        _require_effects(options, beside, options.keys() - {"software"})
+        given_with = "--configured and a file, whose layout is this trainer's"
+        _require_effects(options, given_with, options.keys() - {"software"})
         given = configured_run(config, training, request)
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, json)

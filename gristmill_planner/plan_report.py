@@ -56,8 +56,8 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
     if software != GRISTMILL:
         return (
             "How far to trust this: it is for the program of published runs of 2021 and 2022, on V100s and A100s, "
-            "whose attention was not fused. It says nothing of that program today, nor how fast this trainer is beside "
-            "it (docs/reference/planner-accuracy.md)."
+            "whose attention was not fused. It says nothing of that program today, nor how fast this trainer is "
+            "next to it (docs/reference/planner-accuracy.md)."
         )
     seen = {
         "h100": "one H100 took 13 to 21 % less time than planned for a Llama of 1.1B, 53 % less for GPT-2 of 124M",

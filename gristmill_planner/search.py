@@ -37,8 +37,8 @@ class SearchResult:
     considered: int
 
 
-def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> SearchResult:
-    """Find the `wanted` fastest layouts, each of other degrees or of another schedule.
+def search(request: PlanRequest, constants: Constants, count: int = 5) -> SearchResult:
+    """Find the `count` fastest layouts, each of other degrees or of another schedule.
 
     Raises UsageError if no layout divides GPUs, model and batch, or if none fits.
     """
@@ -53,7 +53,7 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
         if shape not in shapes:
             shapes.add(shape)
             choices.append(Choice(run, time, run_memory(run)))
-        if len(choices) == wanted:
+        if len(choices) == count:
             break
     if not choices:
         raise UsageError(_nothing_fits(request, every))

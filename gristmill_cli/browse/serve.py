@@ -19,7 +19,7 @@ from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write_bytes
 from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.duplicates import GONE, label_among, mark_differences, text_among
-from gristmill_cli.report.page import beside, marked, page, said
+from gristmill_cli.report.page import marked, page, said, side_by_side
 from gristmill_cli.report.records import load_options
 from gristmill_cli.run_config import RunConfig, read_options
 from preprocessing.mixing.drops import read_keep_list
@@ -143,7 +143,7 @@ class Pages:
         if name == "spans":
             match = f"{row['match']} {float(str(row['share'])):.0%}"
             yield f"<h3>{shown} has {escape(str(row['item']))} of {escape(str(row['benchmark']))}, {match}</h3>"
-            yield beside(escape(str(row["text"])), escape(str(row["item_text"])))
+            yield side_by_side(escape(str(row["text"])), escape(str(row["item_text"])))
         elif name == "rules":
             yield f"<h3>{shown}: {escape(str(row['rule']))} is {float(str(row['value'])):.4g}</h3>"
             yield f"<blockquote>{escape(_excerpt(text_among(key, documents)))}</blockquote>"
@@ -154,7 +154,7 @@ class Pages:
             yield self._mark(key, back) + self._mark(kept, back)
             if key in documents and kept in documents:
                 sides = mark_differences(documents[key].text, documents[kept].text)
-                yield beside(*map(marked, sides))
+                yield side_by_side(*map(marked, sides))
             else:
                 yield said(GONE)
 
@@ -188,7 +188,7 @@ class Pages:
                 yield f"<blockquote>{escape(_excerpt(text_among(key, documents)))}</blockquote>"
             else:
                 sides = mark_differences(documents[key].text, documents[lead].text)
-                yield beside(*map(marked, sides))
+                yield side_by_side(*map(marked, sides))
         yield said("Right of each text is that of the cluster's first document.", "soft")
 
     def _document(self, query: dict[str, str]) -> Iterator[str]:

@@ -13,7 +13,6 @@ from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import (
     Number,
-    beside,
     counted,
     figure,
     fold,
@@ -22,6 +21,7 @@ from gristmill_cli.report.page import (
     pointer,
     said,
     section,
+    side_by_side,
     table,
     tiles,
 )  # fmt: skip
@@ -227,8 +227,8 @@ def _shares(run: DataRun) -> str:
         rows.append([cells[name] for name in head])
     shown = top(sources, shares["realised"], _SOURCES)
     bars = {name: [its[source] for source in shown] for name, its in shares.items()}
-    asked = [said(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in wanted.items()))
-             for unit, wanted in amounts.items()]  # fmt: skip
+    asked = [said(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in sizes.items()))
+             for unit, sizes in amounts.items()]  # fmt: skip
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
     return section("Shares of the mix", *asked, picture, table(head, rows, "shares"))
 
@@ -315,14 +315,14 @@ def _pairs(run: DataRun) -> str:
     for pair in pairs:
         if pair.removed not in found or pair.kept not in found:
             continue
-        names = " beside ".join(label_of(found[key]) for key in (pair.removed, pair.kept))
+        names = " next to ".join(label_of(found[key]) for key in (pair.removed, pair.kept))
         removed, kept = found[pair.removed].text, found[pair.kept].text
         alike = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
         parts.append(f"<p><b>{escape(f'{names}, {alike}')}</b></p>")
         if removed == kept:
             parts.append(f"<blockquote>{escape(excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
             continue
-        parts.append(beside(*map(marked, mark_differences(removed, kept))))
+        parts.append(side_by_side(*map(marked, mark_differences(removed, kept))))
     note = said("The least similar first, then some spread over all. Left the document that was "
                 "removed, right the one that was kept, from shortly before their first difference; words that the "
                 "other has not are marked.", "soft")  # fmt: skip

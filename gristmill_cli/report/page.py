@@ -132,7 +132,7 @@ def tiles(numbers: Mapping[str, Number]) -> str:
     return f'<div class="tiles">{each}</div>'
 
 
-def beside(left: str, right: str) -> str:
+def side_by_side(left: str, right: str) -> str:
     """Two texts, as HTML."""
     return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
 

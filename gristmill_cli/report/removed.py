@@ -6,7 +6,7 @@ from pathlib import Path
 from gristmill.counts import CHANGED, READ
 from gristmill.storage.files import is_folder
 from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
-from gristmill_cli.report.page import Number, beside, counted, fold, marked, pointer, said, section, table
+from gristmill_cli.report.page import Number, counted, fold, marked, pointer, said, section, side_by_side, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
 
@@ -64,7 +64,7 @@ def show_benchmarks(run: DataRun) -> str:
     for name, spans in run.spans.items():
         sides = "".join(
             f"<p><b>{escape(f'{label_among(span.key, documents)} has {span.item}, {span.match}')}</b></p>"
-            + beside(escape(excerpt(span.text)), escape(excerpt(span.item_text)))
+            + side_by_side(escape(excerpt(span.text)), escape(excerpt(span.item_text)))
             for span in spans
         )
         parts.append(fold(f"{name}: places in documents, and the items", sides))
@@ -97,7 +97,7 @@ def show_lines(run: DataRun) -> str:
     for key in keys:
         if key in before and key in after:
             marks = mark_differences(before[key].text, after[key].text)
-            parts.append(f"<p><b>{escape(label_among(key, before))}</b></p>{beside(*map(marked, marks))}")
+            parts.append(f"<p><b>{escape(label_among(key, before))}</b></p>{side_by_side(*map(marked, marks))}")
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
     total = said(f"{record.total(CHANGED).bytes:,} bytes of {unit} that repeat are left out.")
     shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""

@@ -1,4 +1,4 @@
-"""`gristmill duplicates`: removed documents beside those that were kept, with their differences."""
+"""`gristmill duplicates`: removed documents next to those that were kept, with their differences."""
 
 import io
 import json
@@ -56,9 +56,9 @@ def printed(out: Path) -> Callable[..., str]:
 def test_the_least_similar_come_first_with_their_differences(printed: Callable[..., str]) -> None:
     text = printed()
     assert text.startswith("documents removed as duplicates: 3; shown: 3, the least similar first")
-    first, second = text.index("web/a.jsonl@16 beside web/a.jsonl@15, similarity 0."), text.index("the texts are equal")
+    first, second = map(text.index, ("web/a.jsonl@16 next to web/a.jsonl@15, similarity 0.", "the texts are equal"))
     assert first < second and "[another]" in text and "[word30]" in text and "[word29]" not in text
-    assert "web/a.jsonl@16 beside" in printed(show=1) and "equal" not in printed(show=1)
+    assert "web/a.jsonl@16 next to" in printed(show=1) and "equal" not in printed(show=1)
 
 
 @pytest.mark.parametrize("key", ["web/a.jsonl@15", "web/a.jsonl@16"])
@@ -79,8 +79,8 @@ def test_the_largest_clusters(printed: Callable[..., str]) -> None:
 
 
 def test_clusters_with_texts_are_as_many_as_shown_and_have_similarities(printed: Callable[..., str]) -> None:
-    assert " beside " in printed(largest=2, show=1) and printed(largest=2, show=1).count(" beside ") == 1
-    assert "book/b.jsonl@16 beside book/b.jsonl@15, similarity 1.00" in printed(largest=2)
+    assert " next to " in printed(largest=2, show=1) and printed(largest=2, show=1).count(" next to ") == 1
+    assert "book/b.jsonl@16 next to book/b.jsonl@15, similarity 1.00" in printed(largest=2)
 
 
 def test_a_similarity_that_was_not_measured_is_that_of_the_shingles_of_the_run(
@@ -88,14 +88,14 @@ def test_a_similarity_that_was_not_measured_is_that_of_the_shingles_of_the_run(
 ) -> None:
     """Of a cluster's first two documents, and of each pair of a run that did not verify."""
     known = plain_jaccard(NEAR["b"], NEAR["a"], 13)
-    assert f"web/a.jsonl@16 beside web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+    assert f"web/a.jsonl@16 next to web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
     config = json.loads((out / "run.json").read_text())
     config["dedup"]["width"] = 5
     kept = (out / "run.json").read_bytes()
     (out / "run.json").write_text(json.dumps(config))
     try:
         known = plain_jaccard(NEAR["b"], NEAR["a"], 5)
-        assert f"web/a.jsonl@16 beside web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+        assert f"web/a.jsonl@16 next to web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
     finally:
         (out / "run.json").write_bytes(kept)
 
@@ -153,11 +153,11 @@ def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None
     assert len(lines) == 12
     own = f"{tmp_path}/corpus/web/a.jsonl"
     assert (
-        "\nweb/a.jsonl@9 beside web/a.jsonl@0, similarity 1.00"
+        "\nweb/a.jsonl@9 next to web/a.jsonl@0, similarity 1.00"
         in shown(f"{own}@11")
         == shown("web/a.jsonl@9").replace("web/a.jsonl@9:", f"{own}@11:")
     )
-    assert "web/b.jsonl.zst@2 beside web/b.jsonl.zst@0" in shown("web/b.parquet@2")
+    assert "web/b.jsonl.zst@2 next to web/b.jsonl.zst@0" in shown("web/b.parquet@2")
     for row in (2, 3, 12):
         with pytest.raises(UsageError, match="has no document in that row, counted from 0"):
             shown(f"{own}@{row}")
@@ -213,4 +213,4 @@ def test_a_run_whose_function_makes_parts_names_them_and_the_id(
     for of in ("", "page-21", "page-20"):
         written = io.StringIO()
         Console(width=160, file=written).print(show_duplicates(tmp_path / "out", of=of))
-        assert f"{removed} beside {kept}" in written.getvalue()
+        assert f"{removed} next to {kept}" in written.getvalue()

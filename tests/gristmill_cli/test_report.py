@@ -113,7 +113,7 @@ def test_texts_and_names_are_only_text(written: str) -> None:
 
 
 def test_documents_are_named_by_their_own_ids_too(written: str) -> None:
-    assert "b&<i>/a.jsonl@40 (id 40th) beside b&<i>/a.jsonl@0 (id 0th)" in Numbers(written).text
+    assert "b&<i>/a.jsonl@40 (id 40th) next to b&<i>/a.jsonl@0 (id 0th)" in Numbers(written).text
 
 
 def test_pictures_are_there_and_in_the_colours_of_the_page(written: str) -> None:

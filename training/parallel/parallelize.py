@@ -32,7 +32,6 @@ from training.parallel.mesh import World, further_axes
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import global_name, split_stages
 from training.parallel.placement_table import placement_table
-from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import KV
 from training.parallel.tensor.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
@@ -149,7 +148,7 @@ def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, w
         ends = sorted({layout.stage_ranks[0], layout.stage_ranks[-1]})
         axes |= further_axes(("tied",), world.mesh.mesh[ends].flatten(1).T, world.timeout)
     if any(KV in placement.replicated for placement in table.values()):
-        neighbours = world.mesh.mesh.reshape(-1, kv_copies(decoder.config, layout.tp))
+        neighbours = world.mesh.mesh.reshape(-1, layout.kv_copies(decoder.config))
         axes |= further_axes((KV,), neighbours, world.timeout)
     return axes
 

@@ -12,14 +12,13 @@ from training.parallel.expert.options import is_expert
 from training.parallel.expert.placements import EXPERT_PARALLEL
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
-from training.parallel.tensor.options import kv_copies
 from training.parallel.tensor.placements import joint_norms, tensor_parallel_table
 from training.sharding.placement import Placement
 
 
 def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
     """The placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
-    copies = kv_copies(decoder.config, layout.tp)
+    copies = layout.kv_copies(decoder.config)
     table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel, copies)
     if decoder.config.qk_norm_joint:
         table = table | joint_norms(copies)

@@ -348,7 +348,7 @@ def test_a_preset_is_planned_and_its_toml_is_a_configuration(
     text = printed(plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=2, **options))
     assert "How far to trust this: " in text and "one H100 took 13 to 21 % less" in text
     other = printed(plan("llama-3.2-1b", seq_len=1024, batch_size=64, top=1, software="megatron", **options))
-    assert "It says nothing of that program today, nor how fast this trainer is beside it" in other
+    assert "It says nothing of that program today, nor how fast this trainer is next to it" in other
     assert "one H100" not in other
     pasted = tmp_path / "pasted.toml"
     pasted.write_text(text[text.index("# The first choice") :])

@@ -35,6 +35,10 @@ class TensorOptions:
         """Parts into which tensor-parallel ranks divide the features between two layers."""
         return 1
 
+    def kv_copies(self, model: ModelConfig) -> int:
+        """Ranks that have a copy of the same key-value head: more than 1 where there are more ranks than heads."""
+        return kv_copies(model, self.tp)
+
     def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
         """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
         return model.q_width // self.tp, model.kv_width * kv_copies(model, self.tp) // self.tp
