@@ -26,8 +26,16 @@ class GridTokens(TokenEmbedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = lookup(gather_rows(ids, self.grid.row), self.weight, self.first)
-        x = Collective.apply(x, self.grid.column, scatter_rows, gather_rows)
-        return Collective.apply(x, self.grid, exchange, exchange)
+        return Collective.apply(x, self.grid, _to_own_tokens, _from_own_tokens)
+
+
+def _to_own_tokens(x: Tensor, grid: Grid) -> Tensor:
+    """Terms of the tokens of all grid rows in the features of one, to the sum for this rank's tokens and features."""
+    return exchange(scatter_rows(x, grid.column), grid)
+
+
+def _from_own_tokens(x: Tensor, grid: Grid) -> Tensor:
+    return gather_rows(exchange(x, grid), grid.column)
 
 
 def exchange(x: Tensor, grid: Grid) -> Tensor:
