@@ -61,9 +61,11 @@ def normalize(corpus: Path, target: Path) -> MemoryPeak:
 
 @needs_sizes
 def test_two_workers_that_read_long_records_stay_within_the_budget(tmp_path: Path) -> None:
-    own = normalize(make_corpus(tmp_path / "small", 1000), tmp_path / "small_out")
     found = normalize(make_corpus(tmp_path / "large", 11 * MB), tmp_path / "large_out")
-    assert found.processes == own.processes >= 4  # this one, the fork server and its tracker, and the workers
+    assert found.processes >= 4  # this one, the fork server and its tracker, and the workers
+    small = make_corpus(tmp_path / "small", 1000)
+    runs = (normalize(small, tmp_path / f"small_out{number}") for number in range(20))
+    own = next(it for it in runs if it.processes == found.processes)  # it ends so soon that a look may miss a worker
     assert found.bytes - own.bytes < BUDGET
 
 
