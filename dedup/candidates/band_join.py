@@ -26,7 +26,8 @@ from gristmill.io.external_sort import MAX_SCATTERED, read_records, scatter_reco
 
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
-_BLOCK = 1 << 16  # records or edges read together, or documents whose digests are partitioned together
+_PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
+_BLOCK = 1 << 16  # records or edges read together
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def join_bands(
     parts, first_ids = _count_parts(documents, lsh.bands, share), document_ids.by_name
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
     names = [f"{band:04}-{part:04}" for band in range(lsh.bands) for part in range(parts)]
-    size = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard in all
-    groups = batched(shards, size=max(1, size), size_of=lambda shard: shard.documents)
+    in_group = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard
+    groups = batched(shards, size=max(1, in_group), size_of=lambda shard: shard.documents)
     partition, join = list[Task](), list[Task]()
     for number, group in enumerate(groups):
         outputs = tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)
@@ -98,7 +99,7 @@ def join_bands(
         arguments = {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
                      "outputs": outputs, "signed": signed}  # fmt: skip
         size = sum(4 * shard.documents * shard.header.permutations for shard in group)
-        partition.append(Task(f"{number:06} of {parts}", partition_bands, arguments, (*outputs, *signed), size))
+        partition.append(Task(f"{number:06} of {parts}", partition_bands, arguments, (*outputs, *signed), size, share))
     run.step("bands", partition)
     size = documents * BAND_RECORD.itemsize // parts
     for number, name in enumerate(names):
@@ -117,6 +118,7 @@ def partition_bands(
     lsh: LshOptions,
     outputs: tuple[Path, ...],
     signed: tuple[Path, ...],
+    memory: int,
 ) -> None:
     """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges.
 
@@ -126,7 +128,7 @@ def partition_bands(
     step = max(1, MAX_SCATTERED // parts)  # bands whose files are open together: all, if they are not very many
 
     def blocks(first: int) -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
-        for documents, digests in _iter_blocks(shards, first_ids, lsh):
+        for documents, digests in _iter_blocks(shards, first_ids, lsh, memory):
             for number, band in enumerate(digests[first : first + step]):
                 records = np.empty(len(band), BAND_RECORD)
                 records["digest"], records["document"] = band, documents
@@ -185,11 +187,12 @@ def read_signed(files: FileSet) -> Iterator[NDArray[np.uint64]]:
 
 
 def _iter_blocks(
-    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions
+    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, memory: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Batches of iter_band_digests joined into blocks of _BLOCK documents or more; the last may be smaller."""
+    """Batches of iter_band_digests joined into blocks of about `memory` bytes."""
+    documents = memory // (2 * 8 * lsh.bands + _PARTITION_BYTES)  # digests twice: in batches and concatenated
     batches = iter_band_digests(shards, first_ids, lsh)
-    for some in batched(batches, size=_BLOCK, size_of=lambda batch: len(batch[0])):
+    for some in batched(batches, size=documents, size_of=lambda batch: len(batch[0])):
         ids, digests = zip(*some, strict=True)
         yield np.concatenate(ids), np.concatenate(digests, axis=1)
 
