@@ -20,7 +20,7 @@ from gristmill.storage.hub import hub_library
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import load_record
-from gristmill_cli.run_stages import rules_version
+from gristmill_cli.stages.filter_quality import rules_version
 from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.quality.recipe import read_recipe
 

@@ -23,9 +23,10 @@ from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, pa
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
 from gristmill_cli.run_config import Dedup, recorded_options
+from gristmill_cli.stages.pipeline import corpus_folders
 
 DUPLICATES, CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
-CORPORA = ("decontaminated", "lines", "quality", "applied", "normalized")  # of a run, the first that is there
+CORPORA = corpus_folders()  # of a run, the first that is there
 _BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of each text that are shown
 _COLUMNS = ("file", "row", "kept_file", "kept_row", "similarity", "id", "kept_id")
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared

@@ -30,21 +30,13 @@ from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config, scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import stage_positions
-from gristmill_cli.run_stages import plan_stages
+from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES, context_of, plan_stages
+from gristmill_cli.stages.spec import StageSpec
+from preprocessing.mixing.drops import DUPLICATE
 
 MAX_CORES = 1_000_000
 SMALL_SHARE = 4  # the small sample is this part of the large one
 _FILES = 4  # of a source and format that are sampled
-TRAINING = "train_tokenizer"
-SERIAL = ("generate_connected_components", "generate_duplicates_dict", TRAINING)  # one process does the work
-ONCE = (TRAINING, "decontaminate")  # what does not grow with the text is done once: an index of all items
-AFTER_MIX = ("pass2", "dedup_train", TRAINING, "tokenize_corpus", "tokenize_holdout")  # read no duplicates
-REQUESTS = {  # a slice, by benchmarks/bench_scaling.py, at 100,000 slices; of filter_quality and decontaminate by count
-    "normalize_text": 3.0, "apply": 3.0, "filter_quality": 5.0, "remove_lines": 9.0, "decontaminate": 7.0,
-    "filter": 4.0, "generate_exact_pairs": 6.0, "to_hash": 5.0, "generate_connected_components": 4.0,
-    "generate_duplicates_dict": 7.3, "pass1": 11.0, "pass2": 4.5, "dedup_train": 5.0, TRAINING: 4.0,
-    "tokenize_corpus": 9.2,
-}  # fmt: skip
 DOLLARS_A_REQUEST = (0.6 * 0.0004 + 0.4 * 0.005) / 1000  # S3 Standard, us-east-1: of five about two write
 
 
@@ -154,8 +146,8 @@ def estimate(config: EstimateConfig) -> Estimate:
         small, large = _run(sample_of["small"]), _run(sample_of["large"])
     text = large[0].counts.total("read").bytes
     sampled = Extent(large[0].counts.total("read").documents, text, 0, 1)
-    mixed = next(run for run in large if run.name == "pass1").counts
-    duplicates = mixed.total("duplicate").documents / max(1, sampled.documents)
+    removed = sum(run.counts.total(DUPLICATE).documents for run in large if run.stage.is_in_funnel)
+    duplicates = removed / max(1, sampled.documents)
     if config.bytes:
         given = parse_bytes(config.bytes, "--bytes")
         documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
@@ -262,7 +254,7 @@ def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int
 
 def _note_refused(found: Counts, most: float) -> None:
     try:
-        found.check_malformed("normalize_text", most)
+        found.check_malformed(FIRST_STAGE, most)
     except TooManyMalformed as error:
         print(f"note: `gristmill run` would refuse this corpus. {error}", file=sys.stderr)
 
@@ -271,7 +263,7 @@ def _note_refused(found: Counts, most: float) -> None:
 class _StageRun:
     """A stage on a sample: its counts, CPU seconds, bytes through the operating system and left on disk."""
 
-    name: str
+    stage: StageSpec
     counts: Counts
     cpu: float
     read: int
@@ -283,11 +275,11 @@ def _run(config: EstimateConfig) -> list[_StageRun]:
     runs = list[_StageRun]()
     for stage in plan_stages(config):
         disk, before, cpu = _disk_bytes(config.out), psutil.Process().io_counters(), _cpu_seconds()
-        counts = stage.call()
+        counts = stage.call(context_of(config, stage))
         cpu, after = _cpu_seconds() - cpu, psutil.Process().io_counters()
-        stage.reject_empty(counts)
+        stage.reject_empty(config, counts)
         read, written = after.read_chars - before.read_chars, after.write_chars - before.write_chars
-        runs.append(_StageRun(stage.name, counts, cpu, read, written, _disk_bytes(config.out) - disk))
+        runs.append(_StageRun(stage, counts, cpu, read, written, _disk_bytes(config.out) - disk))
     return runs
 
 
@@ -312,31 +304,31 @@ def _scale(
     costs, on_disk = list[StageCost](), 0.0
     for less, more in zip(small, large, strict=True):
         text = float(extent.text_bytes)
-        if more.name in AFTER_MIX and config.duplicates is not None:
+        stage = more.stage
+        if stage.is_after_mix and config.duplicates is not None:
             text *= (1 - config.duplicates) / (1 - duplicates)
-        if more.name == TRAINING:
-            text = min(text, parse_size(config.tokenizer.sample) * texts[1] / max(1, more.counts.total("read").bytes))
+        max_bytes = stage.max_text_bytes(config)
+        if max_bytes is not None:
+            text = min(text, max_bytes * texts[1] / max(1, more.counts.total("read").bytes))
         slope = max(0.0, more.cpu - less.cpu) / max(1, texts[1] - texts[0]) or more.cpu / texts[1]
         fixed = max(0.0, more.cpu - slope * texts[1])
-        tasks = 1 if more.name in SERIAL else extent.slices
-        cores = slope * text + fixed * (1 if more.name in ONCE else extent.slices / len(large[0].counts.tallies))
+        tasks = 1 if stage.is_serial else extent.slices
+        cores = slope * text + fixed * (1 if stage.is_done_once else extent.slices / len(large[0].counts.tallies))
         on_disk += more.kept * text / texts[1]
-        requests = REQUESTS.get(more.name, REQUESTS["tokenize_corpus"]) * extent.slices
-        if more.name == "tokenize_holdout":
-            requests *= config.mix.holdout
+        requests = stage.requests * extent.slices * stage.share(config)
         costs.append(
             StageCost(
-                more.name, cores, cores / min(config.cores, tasks),
-                _grown(less.read, more.read, texts, text, more.name),
-                _grown(less.written, more.written, texts, text, more.name), on_disk, ceil(requests),
+                stage.name, cores, cores / min(config.cores, tasks),
+                _grown(less.read, more.read, texts, text, stage),
+                _grown(less.written, more.written, texts, text, stage), on_disk, ceil(requests),
             )
         )  # fmt: skip
     return costs
 
 
-def _grown(less: int, more: int, texts: Sequence[int], text: float, stage: str) -> float:
-    """Bytes on the whole corpus: in proportion to the text, but for what a stage of ONCE does once."""
-    if stage not in ONCE:
+def _grown(less: int, more: int, texts: Sequence[int], text: float, stage: StageSpec) -> float:
+    """Bytes on the whole corpus: in proportion to the text, but for what a stage does once."""
+    if not stage.is_done_once:
         return more * text / texts[1]
     slope = max(0, more - less) / max(1, texts[1] - texts[0])
     return slope * text + max(0.0, more - slope * texts[1])
@@ -355,13 +347,13 @@ def cost_table(found: Estimate) -> Table:
         share = f"{stage.core_seconds / total.core_seconds:.0%}" if total.core_seconds else ""
         sizes = [decimal(int(size)) for size in (stage.read_bytes, stage.written_bytes, stage.disk_bytes)]
         table.add_row(
-            _SHORT.get(stage.name, stage.name), duration(stage.core_seconds), share, duration(stage.wall_seconds),
+            _SHORT_NAMES.get(stage.name, stage.name), duration(stage.core_seconds), share, duration(stage.wall_seconds),
             *sizes, f"{stage.requests:,}", style="bold" if stage is total else "",
         )  # fmt: skip
     return table
 
 
-_SHORT = {"generate_connected_components": "cluster", "generate_duplicates_dict": "remove"}  # as the commands
+_SHORT_NAMES = {stage.name: stage.command for stage in STAGES if stage.command}
 
 
 def explanation(found: Estimate, given: float | None) -> str:

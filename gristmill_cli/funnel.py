@@ -134,33 +134,28 @@ def read_funnel(out: Path) -> Funnel:
     return funnel
 
 
-def build_funnel(
-    normalized: Counts,
-    rewritten: Sequence[Counts],
-    mixed: Counts,
-    split: Counts,
-    cleaned: Counts,
-    manifests: dict[str, Manifest],
-    warnings: Sequence[str] = (),
-) -> Funnel:
-    """Join the counts of the stages that remove documents. Raises ConservationError unless documents are conserved."""
+def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warnings: Sequence[str] = ()) -> Funnel:
+    """Join the counts of the stages that documents flow through, in order; what the last one writes is for training.
+
+    Raises ConservationError unless documents are conserved.
+    """
     whole = Counts({}, [])
-    for stage, skipped in (
-        (normalized, (WRITTEN,)),
-        *((counts, (READ, WRITTEN)) for counts in rewritten),
-        (mixed, (READ, WRITTEN)),
-        (split, (READ, WRITTEN)),
-        (cleaned, (READ,)),
-    ):
+    last = len(stages) - 1
+    for position, stage in enumerate(stages):
         for source, reason, tally in stage.rows():
-            if reason not in skipped and (stage is normalized or not reason.startswith(NOT_READ)):
-                whole.add(source, TRAIN if reason == WRITTEN else reason, tally.bytes, tally.documents, tally.files)
+            is_of_first_alone = reason == READ or reason.startswith(NOT_READ)
+            if is_of_first_alone and position > 0:
+                continue
+            if reason == WRITTEN and position < last:
+                continue
+            outcome = TRAIN if reason == WRITTEN else reason
+            whole.add(source, outcome, tally.bytes, tally.documents, tally.files)
     whole.check_conserved("the whole run")
     tokens = {
         name: {source: record.tokens for source, record in manifest.sources.items()}
         for name, manifest in manifests.items()
     }
-    damaged = {name: damage.fault for name, damage in normalized.damaged.items()}
+    damaged = {name: damage.fault for name, damage in stages[0].damaged.items()}
     return Funnel(whole.tallies, tokens, damaged, list(warnings))
 
 

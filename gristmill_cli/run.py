@@ -25,7 +25,7 @@ from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
-from gristmill_cli.run_check import SECTIONS, check_config, check_output, options_as_typed
+from gristmill_cli.run_check import check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import (
     changed_settings,
@@ -36,7 +36,8 @@ from gristmill_cli.run_records import (
     remove_record,
     save_record,
 )
-from gristmill_cli.run_stages import PipelineStage, plan_stages
+from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
+from gristmill_cli.stages.spec import StageSpec
 
 _NOT_RECORDED = ("from_", "until", "dry_run", "strict", "shard", "scratch", "scratch_size", "executor", "address")
 
@@ -69,19 +70,19 @@ def _modules_kept() -> Iterator[None]:
 
 def check_run(config: RunConfig) -> None:
     """Raise the error for which a run with this configuration would not begin its first stage; writes nothing."""
-    is_read = config.from_ in (None, "normalize_text") or exists(config.corpus)  # else it may have been removed
+    is_read = config.from_ in (None, FIRST_STAGE) or exists(config.corpus)  # else it may have been removed
     check_config(config, None if is_read else recorded_sources(config.out))
     choose_stages(config, plan_stages(config))
     check_output(config)
 
 
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
-    out, stages = config.out, plan_stages(config, options)
+    out, stages = config.out, plan_stages(config)
     first, end = choose_stages(config, stages)
     check_output(config)  # another process may have written there since
     _record_config(config)
     if config.explain or config.explain_tasks:
-        by_option = _explain(out, stages[first:end])
+        by_option = _explain(config, stages[first:end])
         options = replace(options, explain=not by_option)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
     remove_partial_files([out / FUNNEL_FILE])
@@ -89,39 +90,35 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
     alarms = [line for name, its in counts.items() for line in find_alarms(config, name, its)]
-    for position in range(first, end):
-        stage = plan_stages(config, options)[position]  # anew: its settings are those of a user's function as it is now
+    for stage in stages[first:end]:
+        context = context_of(config, stage, options)
         began = time.monotonic()
-        with options_as_typed(SECTIONS.get(stage.name, "")):
-            counts[stage.name] = found = stage.call()
+        with options_as_typed(stage.section):
+            found = stage.call(context)
         seconds = time.monotonic() - began
-        if stage.reads:
-            check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
-        stage.reject_empty(found)
-        save_record(out, stage, found, round(seconds, 3))
-        alarms += (its := list(find_alarms(config, stage.name, found)))
+        counts[stage.name] = found
+        if earlier := stage.stage_read(context):
+            check_counts_between(earlier, counts[earlier], stage.reads_reason, stage.name, found, stage.reads_bytes)
+        stage.reject_empty(config, found)
+        save_record(config, stage, found, round(seconds, 3))
+        its = list(find_alarms(config, stage.name, found))
+        alarms += its
         shown = at_folder(its, out)
         check_strict(config, stage.name, shown)
         print("".join(f"warning: {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    rewritten = [
-        counts[name] for name in ("apply", "filter_quality", "remove_lines", "decontaminate") if name in counts
-    ]
-    funnel = build_funnel(
-        counts["normalize_text"], rewritten, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests,
-        alarms,
-    )  # fmt: skip
+    funnel = build_funnel([counts[stage.name] for stage in stages if stage.is_in_funnel], manifests, alarms)
     funnel.save(out)
     funnel.warnings = at_folder(alarms, out)
     return funnel
 
 
-def _explain(out: Path, stages: Sequence[PipelineStage]) -> bool:
+def _explain(config: RunConfig, stages: Sequence[StageSpec]) -> bool:
     """Print which options changed since the last run, and which stages follow; whether one did."""
-    known = [(stage, record) for stage in stages if (record := load_record(out, stage.name))]
-    changed = {stage.name: said for stage, record in known if (said := changed_settings(stage, record))}
+    known = [(stage, record) for stage in stages if (record := load_record(config.out, stage.name))]
+    changed = {stage.name: said for stage, record in known if (said := changed_settings(config, stage, record))}
     names = [stage.name for stage in stages]
     if not changed:
         print("no option changed since the last run" if known else "no stage finished yet", file=sys.stderr, flush=True)

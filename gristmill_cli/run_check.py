@@ -10,43 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 
-from dedup.candidates.input_shards import check_index, reject_own_index
-from dedup.clustering.keep_policy import check_sources, parse_keep
-from dedup.clustering.similarity import SimilarityCheck
-from dedup.remove_lines import check_limits as check_limits_of_lines
-from gristmill.engine.options import parse_size
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
-from gristmill.io.documents import paths_of
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
 from gristmill_cli.funnel import FUNNEL_FILE
-from gristmill_cli.run_config import ASKED_BY, Dedup, RunConfig, Tokenizer, has_stage, recorded_options
-from preprocessing.apply import version_of
-from preprocessing.contamination.benchmarks import check_items
-from preprocessing.datasets import source_amounts, source_weights
-from preprocessing.decontaminate import check_limits, list_benchmarks, reject_own_corpus
-from preprocessing.filter import check_threshold
+from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
+from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.drops import read_keep_list
 from preprocessing.mixing.sampling import check_seed
-from preprocessing.normalize_text import check_ftfy
-from preprocessing.quality.recipe import load_recipe
-from preprocessing.shuffle_holdout import check_holdout
-from preprocessing.train_tokenizer import check_options, special_tokens
 
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
-SECTIONS = {  # stage: the section of its options
-    "normalize_text": "normalize", "apply": "apply", "remove_lines": "lines", "decontaminate": "decontaminate",
-    "filter": "filter", "generate_exact_pairs": "dedup", "to_hash": "dedup", "generate_connected_components": "dedup",
-    "generate_duplicates_dict": "dedup", "pass1": "mix", "pass2": "mix", "train_tokenizer": "tokenizer",
-    "tokenize_corpus": "tokenizer", "tokenize_holdout": "tokenizer",
-}  # fmt: skip
 
 
 def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
@@ -55,7 +34,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
     index; reads no document.
     """
-    for folder in _inputs(config):
+    for folder in corpus_folders(config):
         _check_folders(folder, config.out)
     _reject_scratch_in_corpus(config)
     config.run_options.check()
@@ -69,41 +48,9 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             found = scan_inputs(config, config.corpus)
         _note_texts(found)
         sources = {file.source for file in found.files}
-    with _section("normalize"):
-        if config.normalize.ftfy:
-            check_ftfy()
-    with _section("apply"):
-        if config.apply.function:
-            version_of(config.apply.function)
-    if config.recipe:
-        load_recipe(config.recipe)
-    with _section("lines"):
-        check_limits_of_lines(config.lines.least, config.lines.min_characters)
-        if config.lines.unit == "none" and (given := _given(config.lines)):
-            raise UsageError(f"--{given[0]} has no effect with --unit none; try --lines.unit line")
-    with _section("decontaminate"):
-        if not config.decontaminate.against and (given := _given(config.decontaminate)):
-            raise UsageError(f"--{given[0]} has no effect without --against; try --decontaminate.against BENCHMARKS")
-        if config.decontaminate.against:
-            benchmarks = list_benchmarks(config.decontaminate.against, config.decontaminate.template)
-            limits = ("margin", "min_ngrams", "common", "near")
-            check_limits(*(getattr(config.decontaminate, name) for name in limits))
-            reject_own_corpus([*config.decontaminate.against, *paths_of(benchmarks)], _inputs(config))
-            check_items(benchmarks)
-    with _section("filter"):
-        check_threshold(config.filter.threshold)
-    with _section("dedup"):
-        _check_dedup(config, sources)
-    with _section("mix"):
-        source_weights(config.weights, sources)
-        require(
-            not config.mix.tokens or config.tokenizer.file is not None,
-            "--tokens needs a tokenizer that is there before the mix: expected --tokenizer.file; try --mix.bytes",
-        )
-        tokenizer = config.tokenizer.file if config.mix.tokens else None
-        source_amounts(config.mix.bytes, config.mix.tokens, tokenizer, config.weights, sources)
-        check_holdout(config.mix.holdout)
-        check_seed(config.mix_seed)
+    for stage in STAGES:
+        with _section(stage.section):
+            stage.check(config, sources)
     if config.keep_list:
         read_keep_list(config.keep_list)
     with _section("alarms"):
@@ -111,26 +58,6 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             most = 1 if name in ("source_loss", "alike", "language") else math.inf
             allowed = f"a number from 0{' to 1' * (most == 1)}"
             require(0 <= value <= most, f"--{name} {value}: expected {allowed}; 0 is no limit")
-    with _section("tokenizer"):
-        spec = config.tokenizer
-        if spec.file is None:
-            check_options(spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed)
-            _check_own_ends(spec)
-        else:
-            _reject_training_options(spec)
-            find_ends(find_tokenizer_file(spec.file), spec.bos, spec.eos)
-        parse_size(spec.shard_size, "--shard_size")
-
-
-def _given(section: Any) -> list[str]:
-    """The options of a section that are not at their defaults."""
-    usual = vars(type(section)())
-    return [name for name, value in vars(section).items() if value != usual[name]]
-
-
-def _inputs(config: RunConfig) -> list[Path]:
-    """The folders that a run reads documents from."""
-    return [source.folder(config.corpus, name) for name, source in config.sources.items()] or [config.corpus]
 
 
 def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
@@ -157,41 +84,6 @@ def _note_texts(corpus: Corpus) -> None:
             f"--normalize.read_also {kind} reads them",
             file=sys.stderr,
         )
-
-
-def _check_own_ends(spec: Tokenizer) -> None:
-    """Raise UsageError for a token that the tokenizer which is trained will not have, or does not name."""
-    known = special_tokens(spec.model_type)
-    for name, asked in (("bos", spec.bos), ("eos", spec.eos)):
-        if asked not in ("none", *known.values()) and not (asked == "model" and name in known):
-            raise UsageError(
-                f"--{name} {asked}: a tokenizer of --model_type {spec.model_type} has the special tokens "
-                f"{', '.join(known.values())}: expected one of them, none{', or model' if name in known else ''}"
-            )
-
-
-def _reject_training_options(spec: Tokenizer) -> None:
-    given = [name for name in _given(spec) if name in ("vocab_size", "model_type", "sample", "exact", "seed")]
-    if given:
-        raise UsageError(
-            f"--tokenizer.{given[0]} has no effect with --tokenizer.file {spec.file}, as no tokenizer is trained: "
-            "leave out one of them"
-        )
-
-
-def _check_dedup(config: RunConfig, sources: set[str]) -> None:
-    spec, sketch = config.dedup, config.sketch
-    check_sources(parse_keep(spec.keep), sources)
-    compared = sketch if spec.measure and spec.index else None
-    SimilarityCheck(spec.measure or "jaccard", spec.threshold, spec.width, spec.unit, compared)
-    _ = spec.chosen_bands  # raises
-    if not spec.measure and spec.threshold != Dedup().threshold and (spec.range, spec.bands) != (None, None):
-        raise UsageError(
-            f"--dedup.threshold {spec.threshold:g} has no effect with --dedup.verify none and given bands: leave out "
-            "--dedup.range and --dedup.bands, which it then chooses, or verify"
-        )
-    reject_own_index(spec.index, config.signatures)
-    check_index(spec.index, sketch)
 
 
 def _check_folders(corpus: Path, out: Path) -> None:
@@ -236,11 +128,12 @@ def check_output(config: RunConfig) -> None:
             "remove the folder"
         )
     now = msgspec.to_builtins(config, enc_hook=str)
-    for stage in ("filter_quality", "apply", "remove_lines", "decontaminate"):
-        if (had := has_stage(before, stage)) != has_stage(now, stage):
+    for stage in STAGES:
+        had_stage = stage.is_in_run(before)
+        if stage.rewrites and had_stage != stage.is_in_run(now):
+            which = "with" if had_stage else "without"
             raise OutputError(
-                f"{config.out} holds a run {'with' if had else 'without'} --{ASKED_BY[stage]}: give another --out, or "
-                "remove the folder"
+                f"{config.out} holds a run {which} --{stage.added_by}: give another --out, or remove the folder"
             )
 
 
@@ -265,7 +158,9 @@ def _section(name: str) -> Iterator[None]:
         yield
     except (UsageError, InputError) as error:
         message = spell_options(str(error), name)
-        raise type(error)(message if f"--{name}." in message else f"[{name}] {message}") from error
+        if name and f"--{name}." not in message:
+            message = f"[{name}] {message}"
+        raise type(error)(message) from error
 
 
 @contextmanager

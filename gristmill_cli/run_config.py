@@ -23,27 +23,6 @@ from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.filter import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
-StageName = Literal[
-    "normalize_text", "apply", "filter_quality", "remove_lines", "decontaminate", "filter", "generate_exact_pairs",
-    "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1", "pass2", "dedup_train",
-    "train_tokenizer", "tokenize_corpus", "tokenize_holdout",
-]  # fmt: skip
-
-ASKED_BY = {  # stages that not every run has, and the option that adds each or, a tokenizer's file, takes it out
-    "apply": "apply.function", "filter_quality": "recipe", "remove_lines": "lines.unit",
-    "decontaminate": "decontaminate.against", "generate_exact_pairs": "dedup.exact",
-    "train_tokenizer": "tokenizer.file",
-}  # fmt: skip
-
-
-def has_stage(options: Any, stage: str) -> bool:
-    """Whether a run with these options, as run.json has them, has a stage."""
-    if stage not in ASKED_BY:
-        return True
-    for name in ASKED_BY[stage].split("."):
-        options = options.get(name) if isinstance(options, dict) else None
-    return (bool(options) and options != "none") != (stage == "train_tokenizer")
-
 
 def read_options(out: Path) -> dict[str, Any]:
     """The options of a run, as its run.json has them. Raises InputError where it is damaged."""
@@ -288,32 +267,13 @@ class RunConfig(RunOptions, _Corpus):
     strict: bool = False
     """End with exit code 3 after the first stage whose counts raise an alarm."""
 
-    from_: Annotated[StageName | None, tyro.conf.arg(name="from")] = None
-    """First stage to run; those before it must have finished, and are not looked at again."""
-    until: StageName | None = None
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE|None")] = None
+    """First stage to run, of those that --dry_run lists; those before it must have finished, and are not looked at
+    again."""
+    until: Annotated[str | None, tyro.conf.arg(metavar="STAGE|None")] = None
     """Last stage to run."""
     dry_run: bool = False
     """Check the configuration and print the stages with their options and state; run and write nothing."""
-
-    @property
-    def clean(self) -> Path:
-        """Folder of the documents that are filtered, compared and mixed."""
-        return self.out / "decontaminated" if self.decontaminate.against else self.unrepeated
-
-    @property
-    def unrepeated(self) -> Path:
-        """Folder of the documents before benchmarks are kept out."""
-        return self.out / "lines" if self.lines.unit != "none" else self.judged
-
-    @property
-    def judged(self) -> Path:
-        """Folder of the documents before repeated lines are left out."""
-        return self.out / "quality" if self.recipe else self.applied
-
-    @property
-    def applied(self) -> Path:
-        """Folder of the documents before a recipe."""
-        return self.out / ("applied" if self.apply.function else "normalized")
 
     @property
     def signatures(self) -> Path:
@@ -346,3 +306,8 @@ class RunConfig(RunOptions, _Corpus):
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
         return RunOptions(**{it.name: getattr(self, it.name) for it in fields(RunOptions)})
+
+
+def corpus_folders(config: RunConfig) -> list[Path]:
+    """Return the folders that a run reads raw documents from."""
+    return [source.folder(config.corpus, name) for name, source in config.sources.items()] or [config.corpus]

@@ -16,9 +16,8 @@ from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, remove_files, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_stages import PipelineStage
-
-_ENGINE_NAMES = {"tokenize_holdout": "tokenize_corpus"}  # stages of a run that the engine has under another name
+from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of
+from gristmill_cli.stages.spec import StageSpec
 
 
 class StageRecord(msgspec.Struct):
@@ -44,18 +43,24 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
         return None
 
 
-def save_record(out: Path, stage: PipelineStage, counts: Counts, seconds: float) -> None:
-    name = _ENGINE_NAMES.get(stage.name, stage.name)
-    folder = stage.output.parent if stage.output.suffix else stage.output
-    ledgers = [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == name]
+def save_record(config: RunConfig, stage: StageSpec, counts: Counts, seconds: float) -> None:
+    """Write the record of a stage that has finished."""
+    engine_name = stage.engine_name or stage.name
+    output = stage.path(config)
+    folder = output.parent if output.suffix else output
+    ledgers = [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == engine_name]
     costs = [cost for ledger in ledgers for cost in ledger.costs()]
-    spent, retries = sum(cost.core_seconds for cost in costs), sum(cost.retries for cost in costs)
-    record = StageRecord(stage.settings, counts, seconds, len(costs), round(spent, 3), retries)
-    write_file(_path(out, stage.name), msgspec.json.encode(record))
+    core_seconds = round(sum(cost.core_seconds for cost in costs), 3)
+    retries = sum(cost.retries for cost in costs)
+    settings = stage.settings(context_of(config, stage))
+    record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries)
+    write_file(_path(config.out, stage.name), msgspec.json.encode(record))
 
 
-def remove_record(out: Path, stage: PipelineStage) -> None:
-    remove_files([path := _path(out, stage.name)])
+def remove_record(out: Path, stage: StageSpec) -> None:
+    """Remove the record of a stage, which is no longer finished."""
+    path = _path(out, stage.name)
+    remove_files([path])
     remove_partial_files([path])
 
 
@@ -65,13 +70,14 @@ def _path(out: Path, stage: str) -> Path:
 
 def recorded_sources(out: Path) -> set[str] | None:
     """The sources of the corpus of a run, if it was read; its folder may be gone."""
-    record = load_record(out, "normalize_text")
+    record = load_record(out, FIRST_STAGE)
     return {source for source, _, _ in record.counts.rows()} if record else None
 
 
-def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
-    """The settings that differ from those of the record, in words; '' if none does."""
-    now = msgspec.json.decode(msgspec.json.encode(stage.settings))
+def changed_settings(config: RunConfig, stage: StageSpec, record: StageRecord) -> str:
+    """Return the settings that differ from those of the record, in words; '' if none does."""
+    settings = stage.settings(context_of(config, stage))
+    now = msgspec.json.decode(msgspec.json.encode(settings))
     names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
     return ", ".join(f"{name} {_spell(record.settings.get(name))} → {_spell(now.get(name))}" for name in names)
 
@@ -98,14 +104,14 @@ def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
     return first, end
 
 
-def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[int, int]:
+def choose_stages(config: RunConfig, stages: Sequence[StageSpec]) -> tuple[int, int]:
     """The `stage_positions` of a run. Raises UsageError if a stage before --from has not finished as it is set now."""
     first, end = stage_positions(config, [stage.name for stage in stages])
     for stage in stages[:first]:
         record = load_record(config.out, stage.name)
         if record is None:
             raise UsageError(f"--from {config.from_}: {stage.name} has not finished: give --from {stage.name}")
-        if changed := changed_settings(stage, record):
+        if changed := changed_settings(config, stage, record):
             raise UsageError(
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
@@ -113,14 +119,14 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
     return first, end
 
 
-def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
+def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
     """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
     first, end = choose_stages(config, stages)
     table = Table("stage", "state", title="plan; nothing was run or written", box=None, pad_edge=False)
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage.name)
-        changed = changed_settings(stage, record) if record else ""
+        changed = changed_settings(config, stage, record) if record else ""
         if record is None:
             state = "to run"
         elif changed:
@@ -130,7 +136,8 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         is_current = is_current and state.startswith("done")
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
-        settings = " ".join(f"{name}={_spell(value)}" for name, value in stage.settings.items())
-        output = stage.output.relative_to(config.out)
-        table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {settings and f'by {settings}'}")))
+        settings = stage.settings(context_of(config, stage))
+        spelled = " ".join(f"{name}={_spell(value)}" for name, value in settings.items())
+        output = stage.path(config).relative_to(config.out)
+        table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {spelled and f'by {spelled}'}")))
     return table

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import psutil
@@ -23,7 +23,8 @@ from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
-from gristmill_cli.run_config import StageName, has_stage, recorded_options
+from gristmill_cli.run_config import recorded_options
+from gristmill_cli.stages.pipeline import stages_in_run
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN, _LOCK, _QUEUE = "run", ".lock", ".queue"
@@ -231,7 +232,7 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
     if "dedup" not in options:  # a training run has a file of the same name
         return {}
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
-    names = [name for name in get_args(StageName) if has_stage(options, name)]
+    names = [stage.name for stage in stages_in_run(options)]
     states = {name: "finished" if name in finished else "waiting" for name in names}
     current = next((name for name, its in states.items() if its == "waiting"), None)
     if current and state in ("working", "stopped"):

@@ -20,6 +20,7 @@ from gristmill.storage.files import is_file
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
 from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.pipeline import context_of, find_stage
 
 Row = Mapping[str, Any]
 
@@ -158,5 +159,8 @@ class RunTables:
 
     def documents(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, Document]:
         """Some documents as the stage `of` a table read them; none where they are no longer there."""
-        folders = {"rules": config.applied, "spans": config.unrepeated}
+        folders = {
+            "rules": context_of(config, find_stage("filter_quality")).corpus,
+            "spans": context_of(config, find_stage("decontaminate")).corpus,
+        }
         return some_documents(folders.get(of) or corpus_of(self.out), keys, config.text_column)

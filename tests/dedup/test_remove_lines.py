@@ -17,6 +17,7 @@ from gristmill.errors import UsageError
 from gristmill.io.readers import read_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Lines, Mix, RunConfig, Tokenizer
+from gristmill_cli.stages.pipeline import clean_corpus
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.preprocessing.test_decontaminate import write
@@ -123,8 +124,8 @@ def test_a_run_leaves_repeated_lines_out(tmp_path: Path) -> None:
         tokenizer=Tokenizer(vocab_size=420),
     )  # fmt: skip
     funnel = run(config)
-    assert funnel is not None and config.clean == tmp_path / "out/lines"
-    assert sum("Share this page" in document.text for document in read_corpus(config.clean)) == 1
+    assert funnel is not None and clean_corpus(config) == tmp_path / "out/lines"
+    assert sum("Share this page" in document.text for document in read_corpus(clean_corpus(config))) == 1
     assert sum("Share this page" in document.text for document in read_corpus(tmp_path / "out/train")) <= 1
     with pytest.raises(UsageError, match=r"--lines.least has no effect with --lines.unit none; try --lines.unit line"):
         run(replace(config, out=tmp_path / "other", lines=Lines(least=3)))

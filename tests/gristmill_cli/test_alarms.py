@@ -13,11 +13,12 @@ from gristmill.counts import READ, WRITTEN, Counts, LargeCluster, warn_of_losses
 from gristmill.engine import slices
 from gristmill.engine.options import RunOptions
 from gristmill.errors import AlarmError
-from gristmill_cli import alarms
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, Funnel, show_funnel
 from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Alarms, Decontaminate, Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.stages import odd_files
+from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.decontaminate import Report, report_paths
 from preprocessing.train_tokenizer import train_tokenizer
 from tests.object_store import object_store
@@ -123,9 +124,9 @@ def test_a_file_whose_tokens_have_other_sizes(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "corpus", tmp_path / "model", 400, exact=False, options=RunOptions(quiet=True))
     tokenizer = Tokenizer(file=next((tmp_path / "model").glob("*.model")))
     config = RunConfig(tmp_path / "corpus", tmp_path, tokenizer=tokenizer)
-    (tmp_path / "corpus").rename(config.clean)
+    (tmp_path / "corpus").rename(clean_corpus(config))
     assert list(find_alarms(config, "tokenize_corpus", mixed(1, 1))) == []
-    write(config.clean, {"web/d": [text(60) for _ in range(30)]})
+    write(clean_corpus(config), {"web/d": [text(60) for _ in range(30)]})
     (line,) = find_alarms(config, "tokenize_corpus", mixed(1, 1))
     assert line.startswith("a token of web/d.jsonl has ") and ", in the median file of web " in line
     assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=9.0)), "tokenize_corpus", mixed(1, 1))) == []
@@ -139,7 +140,7 @@ def test_the_tokens_of_files_in_a_bucket_are_counted_in_their_first_bytes(
     texts = {f"web/{name}": [" ".join(CHANCE.choices(words, k=60)) for _ in range(30)] for name in "abc"}
     write(tmp_path / "normalized", texts | {"web/d": [text(60) for _ in range(90)]})
     train_tokenizer(tmp_path / "normalized", tmp_path / "tokenizer", 400, exact=False, options=RunOptions(quiet=True))
-    monkeypatch.setattr(alarms, "_FETCHED_BYTES", 1 << 14)
+    monkeypatch.setattr(odd_files, "_FETCHED_BYTES", 1 << 14)
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
@@ -162,12 +163,12 @@ def test_a_file_in_another_language(tmp_path: Path) -> None:
     run(config)
     found = [it for it in find_alarms(config, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
     assert found == [
-        "the rule language removes 100% of the documents of web/d.jsonl, of the median file of web 10%: look whether "
+        "the rule language removes 100% of the documents of web/d.jsonl, of the median file of web 10%: check whether "
         "it is in another language"
     ]
     several = replace(config, alarms=Alarms(language=0.05))
     found = [it for it in find_alarms(several, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
-    assert len(found) == 1 and "; 4 files differ as much: look" in found[0]
+    assert len(found) == 1 and "; 4 files differ as much: check" in found[0]
     calm = replace(config, alarms=Alarms(language=0.0))
     assert not [it for it in find_alarms(calm, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
 

@@ -8,8 +8,9 @@ import pytest
 
 from gristmill.counts import Counts
 from gristmill.io.corpus import list_corpus
-from gristmill_cli.estimate import REQUESTS, EstimateConfig, documents_of, estimate, main
+from gristmill_cli.estimate import EstimateConfig, documents_of, estimate, main
 from gristmill_cli.run_config import Decontaminate, Tokenizer
+from gristmill_cli.stages.pipeline import find_stage
 from tests.gristmill_cli.corpus import make_corpus
 from tests.object_store import object_store
 from tests.tokenizers_of_models import content_of
@@ -54,7 +55,7 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
     found = estimate(config)
     assert found.extent.documents == pytest.approx(753, rel=0.1)
     assert [stage.name for stage in found.stages][:2] == ["normalize_text", "filter"]
-    assert found.stages[0].requests == REQUESTS["normalize_text"] * found.extent.slices
+    assert found.stages[0].requests == find_stage("normalize_text").requests * found.extent.slices
     assert all(stage.wall_seconds <= stage.core_seconds for stage in found.stages)
     large = estimate(replace(config, bytes="1TB", from_="normalize_text", until="filter"))
     assert large.extent.text_bytes == 10**12 and len(large.stages) == 2

@@ -22,7 +22,7 @@ def stage(*unread: str) -> Counts:
 
 def test_files_not_read_by_the_first_stage_are_shown() -> None:
     later = stage(".malformed")  # such files of ours are no part of the corpus
-    funnel = build_funnel(stage(".csv", ".csv", ".md"), [later], later, later, later, {})
+    funnel = build_funnel([stage(".csv", ".csv", ".md"), later, later, later, later], {})
     assert funnel.tallies["book"] == {
         READ: Tally(1, 10, 1), "not read: .csv": Tally(0, 14, 2), "not read: .md": Tally(0, 7, 1), TRAIN: Tally(1, 10),
     }  # fmt: skip

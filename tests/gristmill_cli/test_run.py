@@ -29,7 +29,7 @@ from gristmill_cli.report.write import report
 from gristmill_cli.run import _explain, _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
-from gristmill_cli.run_stages import plan_stages
+from gristmill_cli.stages.pipeline import plan_stages
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
 from tests.patience import patience
 from tests.verify_shards import verify_shards
@@ -116,7 +116,7 @@ def test_explain_says_first_which_option_changed_and_which_stages_follow(finishe
     corpus, out, _ = finished
     same = replace(_config(corpus, out), filter=Filter(100), mix=Mix(holdout=0.05))
     changed = replace(same, dedup=Dedup(bands=8))
-    assert _explain(out, plan_stages(changed)[3:]) and not _explain(out, plan_stages(same))
+    assert _explain(changed, plan_stages(changed)[3:]) and not _explain(same, plan_stages(same))
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == "changed: generate_connected_components bands 9 → 8"
     assert second.startswith("runs again: generate_connected_components; and where its input changes: generate_dup")

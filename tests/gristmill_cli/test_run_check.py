@@ -49,7 +49,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "sources", "a column", "--sources: expected a table of tables"),
     ("", "from", "tokenise", "expected"),
     ("", "from", "to_hash", "--from to_hash: normalize_text has not finished: give --from normalize_text"),
-    ("", "until", "nowhere", "expected one of normalize_text, apply, filter_quality, remove_lines, decontaminate, "),
+    ("", "until", "nowhere", "expected one of normalize_text, filter, generate_exact_pairs, to_hash, "),
     ("", "until", "generate_exact_pairs --dedup.exact false", "expected one of normalize_text, filter, to_hash"),
     ("", "until", "filter --from pass1", "expected stages in the order of the run"),
     ("", "scratch", "{folder}/file", "/file: expected a folder, and it is a file"),

@@ -17,7 +17,7 @@ from gristmill.io.readers import read_corpus
 from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Alarms, Dedup, Filter, Mix, RunConfig, Tokenizer
-from gristmill_cli.run_stages import duplicates_path
+from gristmill_cli.stages.spec import duplicates_path
 from tests.dedup.template_pages import template_pages
 from tests.gristmill_cli.corpus import write_records
 

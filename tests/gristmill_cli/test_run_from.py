@@ -13,7 +13,7 @@ from gristmill.errors import GristmillError, UsageError
 from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Apply, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import choose_stages, plan_table
-from gristmill_cli.run_stages import plan_stages
+from gristmill_cli.stages.pipeline import plan_stages
 from tests.gristmill_cli.corpus import documents, write_records
 
 FUNCTION = "def keep(documents):\n    yield from (d for d in documents if len(d.text) > {})\n"
@@ -59,7 +59,8 @@ def test_an_edited_function_is_noticed(config: RunConfig, tmp_path: Path) -> Non
 def test_a_function_that_is_edited_before_its_stage_begins_is_recorded_as_it_ran(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, real = sys.modules["gristmill_cli.run_stages"], sys.modules["gristmill_cli.run_stages"].normalize_text
+    module = sys.modules["gristmill_cli.stages.normalize_text"]
+    real = module.normalize_text
 
     def edited(*arguments, **options):
         write_function(tmp_path, 400)

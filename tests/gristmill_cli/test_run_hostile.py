@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Filter, Mix, RunConfig, StageName, Tokenizer
+from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.corpus import documents
 
 SIZE, TIMES = 15_000, 4
@@ -94,7 +94,7 @@ def steps_to_sort(classes: list[int]) -> int:
 
 
 def work_of_a_run(
-    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch, until: StageName | None = None
+    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch, until: str | None = None
 ) -> tuple[Work, int]:
     """The work of a run of hostile documents of a size, and the bytes that it reads and writes."""
     lines = [json.dumps(document) for document in documents("book", 60)] + list(hostile(size).values())

@@ -30,9 +30,9 @@ from gristmill_cli import run as module
 if __name__ == "__main__":
     real = module.save_record
 
-    def save_record(out, stage, *rest):
+    def save_record(config, stage, *rest):
         print(stage.name, *sorted(child.pid for child in multiprocessing.active_children()))
-        real(out, stage, *rest)
+        real(config, stage, *rest)
 
     module.save_record = save_record
     try:

@@ -18,6 +18,7 @@ from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.readers import read_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
+from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.contamination import benchmarks
 from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
 from preprocessing.contamination.ngrams import find_words, hash_ngrams
@@ -161,21 +162,21 @@ def test_a_run_keeps_benchmarks_out_and_workers_change_no_byte(tmp_path: Path) -
         mix=Mix(holdout=0.05), tokenizer=Tokenizer(vocab_size=420),
     )  # fmt: skip
     assert run(config) is not None
-    report = read_report(report_paths(config.clean)[1])
+    report = read_report(report_paths(clean_corpus(config))[1])
     assert report.benchmarks["benchmarks/a"].found == len(long) and not report.benchmarks["benchmarks/b"].found
-    cleaned = [document.text for document in read_corpus(config.clean)]
+    cleaned = [document.text for document in read_corpus(clean_corpus(config))]
     assert not plain_search(cleaned, [" ".join(plain_words(text)[20:50]) for text in long])
     other = replace(config, out=tmp_path / "four", workers=3, until="decontaminate")
     run(other)
-    assert tree(other.clean) == tree(config.clean)
-    for path, same in zip(report_paths(other.clean), report_paths(config.clean), strict=True):
+    assert tree(clean_corpus(other)) == tree(clean_corpus(config))
+    for path, same in zip(report_paths(clean_corpus(other)), report_paths(clean_corpus(config)), strict=True):
         assert path.read_bytes() == same.read_bytes()
     with pytest.raises(InputError, match="name the fields that there are"):  # before anything is written
         run(replace(config, out=tmp_path / "none", decontaminate=Decontaminate((quiz,), template="{prompt}")))
     assert not (tmp_path / "none").exists()
     write(quiz / "b.jsonl", [{"question": " ".join(plain_words(long[0])[51:80])}])
     run(replace(other, decontaminate=Decontaminate((quiz,))))
-    assert read_report(report_paths(other.clean)[1]).benchmarks["benchmarks/b"].found == 1
+    assert read_report(report_paths(clean_corpus(other))[1]).benchmarks["benchmarks/b"].found == 1
 
 
 def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:

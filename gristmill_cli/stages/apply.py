@@ -1,0 +1,46 @@
+"""Stage of a run: apply a user's function to every document."""
+
+from typing import Any
+
+from gristmill.counts import WRITTEN, Counts
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.spec import RunContext, StageSpec
+from preprocessing.apply import apply, version_of
+
+_SHOWN_DIGITS = 12  # of the SHA-256 of a function's source
+
+
+class Apply(StageSpec):
+    """Apply a user's function to every document."""
+
+    name = "apply"
+    output = "applied"
+    section = "apply"
+    added_by = "apply.function"
+    rewrites = True
+    is_in_funnel = True
+    keeps = WRITTEN
+    look_at = "what your function leaves out"
+    requests = 3.0
+
+    def call(self, run: RunContext) -> Counts:
+        """Write what the function yields for each document."""
+        function = str(run.config.apply.function)
+        text_column = run.config.text_column
+        return apply(run.corpus, self.path(run.config), function, text_column=text_column, options=run.options)
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the function, and its version or the beginning of its source's SHA-256."""
+        function = str(run.config.apply.function)
+        version = version_of(function)
+        code = version if version.startswith("version ") else version[:_SHOWN_DIGITS]
+        return {"function": function, "code": code}
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise UsageError if the function cannot be imported."""
+        if config.apply.function:
+            version_of(config.apply.function)
+
+    def hint(self, config: RunConfig) -> str:
+        """Return what to try if no document is left."""
+        return f"look at what {config.apply.function} yields"

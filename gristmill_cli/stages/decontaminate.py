@@ -1,0 +1,71 @@
+"""Stage of a run: keep the items of benchmarks out of the corpus."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from gristmill.counts import WRITTEN, Counts
+from gristmill.io.documents import paths_of
+from gristmill_cli.run_config import RunConfig, corpus_folders
+from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
+from preprocessing.contamination.benchmarks import check_items
+from preprocessing.decontaminate import (
+    check_limits,
+    decontaminate,
+    list_benchmarks,
+    read_report,
+    reject_own_corpus,
+    report_paths,
+)
+
+
+class Decontaminate(StageSpec):
+    """Keep the items of benchmarks out of the corpus."""
+
+    name = "decontaminate"
+    output = "decontaminated"
+    section = "decontaminate"
+    added_by = "decontaminate.against"
+    rewrites = True
+    is_in_funnel = True
+    keeps = WRITTEN
+    look_at = "OUT/decontaminated.contamination.parquet"
+    requests = 7.0
+    is_done_once = True  # an index of all items
+
+    def call(self, run: RunContext) -> Counts:
+        """Look for the items in every document."""
+        benchmarks = vars(run.config.decontaminate)
+        text_column = run.config.text_column
+        output = self.path(run.config)
+        return decontaminate(run.corpus, output, options=run.options, text_column=text_column, **benchmarks)
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the benchmarks, and how they are looked for."""
+        settings: dict[str, Any] = msgspec.to_builtins(vars(run.config.decontaminate), enc_hook=str)
+        return settings
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise UsageError or InputError for benchmarks or limits that the stage would refuse."""
+        spec = config.decontaminate
+        if not spec.against:
+            reject_options_without_effect(spec, "without --against", "--decontaminate.against BENCHMARKS")
+            return
+        benchmarks = list_benchmarks(spec.against, spec.template)
+        check_limits(spec.margin, spec.min_ngrams, spec.common, spec.near)
+        reject_own_corpus([*spec.against, *paths_of(benchmarks)], corpus_folders(config))
+        check_items(benchmarks)
+
+    def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
+        """Yield a sentence if items are in so many documents that they are not looked for."""
+        report = read_report(report_paths(self.path(run.config))[1])
+        if report.common_items:
+            yield (
+                f"near-duplicates of {report.common_items:,} items of benchmarks are in so many documents that they "
+                "count as boilerplate and are not looked for: try --decontaminate.common 0"
+            )
+
+    def hint(self, config: RunConfig) -> str:
+        """Return what to try if no document is left."""
+        return "look at the benchmarks, or try --decontaminate.policy cut"

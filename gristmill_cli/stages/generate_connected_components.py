@@ -1,0 +1,59 @@
+"""Stage of a run: find the clusters of near-duplicates."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dedup.candidates.cluster_samples import warn_of_clusters
+from dedup.generate_connected_components import generate_connected_components
+from dedup.generate_exact_pairs import remove_exact_pairs
+from dedup.to_hash import SIGNED
+from gristmill.counts import Counts
+from gristmill_cli.stages.spec import RunContext, StageSpec
+
+
+class GenerateConnectedComponents(StageSpec):
+    """Find the clusters of documents that candidate pairs and copies connect."""
+
+    name = "generate_connected_components"
+    command = "cluster"
+    output = "dup/connected_components.parquet"
+    section = "dedup"
+    reads = "to_hash"
+    reads_reason = SIGNED
+    reads_bytes = False
+    requests = 4.0
+    is_serial = True
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the table of the clusters."""
+        spec = run.config.dedup
+        if not spec.exact:
+            remove_exact_pairs(run.exact_pairs)  # left by a run with `exact`: all pair files are read
+        return generate_connected_components(
+            run.exact_pairs.parent,
+            run.clusters,
+            run.config.signatures,
+            spec.range,
+            spec.bands,
+            spec.index,
+            spec.scope,
+            spec.threshold,
+            options=run.options,
+        )
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the bands, and which documents are compared."""
+        spec = run.config.dedup
+        rows, bands = spec.chosen_bands
+        return {"range": rows, "bands": bands, "index": spec.index, "scope": spec.scope}
+
+    def stage_read(self, run: RunContext) -> str | None:
+        """Return to_hash, but for exact copies, which are compared without a signature."""
+        return None if run.config.dedup.exact else self.reads
+
+    def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
+        """Yield clusters that are very large, or whose documents are not alike."""
+        limits = run.config.alarms
+        is_verified = run.config.dedup.measure is not None
+        for line in warn_of_clusters(counts.clusters, limits.cluster, limits.alike, is_verified):
+            yield f"{line}: look at gristmill duplicates OUT --largest 5"

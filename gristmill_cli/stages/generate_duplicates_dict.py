@@ -1,0 +1,49 @@
+"""Stage of a run: list the duplicates to remove."""
+
+from typing import Any
+
+from dedup.generate_connected_components import CLUSTERED
+from dedup.generate_duplicates_dict import generate_duplicates_dict
+from gristmill.counts import Counts
+from gristmill_cli.stages.spec import RunContext, StageSpec
+
+
+class GenerateDuplicatesDict(StageSpec):
+    """List the duplicates to remove: of each cluster all but one, as far as their texts confirm it."""
+
+    name = "generate_duplicates_dict"
+    command = "remove"
+    output = "dup/duplicates.parquet"
+    section = "dedup"
+    reads = "generate_connected_components"
+    reads_reason = CLUSTERED
+    reads_bytes = False
+    requests = 7.3
+    is_serial = True
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the table of the duplicates."""
+        spec = run.config.dedup
+        reads_texts = bool(spec.measure) or spec.keep.startswith(("longest", "newest"))
+        checked: dict[str, Any] = {}
+        if spec.measure:
+            checked = {name: getattr(spec, name) for name in ("threshold", "width", "unit", "index")}
+        return generate_duplicates_dict(
+            run.clusters,
+            run.duplicates,
+            options=run.options,
+            keep=spec.keep,
+            dropped=(run.short_documents,),
+            verify=spec.measure,
+            corpus=run.corpus if reads_texts else None,
+            text_column=run.config.text_column if reads_texts else "text",
+            **checked,
+        )
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return which document of a cluster is kept, and how copies are confirmed."""
+        spec = run.config.dedup
+        settings: dict[str, Any] = {"keep": spec.keep, "verify": spec.verify}
+        if spec.measure:
+            settings["threshold"] = spec.threshold
+        return settings

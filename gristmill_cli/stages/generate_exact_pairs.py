@@ -1,0 +1,29 @@
+"""Stage of a run: find exact copies."""
+
+from typing import Any
+
+from dedup.generate_exact_pairs import generate_exact_pairs
+from gristmill.counts import Counts
+from gristmill_cli.stages.spec import RunContext, StageSpec
+
+
+class GenerateExactPairs(StageSpec):
+    """Find exact copies of any length, so that they need no signature."""
+
+    name = "generate_exact_pairs"
+    output = "dup/duplicate_pairs_exact.txt"
+    section = "dedup"
+    added_by = "dedup.exact"
+    requests = 6.0
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the pairs of copies."""
+        scope = run.config.dedup.scope
+        text_column = run.config.text_column
+        return generate_exact_pairs(
+            run.corpus, run.exact_pairs, scope=scope, text_column=text_column, options=run.options
+        )
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return which documents are compared."""
+        return {"scope": run.config.dedup.scope}

@@ -1,0 +1,155 @@
+"""Files that differ from the others of their source: in length, in language, in what a token is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from gristmill.counts import READ, Counts
+from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.ledger import Ledger
+from gristmill.errors import DamagedFile
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import CorpusFile
+from gristmill.io.readers import read_corpus
+from gristmill.io.tokenizer_file import find_tokenizer_file
+from gristmill.paths import is_remote
+from gristmill.storage.files import exists, is_folder
+from gristmill.storage.objects import download
+from gristmill.text import utf8_size
+from gristmill_cli.run_config import RunConfig
+from preprocessing.tokenizer.loading import count_tokens
+
+FEW_DOCUMENTS = 20  # of a file, or of a source: fewer are not compared
+_MIN_FILES = 3  # of a source: fewer are not compared
+_SAMPLED_FILES = 32  # of a source, whose tokens are counted
+_SAMPLED_BYTES = 1 << 15  # of a file, whose tokens are counted
+_FETCHED_BYTES = 1 << 20  # of a file in a bucket
+_LANGUAGE = "language"  # the rule of a recipe
+Distance = Callable[[float, float], float]  # of a value from the median
+CountsByFile = dict[str, Counts]  # source → the counts of its files, as those of sources
+
+
+def counts_by_file(ledger: Ledger, step: str) -> CountsByFile:
+    """Return for each source the counts of its files, as the tasks of a step have recorded them.
+
+    Small files that one task reads count as the first of them.
+    """
+    files_of_source: CountsByFile = {}
+    for record in ledger.read().values():
+        if record.step != step:
+            continue
+        file = record.task.rpartition("+")[0] or record.task
+        for source, reason, tally in record.counts.rows():
+            counts = files_of_source.setdefault(source, Counts({}, []))
+            counts.add(file, reason, tally.bytes, tally.documents)
+    return files_of_source
+
+
+def odd_lengths(files_of_source: CountsByFile, limit: float) -> Iterator[str]:
+    """Yield files whose documents are `limit` times longer, or shorter, than in the median file of their source."""
+    for source, files in sorted(files_of_source.items()):
+        means = dict[str, float]()
+        for file in sorted(files.tallies):
+            read = files.total(READ, file)
+            if read.documents >= FEW_DOCUMENTS and read.bytes:
+                means[file] = read.bytes / read.documents
+        for file, middle, others in _odd_file(means, limit, _ratio):
+            yield (
+                f"documents of {file} have {means[file]:,.0f} bytes on average, in the median file of {source} "
+                f"{middle:,.0f}{others}: check whether this file holds a different kind of text"
+            )
+
+
+def odd_languages(files_of_source: CountsByFile, limit: float) -> Iterator[str]:
+    """Yield files of which the rule `language` removes another share than of the median file, by more than `limit`."""
+    for source, files in sorted(files_of_source.items()):
+        shares = dict[str, float]()
+        for file in sorted(files.tallies):
+            read = files.total(READ, file).documents
+            if read >= FEW_DOCUMENTS:
+                shares[file] = files.total(_LANGUAGE, file).documents / read
+        for file, middle, others in _odd_file(shares, limit, _difference):
+            yield (
+                f"the rule {_LANGUAGE} removes {shares[file]:.0%} of the documents of {file}, of the median file of "
+                f"{source} {middle:.0%}{others}: check whether it is in another language"
+            )
+
+
+def odd_token_sizes(config: RunConfig, corpus: Path, tokenizer: Path) -> Iterator[str]:
+    """Yield files whose texts have far more bytes a token than the median file of their source, or fewer.
+
+    That is told from a sample: the first 32 KiB of some 32 files of each source, before duplicates are removed.
+    """
+    if not config.alarms.bytes_a_token or not (config.tokenizer.file or exists(tokenizer)):
+        return
+    if not is_folder(corpus):  # removed to save space, once its tokens were written
+        return
+    files_of_source = dict[str, list[CorpusFile]]()
+    for file in list_corpus(corpus, text_column=config.text_column):
+        files_of_source.setdefault(file.source, []).append(file)
+    with local_copies([find_tokenizer_file(tokenizer)]) as (copy,):
+        for source, files in sorted(files_of_source.items()):
+            ratios = _bytes_a_token(files, copy) if len(files) >= _MIN_FILES else {}
+            for file_name, middle, others in _odd_file(ratios, config.alarms.bytes_a_token, _ratio):
+                yield (
+                    f"a token of {file_name} has {ratios[file_name]:.2f} bytes, in the median file of {source} "
+                    f"{middle:.2f}{others}: check whether it is in another language or script"
+                )
+
+
+def _bytes_a_token(files: list[CorpusFile], tokenizer: Path) -> dict[str, float]:
+    """Return the bytes a token of some of the files that have enough text, by name."""
+    ratios = dict[str, float]()
+    stride = -(-len(files) // _SAMPLED_FILES)
+    for file in files[::stride]:
+        texts = _first_texts(file)
+        characters = sum(len(text) for text in texts)
+        if len(texts) >= FEW_DOCUMENTS or characters >= _SAMPLED_BYTES:
+            tokens = count_tokens(tokenizer, texts)
+            ratios[file.name] = utf8_size("".join(texts)) / max(1, tokens)
+    return ratios
+
+
+def _first_texts(file: CorpusFile) -> list[str]:
+    """Return the first texts of a file, 32 KiB together; of an object no more is fetched than its first MiB."""
+    texts = list[str]()
+    size = 0
+    path = file.path
+    with TemporaryDirectory() as folder, suppress(DamagedFile):  # a copy of the first bytes has no end
+        if is_remote(path):
+            path = Path(folder, path.name)
+            download(file.path, path, 0, min(file.size, _FETCHED_BYTES))
+        for document in read_corpus(path, file.text_column, on_malformed="skip"):
+            text = document.text[: _SAMPLED_BYTES - size]
+            texts.append(text)
+            size += len(text)
+            if size >= _SAMPLED_BYTES:
+                break
+    return texts
+
+
+def _odd_file(values: dict[str, float], limit: float, distance: Distance) -> Iterator[tuple[str, float, str]]:
+    """Yield the file whose value is furthest from the median of all, if its distance is more than `limit`.
+
+    With the median, and how many other files differ as much, in words. Yield none of few files, or if `limit` is 0.
+    """
+    if not limit or len(values) < _MIN_FILES:
+        return
+    middle = median(values.values())
+    distances = {file: distance(value, middle) for file, value in values.items()}
+    furthest = max(distances, key=lambda file: distances[file])
+    if distances[furthest] <= limit:
+        return
+    count = sum(value > limit for value in distances.values())
+    others = f"; {count:,} files differ as much" if count > 1 else ""
+    yield furthest, middle, others
+
+
+def _ratio(value: float, middle: float) -> float:
+    return max(value / middle, middle / value)
+
+
+def _difference(value: float, middle: float) -> float:
+    return abs(value - middle)

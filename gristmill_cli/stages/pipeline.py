@@ -1,0 +1,85 @@
+"""The stages of a run in order, and which of them a run has."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill.engine.options import RunOptions
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.apply import Apply
+from gristmill_cli.stages.decontaminate import Decontaminate
+from gristmill_cli.stages.dedup_train import DedupTrain
+from gristmill_cli.stages.filter import FilterShort
+from gristmill_cli.stages.filter_quality import FilterQuality
+from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
+from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
+from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
+from gristmill_cli.stages.normalize_text import NormalizeText
+from gristmill_cli.stages.pass1 import Pass1
+from gristmill_cli.stages.pass2 import Pass2
+from gristmill_cli.stages.remove_lines import RemoveLines
+from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.to_hash import ToHash
+from gristmill_cli.stages.tokenize_corpus import TokenizeCorpus, TokenizeHoldout
+from gristmill_cli.stages.train_tokenizer import TrainTokenizer
+
+STAGES: tuple[StageSpec, ...] = (
+    NormalizeText(),
+    Apply(),
+    FilterQuality(),
+    RemoveLines(),
+    Decontaminate(),
+    FilterShort(),
+    GenerateExactPairs(),
+    ToHash(),
+    GenerateConnectedComponents(),
+    GenerateDuplicatesDict(),
+    Pass1(),
+    Pass2(),
+    DedupTrain(),
+    TrainTokenizer(),
+    TokenizeCorpus(),
+    TokenizeHoldout(),
+)
+FIRST_STAGE = STAGES[0].name
+
+
+def plan_stages(config: RunConfig) -> list[StageSpec]:
+    """Return the stages of a run with this configuration, in order."""
+    options = msgspec.to_builtins(config, enc_hook=str)
+    return stages_in_run(options)
+
+
+def stages_in_run(options: Mapping[str, Any]) -> list[StageSpec]:
+    """Return the stages of a run with these options, as its run.json has them, in order."""
+    return [stage for stage in STAGES if stage.is_in_run(options)]
+
+
+def find_stage(name: str) -> StageSpec:
+    """Return the stage of a name."""
+    return next(stage for stage in STAGES if stage.name == name)
+
+
+def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None = None) -> RunContext:
+    """Return what a stage of a run is called with; `options` instead of the configuration's own."""
+    writer = None
+    for earlier in plan_stages(config):
+        if earlier.name == stage.name:
+            break
+        if earlier.rewrites:
+            writer = earlier
+    corpus = writer.path(config) if writer else config.corpus
+    return RunContext(config, options or config.run_options, corpus, writer.name if writer else None)
+
+
+def clean_corpus(config: RunConfig) -> Path:
+    """Return the folder of the documents that are filtered, compared and mixed."""
+    writers = [stage for stage in plan_stages(config) if stage.rewrites]
+    return writers[-1].path(config)
+
+
+def corpus_folders() -> list[str]:
+    """Return the names in OUT of the folders of documents that a run may have, the last written first."""
+    return [stage.output for stage in reversed(STAGES) if stage.rewrites]

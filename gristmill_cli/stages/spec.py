@@ -1,0 +1,182 @@
+"""StageSpec: all that a run, its checks, its reports and its estimates have to know of a stage, said once."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError, UsageError
+from gristmill_cli.run_config import RunConfig
+
+UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
+CORPUS = "corpus"  # what most stages read: the documents that the last rewriting stage wrote
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a stage of a run is called with, and where the run keeps what several stages read.
+
+    Attributes:
+        config: The configuration of the run.
+        options: Workers, memory and limits; in a run they share its workers.
+        corpus: The folder of the documents that the stage reads.
+        corpus_stage: The stage that wrote `corpus`; None before the first.
+    """
+
+    config: RunConfig
+    options: RunOptions
+    corpus: Path
+    corpus_stage: str | None = None
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run."""
+        return self.config.out
+
+    @property
+    def short_documents(self) -> Path:
+        """The key set of the documents that are too short."""
+        return self.out / "filtered.pickle"
+
+    @property
+    def exact_pairs(self) -> Path:
+        """The lines of exact copies; the table of the same pairs is next to it."""
+        return self.out / "dup" / "duplicate_pairs_exact.txt"
+
+    @property
+    def clusters(self) -> Path:
+        """The table of the clusters of near-duplicates."""
+        return self.out / "dup" / "connected_components.parquet"
+
+    @property
+    def duplicates(self) -> Path:
+        """The table of the duplicates to remove."""
+        return duplicates_path(self.config)
+
+    def tokens(self, name: str) -> Path:
+        """The folder of the token shards of a set, train or holdout."""
+        return self.out / "tokens" / name
+
+
+def duplicates_path(config: RunConfig) -> Path:
+    """Return the table of the duplicates that a run removes."""
+    return config.out / "dup" / "duplicates.parquet"
+
+
+class StageSpec:
+    """Description of a stage. A stage is a subclass in a file of its own, and a line of the list in pipeline.py.
+
+    Attributes:
+        name: As in --from, in messages and in records.
+        engine_name: As the engine's ledger names it.
+        command: As `gristmill --help` names it, where a table has no room for `name`.
+        output: Its file or folder in OUT.
+        section: The section of RunConfig with its options.
+        added_by: The option that adds it to a run, such as apply.function; none: every run has it.
+        left_out_by: The option that takes it out of a run.
+        rewrites: It writes the corpus anew: the stages after it read its documents.
+        is_in_funnel: It decides what becomes of documents: the funnel has its counts.
+        reads: The stage whose documents it reads, or CORPUS. It must count as many documents as that one counted under
+            `reads_reason` (and as many bytes, with `reads_bytes`).
+        keeps: The reason under which it must count a document; a run ends otherwise.
+        look_at: Where to look if a source loses many documents in it; {source} is the source's name.
+        requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 100,000 slices.
+        is_serial: One process does most of its work.
+        is_done_once: Some of its work does not grow with the corpus.
+        is_after_mix: It reads no duplicates.
+    """
+
+    name: str
+    engine_name: str = ""
+    command: str = ""
+    output: str
+    section: str = ""
+    added_by: str = ""
+    left_out_by: str = ""
+    rewrites: bool = False
+    is_in_funnel: bool = False
+    reads: str = CORPUS
+    reads_reason: str = WRITTEN
+    reads_bytes: bool = True
+    keeps: str = ""
+    look_at: str = ""
+    requests: float = 4.0
+    is_serial: bool = False
+    is_done_once: bool = False
+    is_after_mix: bool = False
+
+    def call(self, run: RunContext) -> Counts:
+        """Run the stage; every task that is done is skipped."""
+        raise NotImplementedError
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the options that decide what it writes, by name, as --dry_run and --explain show them."""
+        raise NotImplementedError
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise the error of an option that the stage would refuse, before any stage runs; write nothing.
+
+        It is also called where the run does not have the stage: see `reject_options_without_effect`.
+        """
+
+    def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
+        """Yield what looks wrong in its counts, besides sources that lose many documents."""
+        yield from ()
+
+    def hint(self, config: RunConfig) -> str:
+        """Return what to try if it kept no document."""
+        return ""
+
+    def max_text_bytes(self, config: RunConfig) -> int | None:
+        """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
+        return None
+
+    def share(self, config: RunConfig) -> float:
+        """Return which share of the slices it reads."""
+        return 1.0
+
+    def stage_read(self, run: RunContext) -> str | None:
+        """Return the name of the stage whose documents it reads; None: counts are not compared."""
+        return run.corpus_stage if self.reads == CORPUS else self.reads
+
+    def path(self, config: RunConfig) -> Path:
+        """Return its output."""
+        return config.out / self.output
+
+    def is_in_run(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a run with these options, as run.json has them, has the stage."""
+        if self.added_by and not _is_given(options, self.added_by):
+            return False
+        return not (self.left_out_by and _is_given(options, self.left_out_by))
+
+    def reject_empty(self, config: RunConfig, counts: Counts) -> None:
+        """Raise InputError if the stage must keep a document, and kept none."""
+        if not self.keeps or counts.total(self.keeps).documents:
+            return
+        read = counts.total(READ).documents
+        others = [reason for reason in counts.reasons if reason != READ]
+        lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in others)
+        reasons = f" ({lost})" if lost else ""
+        raise InputError(f"{self.name}: no document is left of {read:,}{reasons}: {self.hint(config)}")
+
+
+def given_options(section: Any) -> list[str]:
+    """Return the names of a section's options that are not at their defaults."""
+    defaults = vars(type(section)())
+    return [name for name, value in vars(section).items() if value != defaults[name]]
+
+
+def reject_options_without_effect(section: Any, missing: str, advice: str) -> None:
+    """Raise UsageError if options of a section are given whose stage is not in the run, as `missing` says."""
+    if given := given_options(section):
+        raise UsageError(f"--{given[0]} has no effect {missing}; try {advice}")
+
+
+def _is_given(options: Mapping[str, Any], name: str) -> bool:
+    """Return whether an option such as dedup.exact has a value other than none."""
+    value: Any = options
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return bool(value) and value != "none"

@@ -1,0 +1,68 @@
+"""Stage of a run: compute the signatures of the documents."""
+
+import sys
+from typing import Any
+
+from dedup.candidates.input_shards import check_index, reject_own_index
+from dedup.clustering.keep_policy import check_sources, parse_keep
+from dedup.clustering.similarity import SimilarityCheck
+from dedup.to_hash import to_hash
+from gristmill.counts import Counts
+from gristmill.errors import UsageError
+from gristmill_cli.run_config import Dedup, RunConfig
+from gristmill_cli.stages.spec import UNKNOWN_COUNT, RunContext, StageSpec
+
+_ALL_FILES = sys.maxsize  # an end index beyond any number of files
+
+
+class ToHash(StageSpec):
+    """Compute a MinHash signature of each document that is no exact copy."""
+
+    name = "to_hash"
+    output = "minhash"
+    section = "dedup"
+    requests = 5.0
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the signature shards."""
+        sketch = run.config.sketch
+        copies = run.exact_pairs.with_suffix(".parquet") if run.config.dedup.exact else None
+        return to_hash(
+            "all",
+            run.corpus,
+            run.config.signatures,
+            UNKNOWN_COUNT,
+            "0",
+            0,
+            _ALL_FILES,
+            sketch.width,
+            unit=sketch.unit,
+            hash=sketch.hash,
+            permutations=sketch.permutations,
+            seed=sketch.seed,
+            skip=copies,
+            text_column=run.config.text_column,
+            options=run.options,
+        )
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the parameters of the signatures."""
+        names = ("hash", "unit", "width", "permutations", "seed", "exact")
+        return {name: getattr(run.config.dedup, name) for name in names}
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise the error of any option of [dedup]; reads the header of one signature shard of each index."""
+        spec = config.dedup
+        sketch = config.sketch
+        check_sources(parse_keep(spec.keep), sources)
+        compared = sketch if spec.measure and spec.index else None
+        SimilarityCheck(spec.measure or "jaccard", spec.threshold, spec.width, spec.unit, compared)
+        _ = spec.chosen_bands  # raises
+        has_bands = (spec.range, spec.bands) != (None, None)
+        if not spec.measure and spec.threshold != Dedup().threshold and has_bands:
+            raise UsageError(
+                f"--dedup.threshold {spec.threshold:g} has no effect with --dedup.verify none and given bands: leave "
+                "out --dedup.range and --dedup.bands, which it then chooses, or verify"
+            )
+        reject_own_index(spec.index, config.signatures)
+        check_index(spec.index, sketch)

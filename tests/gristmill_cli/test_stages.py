@@ -1,0 +1,124 @@
+"""A stage is described once: one that is added to the list appears wherever stages are shown, checked or estimated."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.rewriting import open_rewriting, rewrite_corpus
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.task import Stage
+from gristmill.errors import UsageError
+from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.writers import open_jsonl_writer
+from gristmill.text import utf8_size
+from gristmill_cli.data_card import card
+from gristmill_cli.estimate import EstimateConfig, estimate
+from gristmill_cli.report.write import report
+from gristmill_cli.run import run
+from gristmill_cli.run_check import check_config
+from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_records import plan_table
+from gristmill_cli.stages import pipeline
+from gristmill_cli.stages.pipeline import clean_corpus, plan_stages
+from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.status import stages_of_run
+from tests.gristmill_cli.corpus import write_records
+
+SHOUTING = "in capitals"
+
+
+@leaves_out_damaged
+def drop_capitals(group: SliceGroup, outputs: tuple[Path, ...]) -> Counts:
+    """Task: write the documents that are not in capitals."""
+    counts = Counts({}, [])
+    for part, output in zip(group, outputs, strict=True):
+        with open_jsonl_writer(output) as sink:
+            for document in read_documents(part, counts, Rejects(output)):
+                size = utf8_size(document.text)
+                if document.text.isupper():
+                    counts.add(part.source, SHOUTING, size)
+                else:
+                    sink.write(document.to_json())
+                    counts.add_written(part.source, size, size)
+    return counts
+
+
+class DropCapitals(StageSpec):
+    """Drop documents in capitals."""
+
+    name = "drop_capitals"
+    output = "calm"
+    rewrites = True
+    is_in_funnel = True
+    keeps = WRITTEN
+    look_at = "who wrote OUT/calm"
+    requests = 3.0
+
+    def call(self, run: RunContext) -> Counts:
+        stage = Stage(self.name, libraries=("pyarrow",))
+        with open_rewriting(stage, run.corpus, self.path(run.config), run.options, "text", "jsonl") as (
+            stage_run, files, targets,
+        ):  # fmt: skip
+            return stage_run.finish(rewrite_corpus(stage_run, "drop", files, targets, drop_capitals, {}).counts)
+
+    def settings(self, run: RunContext) -> dict[str, object]:
+        return {"tone": "calm"}
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        if "shouting" in sources:
+            raise UsageError("expected no source named shouting, got one")
+
+    def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
+        yield f"{counts.total(SHOUTING).documents} documents shouted"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    stages = list(pipeline.STAGES)
+    stages.insert(1, DropCapitals())
+    for module in (pipeline, __import__("gristmill_cli.run_check", fromlist=["STAGES"])):
+        monkeypatch.setattr(module, "STAGES", tuple(stages))
+    folder = tmp_path / "corpus" / "web"
+    folder.mkdir(parents=True)
+    texts = [f"a text of words, number {i}, " + " ".join(f"word{i}x{j}" for j in range(60)) for i in range(40)]
+    texts[:3] = [text.upper() for text in texts[:3]]
+    write_records(folder / "a.jsonl", [{"text": text} for text in texts])
+    tokenizer = Tokenizer(vocab_size=400, exact=False)
+    return RunConfig(
+        tmp_path / "corpus", tmp_path / "out", filter=Filter(10), mix=Mix(holdout=0.1), tokenizer=tokenizer, workers=1
+    )
+
+
+def test_a_stage_that_is_added_to_the_list_appears_everywhere(config: RunConfig, capsys) -> None:
+    names = [stage.name for stage in plan_stages(config)]
+    assert names[:2] == ["normalize_text", "drop_capitals"]
+    console = Console(width=200)
+    with console.capture() as plan:
+        console.print(plan_table(config, plan_stages(config)))
+    assert "by tone=calm" in plan.get()  # --dry_run
+
+    funnel = run(config)
+    assert funnel is not None and funnel.tallies["web"][SHOUTING].documents == 3  # the funnel
+    assert "3 documents shouted" in funnel.warnings  # alarms
+    assert "3 documents shouted" in capsys.readouterr().err
+    assert clean_corpus(config) == config.out / "calm"  # what later stages read
+    record = json.loads((config.out / ".gristmill" / "run" / "filter.json").read_text())
+    assert record["counts"]["tallies"]["web"][READ]["documents"] == 37
+    assert stages_of_run(config.out, "")["drop_capitals"] == "finished"  # status
+    card(config.out)
+    assert f"| {SHOUTING} | 3 |" in (config.out / "tokens" / "README.md").read_text()  # the data card
+    report((config.out,))
+    assert SHOUTING in (config.out / "report.html").read_text()
+
+
+def test_a_stage_that_is_added_is_checked_and_estimated(config: RunConfig) -> None:
+    estimated = estimate(EstimateConfig(config.corpus, filter=Filter(10), tokenizer=config.tokenizer))
+    (cost,) = [stage for stage in estimated.stages if stage.name == "drop_capitals"]
+    assert cost.requests == 3 * estimated.extent.slices
+    (config.corpus / "web").rename(config.corpus / "shouting")
+    with pytest.raises(UsageError, match="expected no source named shouting"):
+        check_config(config)
