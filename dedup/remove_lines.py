@@ -4,7 +4,7 @@ Documents → digests of their units → sorted, equal ones are repeats → docu
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from dedup.candidates.input_shards import Scope
 from dedup.candidates.repeated_units import (
     EMPTIED,
     GROUP_UNIT,
+    CountBy,
     KeepUnit,
-    TextUnit,
     digest_units,
     join_units,
     split_repeats,
     write_without,
 )
+from dedup.candidates.text_units import TextUnit
+from gristmill.arguments import one_of
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
@@ -31,10 +33,10 @@ from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_cor
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import require
+from gristmill.errors import UsageError, require
 from gristmill.io.documents import CorpusFile
 
-STAGE = Stage("remove_lines", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("remove_lines", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
 
 def remove_lines(
@@ -47,23 +49,29 @@ def remove_lines(
     least: int = 6,
     min_characters: int = 20,
     scope: Scope = "global",
+    count_by: CountBy = "occurrence",
+    leave_alone: tuple[str, ...] = (),
     format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
     """Write the documents of a corpus without the lines, or paragraphs, that it repeats.
 
-    Units are compared but for spaces around them. The table TARGET_DIR.lines.parquet has each document that lost
-    something: its file and row in data_dir, the units and bytes it lost, and of how many units.
+    Units are compared but for spaces around them, and what stays keeps its bytes. The table TARGET_DIR.lines.parquet
+    has each document that lost something: its file and row in data_dir, the units and bytes it lost, and of how many
+    units.
 
     Args:
         data_dir: Folder of the corpus.
         target_dir: Output folder; files keep their relative paths.
-        unit: line, or paragraph: what is between empty lines.
+        unit: line, or paragraph: what is between empty or blank lines.
         options: Workers, memory, and when to stop; they change no output.
         keep: Of equal units keep the first in the order of the corpus, or none.
         least: Units that are there fewer times stay.
         min_characters: Shorter units stay: in code and in verse they repeat with good reason.
         scope: per-source counts the units of each source alone.
+        count_by: occurrence, or document: the documents that have a unit are counted, so that the refrain of one poem
+            stays; of these keep first leaves the first document as it is.
+        leave_alone: Sources whose units are neither counted nor removed, such as code or poems.
         format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
         text_column: The column or field that holds the text.
 
@@ -73,8 +81,10 @@ def remove_lines(
     check_limits(least, min_characters)
     table = lost_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
-        arguments = {"unit": unit, "min_characters": min_characters, "scope": scope}
-        repeats = _find_repeats(run, files, arguments, least, keep)
+        check_left_alone(leave_alone, {file.source for file in files})
+        digested = {"unit": unit, "min_characters": min_characters, "scope": scope, "leave_alone": leave_alone}
+        joined = {"least": least, "keep": keep, "count_by": count_by}
+        repeats = _find_repeats(run, files, digested, joined)
         done = rewrite_corpus(
             run, "write", files, targets, write_without, {"unit": unit}, table=table,
             of_group=lambda group: {"repeats": repeats[group[0].label]},
@@ -93,15 +103,24 @@ def check_limits(least: int, min_characters: int) -> None:
     require(min_characters >= 0, f"--min_characters: expected 0 or more, got {min_characters}; try 20")
 
 
+def check_left_alone(leave_alone: Sequence[str], sources: Collection[str]) -> None:
+    """Raise UsageError for a source that the corpus has not."""
+    for name in leave_alone:
+        if name not in sources:
+            raise UsageError(
+                f"--leave_alone: expected sources of the corpus, got {name!r}; {one_of(name, sorted(sources))}"
+            )
+
+
 def lost_path(target_dir: Path) -> Path:
     """The table of what documents lost, next to `target_dir`."""
     return target_dir.with_name(f"{target_dir.name}.lines.parquet")
 
 
 def _find_repeats(
-    run: StageRun, files: list[CorpusFile], arguments: dict[str, Any], least: int, keep: KeepUnit
+    run: StageRun, files: list[CorpusFile], arguments: dict[str, Any], join_arguments: dict[str, Any]
 ) -> dict[str, Path]:
-    """Run the steps that find the repeats; the file of each group's, by the group's label."""
+    """Run the steps that find the repeats, given arguments of two of them; return each group's file, by its label."""
     slices = cut_raw_corpus(run, files)
 
     def digest(groups: list[SliceGroup]) -> Iterator[Task]:
@@ -110,7 +129,7 @@ def _find_repeats(
             yield Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
 
     digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
-    repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, {"least": least, "keep": keep})
+    repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, join_arguments)
     outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
     given = {"found": repeats, "outputs": outputs}
     run.step("split", [Task("split", split_repeats, given, outputs, memory=run.options.memory_bytes)])

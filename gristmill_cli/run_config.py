@@ -8,7 +8,8 @@ import msgspec
 import tyro
 
 from dedup.candidates.input_shards import Scope
-from dedup.candidates.repeated_units import KeepUnit, TextUnit
+from dedup.candidates.repeated_units import CountBy, KeepUnit
+from dedup.candidates.text_units import TextUnit
 from dedup.clustering.lsh import Bands, choose_bands
 from dedup.clustering.similarity import Measure
 from dedup.minhash.matching_form import Unit
@@ -77,6 +78,10 @@ class Lines:
     """Shorter units stay."""
     scope: Scope = "global"
     """per-source counts the units of each source alone."""
+    count_by: CountBy = "occurrence"
+    """occurrence, or document: a unit that one document repeats counts once, such as the refrain of a poem."""
+    leave_alone: tuple[str, ...] = ()
+    """Sources whose units are neither counted nor removed, such as code or poems."""
 
 
 @dataclass(frozen=True)

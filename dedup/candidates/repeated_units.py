@@ -5,7 +5,6 @@ groups and writes the units that are repeats; `split_repeats` gives each group i
 A unit is named by its group and its number there, counted over the documents in order.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, with_group
 from dedup.candidates.input_shards import Scope
+from dedup.candidates.text_units import TextUnit, is_compared, split_units, without_units
 from dedup.minhash.shingles import digest_texts
 from gristmill.batches import batched
 from gristmill.counts import Counts
@@ -27,45 +27,36 @@ from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
 
-TextUnit = Literal["line", "paragraph"]
 KeepUnit = Literal["first", "none"]
+CountBy = Literal["occurrence", "document"]
 EMPTIED = "all of it repeated"
-GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4")])  # number in the group
+GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4"), ("document", "<u4")])  # numbers in the group
 CORPUS_UNIT = with_group(GROUP_UNIT)
 REPEAT = np.dtype([("group", "<u4"), ("unit", "<u4")])
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "units": pa.int64(), "bytes": pa.int64(), "of": pa.int64()})
 _BATCH_CHARACTERS, _BATCH_UNITS = 4 << 20, 1 << 16  # digested together
-_BREAKS = {"line": re.compile(r"\n"), "paragraph": re.compile(r"\n[ \t]*\n\s*")}
-_JOINTS = {"line": "\n", "paragraph": "\n\n"}
-
-
-def split_units(text: str, unit: TextUnit) -> list[str]:
-    """The lines of a text, or its paragraphs, between which there is an empty line.
-
-    >>> split_units("One.\\nTwo.\\n\\n\\nThree.", "paragraph")
-    ['One.\\nTwo.', 'Three.']
-    """
-    return _BREAKS[unit].split(text)
-
-
-def is_compared(unit: str, min_characters: int) -> bool:
-    """Whether a unit is long enough, but for spaces around it."""
-    return len(unit) >= min_characters and len(unit.strip()) >= max(1, min_characters)
 
 
 @leaves_out_damaged
-def digest_units(group: SliceGroup, unit: TextUnit, min_characters: int, scope: Scope, output: Path) -> Counts:
-    """Task: write the GROUP_UNITs of a group of slices, of the units that are compared."""
+def digest_units(
+    group: SliceGroup, unit: TextUnit, min_characters: int, scope: Scope, leave_alone: tuple[str, ...], output: Path
+) -> Counts:
+    """Task: write the GROUP_UNITs of a group of slices, of the units that are compared.
+
+    Units of the sources in `leave_alone` are numbered, but not compared.
+    """
     counts = Counts({}, [])
     salt = group[0].source.encode() + b"\0" if scope == "per-source" else b""
-    found = _iter_units(group, unit, min_characters, counts, Rejects(output))
+    min_compared = None if group[0].source in leave_alone else min_characters
+    compared = _iter_units(group, unit, min_compared, counts, Rejects(output))
 
     def records() -> Iterator[NDArray]:
-        for batch in batched(found, _BATCH_UNITS, _BATCH_CHARACTERS, lambda it: len(it[1])):
-            numbers, texts = zip(*batch, strict=True)
+        for batch in batched(compared, _BATCH_UNITS, _BATCH_CHARACTERS, lambda item: len(item[2])):
+            units, documents, texts = zip(*batch, strict=True)
             block = np.empty(len(batch), GROUP_UNIT)
             block["high"], block["low"] = digest_texts(texts, "bytes", salt).T
-            block["unit"] = numbers
+            block["unit"] = units
+            block["document"] = documents
             yield block
 
     write_records(output, records())
@@ -73,26 +64,36 @@ def digest_units(group: SliceGroup, unit: TextUnit, min_characters: int, scope: 
 
 
 def _iter_units(
-    group: SliceGroup, unit: TextUnit, min_characters: int, counts: Counts, rejects: Rejects
-) -> Iterator[tuple[int, str]]:
-    number = 0
+    group: SliceGroup, unit: TextUnit, min_characters: int | None, counts: Counts, rejects: Rejects
+) -> Iterator[tuple[int, int, str]]:
+    """Yield each unit to compare: its number in the group, that of its document, and its text.
+
+    Without `min_characters` none is compared.
+    """
+    unit_number = 0
+    document_number = 0
     for part in group:
         for document in read_documents(part, counts, rejects):
             counts.add(part.source, "digested", utf8_size(document.text))
-            for text in split_units(document.text, unit):
-                if is_compared(text, min_characters):
-                    yield number, text.strip()
-                number += 1
+            for text in split_units(document.text, unit)[::2]:
+                if min_characters is not None and is_compared(text, min_characters):
+                    yield unit_number, document_number, text.strip()
+                unit_number += 1
+            document_number += 1
 
 
-def join_units(scattered: FileSet, least: int, keep: KeepUnit, output: Path, memory: int) -> None:
+def join_units(scattered: FileSet, least: int, keep: KeepUnit, count_by: CountBy, output: Path, memory: int) -> None:
     """Task: write the REPEATs among the CORPUS_UNITs of a digest range, from files in corpus order."""
     units = sorted_records(scattered.paths, CORPUS_UNIT, ("high", "low"), output, memory)
-    write_records(output, find_repeats(units, least, keep))
+    write_records(output, find_repeats(units, least, keep, count_by))
 
 
-def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Iterator[NDArray]:
-    """The REPEATs among CORPUS_UNITs sorted by digest: all but the first, or all, of `least` equal units or more.
+def find_repeats(
+    blocks: Iterable[NDArray], least: int, keep: KeepUnit, count_by: CountBy = "occurrence"
+) -> Iterator[NDArray]:
+    """Yield the REPEATs among CORPUS_UNITs sorted by digest: all but the first, or all, of `least` equal units or more.
+
+    Counted by document, units of one document count once, and the first document keeps all of its own.
 
     >>> units = np.zeros(6, CORPUS_UNIT)
     >>> units["low"], units["unit"] = [5, 5, 5, 6, 7, 7], [0, 3, 8, 1, 2, 4]
@@ -101,25 +102,40 @@ def find_repeats(blocks: Iterable[NDArray], least: int, keep: KeepUnit) -> Itera
     [3, 8]
     [0, 3, 8]
     """
-    held, before = np.empty(0, CORPUS_UNIT), 0  # of the last digest: units that wait, or the number that are written
+    held, before = np.empty(0, CORPUS_UNIT), 0  # of the last digest: units that wait, or the count of those written
     last = np.empty(0, CORPUS_UNIT)
     for block in blocks:
         if not is_repeated(np.concatenate([last, block[:1]]))[-1]:
             held, before = held[:0], 0
         records = np.concatenate([held, block])
-        starts = np.flatnonzero(~is_repeated(records))
+        is_first = ~is_repeated(records)
+        starts = np.flatnonzero(is_first)
         sizes = np.diff(np.append(starts, len(records)))
-        ranks = np.arange(len(records)) - np.repeat(starts, sizes)
+        is_counted = np.ones(len(records), bool)
+        if count_by == "document":
+            is_counted = is_first | _changes_document(records)
+            is_counted[0] = not before or _changes_document(np.concatenate([last, records[:1]]))[-1]
+        counted = np.cumsum(is_counted)
+        ranks = counted - 1 - np.repeat(counted[starts] - is_counted[starts], sizes)
         ranks[: sizes[0]] += before
-        totals = sizes.copy()
+        totals = np.add.reduceat(is_counted, starts, dtype=np.int64)
         totals[0] += before
         chosen = np.repeat(totals >= least, sizes) & ((ranks > 0) | (keep == "none"))
-        found = np.empty(int(chosen.sum()), REPEAT)
-        found["group"], found["unit"] = records["group"][chosen], records["unit"][chosen]
-        yield found
+        repeats = np.empty(int(chosen.sum()), REPEAT)
+        repeats["group"] = records["group"][chosen]
+        repeats["unit"] = records["unit"][chosen]
+        yield repeats
         is_written = totals[-1] >= least
         held, before = (records[:0], int(totals[-1])) if is_written else (records[starts[-1] :], 0)
         last = records[-1:]
+
+
+def _changes_document(records: NDArray) -> NDArray[np.bool_]:
+    """Return for each of the records (n) whether it is of another document than the one before it."""
+    changes = np.ones(len(records), bool)
+    same_group = records["group"][1:] == records["group"][:-1]
+    changes[1:] = ~(same_group & (records["document"][1:] == records["document"][:-1]))
+    return changes
 
 
 def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
@@ -147,15 +163,17 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                units, size = split_units(document.text, unit), utf8_size(document.text)
-                first, last = np.searchsorted(left_out, [number, number + len(units)])
-                gone = {int(place) - number for place in left_out[first:last]}
-                number += len(units)
                 text = document.text
+                pieces = split_units(text, unit)
+                units = len(pieces) // 2 + 1
+                size = utf8_size(text)
+                first, last = np.searchsorted(left_out, [number, number + units])
+                gone = {int(repeated) - number for repeated in left_out[first:last]}
+                number += units
                 if gone:
-                    text = _JOINTS[unit].join(it for place, it in enumerate(units) if place not in gone).strip()
-                    lost.append((*document.key, len(gone), size - utf8_size(text), len(units)))
-                if gone and not text:
+                    text = without_units(pieces, gone)
+                    lost.append((*document.key, len(gone), size - utf8_size(text), units))
+                if gone and not text.strip():
                     counts.add(part.source, EMPTIED, size)
                     continue
                 document.replace_text(text)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedup.remove_lines import check_limits, remove_lines
+from dedup.remove_lines import check_left_alone, check_limits, remove_lines
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
@@ -32,10 +32,11 @@ class RemoveLines(StageSpec):
         return {**vars(run.config.lines)}
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
-        """Raise UsageError for a limit out of range, or options without effect."""
+        """Raise UsageError for a limit out of range, an unknown source, or options without effect."""
         check_limits(config.lines.least, config.lines.min_characters)
         if config.lines.unit == "none":
             reject_options_without_effect(config.lines, "with --unit none", "--lines.unit line")
+        check_left_alone(config.lines.leave_alone, sources)
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""

@@ -86,6 +86,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("lines", "least", "3", "--lines.least has no effect with --lines.unit none; try --lines.unit line"),
     ("lines", "min_characters", "-1 --lines.unit line", "--lines.min_characters: expected 0 or more, got -1"),
     ("lines", "scope", "local", "expected"),
+    ("lines", "count_by", "page --lines.unit line", "expected"),
+    ("lines", "leave_alone", "codes --lines.unit line", "--lines.leave_alone: expected sources of the corpus, got"),
     ("decontaminate", "against", "{folder}/nowhere", "nowhere: expected a file or a folder"),
     ("decontaminate", "template", "{text}", "--decontaminate.template has no effect without --decontaminate.against"),
     ("decontaminate", "against", "{folder}/corpus/a", "so that items of the benchmark would be documents, too: move"),

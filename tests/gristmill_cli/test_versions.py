@@ -54,8 +54,8 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
     "preprocessing.tokenize_corpus:STAGE": (3, "4c4ab53d81726c33"),
     "preprocessing.filter_quality:STAGE": (3, "0f06ecb8e2a36a81"),
-    "dedup.remove_lines:STAGE": (1, "39614aa25c732ac2"),
-    "preprocessing.decontaminate:STAGE": (3, "c7e8198e492338c6"),
+    "dedup.remove_lines:STAGE": (2, "39614aa25c732ac2"),
+    "preprocessing.decontaminate:STAGE": (4, "c7e8198e492338c6"),
 }
 
 
