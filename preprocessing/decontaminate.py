@@ -45,7 +45,7 @@ from preprocessing.contamination.benchmarks import (
 from preprocessing.contamination.ngrams import TextWords, find_words
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
-STAGE = Stage("decontaminate", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("decontaminate", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
 EXACT, NEAR = "exact", "near"
@@ -381,13 +381,19 @@ def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any,
 
 
 def _cut(text: str, matches: Sequence[Match], margin: int) -> str:
-    """The text without the places and `margin` characters around each; an empty line marks each gap."""
-    kept, end = list[str](), 0
+    """Return the text without the places and `margin` characters around each; an empty line marks each gap.
+
+    What stays keeps its bytes, such as indentation.
+    """
+    kept = list[str]()
+    end = 0
     for match in matches:
-        if (start := max(0, match.start - margin)) > end:
-            kept.append(text[end:start].strip())
+        start = max(0, match.start - margin)
+        if start > end:
+            kept.append(text[end:start])
         end = max(end, match.end + margin)
-    return "\n\n".join(part for part in (*kept, text[end:].strip()) if part)
+    kept.append(text[end:])
+    return "\n\n".join(part for part in kept if part and not part.isspace())
 
 
 if __name__ == "__main__":

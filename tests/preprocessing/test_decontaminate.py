@@ -131,6 +131,16 @@ def test_cut_takes_the_places_and_a_margin_and_drops_what_is_empty(tmp_path: Pat
     assert kept[2].count("\n\n") == 1 and not set("xq") & set(kept[2])
 
 
+def test_what_cut_leaves_keeps_its_bytes(tmp_path: Path) -> None:
+    before, after = "\n  def grind():\r\n    ", "\n\n\n    return flour  \n"
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": f"{before}{ITEM}{after}"}])
+    quiz = write(tmp_path / "quiz.jsonl", [{"q": ITEM}])
+    decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="cut", margin=0)
+    (kept,) = (document.text for document in read_corpus(tmp_path / "out"))
+    assert kept.startswith(f"{before}\n\n") and kept.endswith(after)
+    assert len(kept) <= len(before) + len(after) + 3  # the gap, and a mark at the end of the item
+
+
 def test_boilerplate_and_n_grams_of_many_items_are_not_looked_for(tmp_path: Path) -> None:
     rule = "please read the following text with care and then choose the one best answer from"
     items = [f"{rule} item {n} {' '.join(f'w{n}x{k}' for k in range(14))}" for n in range(MOST_ITEMS + 1)]
