@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
+from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls
@@ -45,11 +46,7 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
 
 def save_record(config: RunConfig, stage: StageSpec, counts: Counts, seconds: float) -> None:
     """Write the record of a stage that has finished."""
-    engine_name = stage.engine_name or stage.name
-    output = stage.path(config)
-    folder = output.parent if output.suffix else output
-    ledgers = [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == engine_name]
-    costs = [cost for ledger in ledgers for cost in ledger.costs()]
+    costs = [cost for ledger in stage_ledgers(config, stage) for cost in ledger.costs()]
     core_seconds = round(sum(cost.core_seconds for cost in costs), 3)
     retries = sum(cost.retries for cost in costs)
     settings = stage.settings(context_of(config, stage))
@@ -80,6 +77,26 @@ def changed_settings(config: RunConfig, stage: StageSpec, record: StageRecord) -
     now = msgspec.json.decode(msgspec.json.encode(settings))
     names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
     return ", ".join(f"{name} {_spell(record.settings.get(name))} → {_spell(now.get(name))}" for name in names)
+
+
+def changed_libraries(config: RunConfig, stage: StageSpec) -> str:
+    """Return the libraries that decide bytes of a stage and had another version when it ran, in words; '' if none."""
+    changed = dict[str, str]()
+    for ledger in stage_ledgers(config, stage):
+        for record in ledger.read().values():
+            for name in LIBRARIES:
+                earlier = record.identity.get(name)
+                if earlier is not None and earlier != library_version(name):
+                    changed[name] = f"{name} {earlier} → {library_version(name)}"
+    return ", ".join(changed.values())
+
+
+def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
+    """Return the ledgers of a stage's tasks."""
+    engine_name = stage.engine_name or stage.name
+    output = stage.path(config)
+    folder = output.parent if output.suffix else output
+    return [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == engine_name]
 
 
 def _spell(value: Any) -> str:
@@ -126,7 +143,7 @@ def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage.name)
-        changed = changed_settings(config, stage, record) if record else ""
+        changed = changed_settings(config, stage, record) or changed_libraries(config, stage) if record else ""
         if record is None:
             state = "to run"
         elif changed:

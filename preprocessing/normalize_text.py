@@ -98,7 +98,7 @@ def normalize_text(
         stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
         with open_stage(
             stage, target_dir, options, reads=reads, publishes=[target_dir],
-            part=f"idx{idx}" if idx >= 0 else "",
+            part=f"idx{idx}" if idx >= 0 else "", inputs_vary=bool(sources),
         ) as run:  # fmt: skip
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             arguments = {"ftfy": ftfy} | ({"written_as": text_column} if sources else {})

@@ -216,11 +216,15 @@ class DoneTasks:
 class Ownership:
     """The files that a run of a stage may overwrite and remove: those that its ledger names.
 
-    `reads` are the inputs, `files` the single files that it writes.
+    `reads` are the inputs, `files` the single files that it writes. With `inputs_vary` the inputs are a list that gains
+    and loses members from call to call.
     """
 
-    def __init__(self, done: DoneTasks, reads: tuple[Path, ...], files: tuple[Path, ...]) -> None:
+    def __init__(
+        self, done: DoneTasks, reads: tuple[Path, ...], files: tuple[Path, ...], inputs_vary: bool = False
+    ) -> None:
         self.done, self.ledger, self.reads, self.files = done, done.ledger, reads, files
+        self.inputs_vary = inputs_vary
         self._inputs = set[str]()  # of all steps so far, without the outputs of earlier ones
 
     def check_outputs(self, tasks: Sequence[Task]) -> None:
@@ -264,6 +268,8 @@ class Ownership:
 
     def check_reads(self) -> None:
         """Raise UsageError if another input was read for the present output."""
+        if self.inputs_vary and self._reads_an_earlier_input():
+            return
         before, records = self.done.before, self.done.records
         is_same = any(it.outputs for (step, _), it in records.items() if step)  # an input that is gone has moved
         known = [(before, READS, False), (before, READS_OF_PARTS, True)]
@@ -279,6 +285,14 @@ class Ownership:
                 pairs = (relative, self.ledger.relative(now)), (earlier, name_of(now))
                 if not has_moved and not any(_is_same(Path(one), Path(other), is_part) for one, other in pairs):
                     raise UsageError(self._refusal(Path(earlier), now))
+
+    def _reads_an_earlier_input(self) -> bool:
+        """Return whether one of the recorded inputs is among the present ones."""
+        record = self.done.before.get(READS)
+        earlier = record.identity.values() if record else ()
+        earlier_names = {name for names in earlier for name in names.split("\0")[:2]}
+        present_names = {name for path in self.reads for name in (self.ledger.relative(path), name_of(path))}
+        return not earlier_names.isdisjoint(present_names)
 
     def record_reads(self, is_changed: bool) -> Records:
         """Record the names of the inputs for check_reads: relative to the output, as both may be moved, and absolute.

@@ -59,6 +59,7 @@ class StageRun:
     place: ExecutionContext
     reads: tuple[Path, ...]
     marks: Marks
+    inputs_vary: bool = False
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
     _producers: dict[str, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
@@ -67,7 +68,7 @@ class StageRun:
 
     def __post_init__(self) -> None:
         self.done = DoneTasks(self.stage, self.ledger, self.work)
-        self.owned = Ownership(self.done, self.reads, self.marks.files)
+        self.owned = Ownership(self.done, self.reads, self.marks.files, self.inputs_vary)
 
     @property
     def name(self) -> str:
@@ -257,6 +258,7 @@ def open_stage(
     files: Sequence[Path] = (),
     label: str = "",
     part: str = "",
+    inputs_vary: bool = False,
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
@@ -273,6 +275,8 @@ def open_stage(
         label: Name of the output, where several calls write different files to one folder.
         part: Part of the work that this call does, such as the data set `book`, or `book/0-10`, files of it. It has a
             ledger of its own; a call for all of it takes over those of all parts.
+        inputs_vary: The inputs are a list from which some may be taken and to which some may be added, such as the
+            sources of a run; an output is refused only where it was made of none of them.
     """
     options.check()
     for source, target in product(reads, publishes):
@@ -292,7 +296,7 @@ def open_stage(
         stack.enter_context(_listed_once(reads, [root, *publishes, *files]))
         ledger.take_over(part)
         marks = stack.enter_context(Marks(name, tuple(publishes), tuple(files)))
-        run = StageRun(stage, ledger, options, place, tuple(reads), marks)
+        run = StageRun(stage, ledger, options, place, tuple(reads), marks, inputs_vary)
         run.owned.reject_foreign_files(map(name_of, files))
         if isinstance(reads, Mapping):
             run.check_listed(reads)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.ledger import Ledger
@@ -41,7 +42,8 @@ class NormalizeText(StageSpec):
         """Return how texts are read and normalised, and the sources that have tables of their own."""
         settings = {**vars(run.config.normalize), "text_column": run.config.text_column}
         if run.config.sources:
-            settings["sources"] = msgspec.to_builtins(run.config.sources)
+            unweighted = {name: replace(source, weight=None) for name, source in run.config.sources.items()}
+            settings["sources"] = msgspec.to_builtins(unweighted)
         return settings
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
