@@ -1,6 +1,8 @@
 """Patience: how long a test waits for other processes before it fails, on a machine that may have other work."""
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,14 @@ def patience(seconds: float) -> float:
     """
     processes = os.getloadavg()[0]
     return seconds * (2 + processes / (os.cpu_count() or 1))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Return as soon as `condition` holds; raise AssertionError if that seems never to be."""
+    limit = time.monotonic() + patience(seconds)
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 def found_below(folder: Path, pattern: str) -> list[Path]:

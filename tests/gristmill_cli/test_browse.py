@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,13 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.counts import Counts
+from gristmill_cli.browse.serve import KeepMarks, Pages
+from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.pages import Numbers, driven_browser, dumped, in_a_browser, with_a_mouse
@@ -181,17 +183,35 @@ def test_a_folder_of_no_run_and_a_damaged_table(tmp_path: Path, name: str, said:
     assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_page_of_clusters_reads_its_own_rows(config: RunConfig, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "dup").mkdir()
+    (tmp_path / "run.json").write_bytes((config.out / "run.json").read_bytes())
+    write_clusters(tmp_path / "dup/connected_components.parquet", 100_000)
+    groups = list[int]()
+    read_row_groups = pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, row_groups: list[int]) -> pa.Table:
+        groups.extend(row_groups)
+        return read_row_groups(file, row_groups)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    with RunTables(tmp_path) as tables:
+        index = tables.clusters
+        assert index and len(index.sizes) == 100_000 and groups == []
+        page = Pages(tables, config, KeepMarks(None)).show("clusters", {})
+    assert page and b"1 to 20 of 100,000" in page
+    assert len(groups) == 20 < tables.tables["clusters"].file.num_row_groups  # the first member of each cluster shown
+
+
 @pytest.mark.thorough
 @in_a_browser
-def test_chromium_shows_100_000_clusters_within_two_seconds(config: RunConfig, tmp_path: Path) -> None:
+def test_chromium_shows_100_000_clusters(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "dup").mkdir()
     (tmp_path / "run.json").write_bytes((config.out / "run.json").read_bytes())
     write_clusters(tmp_path / "dup/connected_components.parquet", 100_000)
     assert pq.read_metadata(tmp_path / "dup/connected_components.parquet").num_rows > 600_000
     with served(tmp_path) as server:
-        began = time.perf_counter()
         page = read(f"{server}clusters")
-        assert time.perf_counter() - began < 2
         assert Numbers(dumped(f"{server}clusters", tmp_path)).text.split() == Numbers(page).text.split()
         assert "1 to 20 of 100,000" in page and "11 documents" in page
         assert "20 of 100,000" in read(f"{server}clusters?q=web")

@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -192,28 +190,16 @@ def write_clusters(path: Path, count: int) -> None:
 
 
 def test_clusters_are_counted_by_size(copy: Path) -> None:
-    write_clusters(copy / "dup/connected_components.parquet", 100_000)
-    report((copy,))
-    page = (copy / "report.html").read_text()
+    pages = list[str]()
+    for count in (100, 100_000):
+        write_clusters(copy / "dup/connected_components.parquet", count)
+        report((copy,))
+        pages.append((copy / "report.html").read_text())
+    small, page = pages
     assert "100,000 clusters by size; the largest has 11 documents" in page
     numbers = re.search(r'<table id="clusters">.*?</table>', page)
     assert numbers and re.findall(r'data-value="(\d+)"', numbers[0]) == ["10000", "20000", "40000", "30000"]
-    assert len(page) < 1e6
-
-
-@in_a_browser
-def test_it_opens_in_two_seconds(copy: Path) -> None:
-    write_clusters(copy / "dup/connected_components.parquet", 100_000)
-    report((copy,))
-    (copy / "empty.html").write_text("<p>")
-
-    def seconds(name: str) -> Iterator[float]:
-        for _ in range(2):  # the first time, the browser makes its profile
-            began = time.perf_counter()
-            dumped(copy / name)
-            yield time.perf_counter() - began
-
-    assert min(seconds("report.html")) - min(seconds("empty.html")) < 2
+    assert page.count("<") < 1.1 * small.count("<")  # a browser has about as much to lay out, but for ticks of an axis
 
 
 def test_a_place_is_shown_once_though_it_is_exact_and_near(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""`gristmill run` with one mistake in its configuration: refused within a second, before anything is written."""
+"""`gristmill run` with one mistake in its configuration: refused before any file is written or process started."""
 
 import errno
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from gristmill_cli import run_check
 from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import check_ftfy
+from tests.gristmill.engine.opens import count_opens, count_processes
 from tests.gristmill_cli.corpus import ROOT, run_arguments
 from tests.tokenizers_of_models import content_of
 
@@ -230,11 +230,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and message of a run that must end within a second and write nothing."""
-    before, start = {*folder.rglob("*")}, time.process_time()
-    with pytest.raises(SystemExit) as end:
+    """Exit code and message of a run that must write nothing, start no process, and open each file once at most."""
+    before = {*folder.rglob("*")}
+    with pytest.raises(SystemExit) as end, count_opens(folder) as opens, count_processes() as processes:
         main(["--corpus", f"{folder}/corpus", "--out", f"{folder}/out", *arguments])
-    assert time.process_time() - start < 1
+    assert processes == [] and max(opens.values(), default=0) <= 1, (processes, opens)
     assert {*folder.rglob("*")} == before
     message = capsys.readouterr().err
     assert message.startswith("error: ") and "Traceback" not in message

@@ -4,10 +4,11 @@ import hashlib
 import random
 import re
 import string
+import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedup.minhash import signatures as minhash
 from dedup.minhash.matching_form import CHUNK_BYTES, MAX_WORD
 from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME, Hash
 from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
@@ -232,15 +234,32 @@ def test_families_draw_different_signatures() -> None:
     assert len({value.tobytes() for value in values}) == len(values) == 5
 
 
-def test_other_threads_run_meanwhile() -> None:
-    text, ticks = "".join(random.Random(1).choices(string.ascii_lowercase, k=800_000)), [time.perf_counter()]
-    signatures(["a few words, to be compiled"])
-    thread = threading.Thread(target=signatures, args=([text], Sketch(permutations=4096)))
-    thread.start()
-    while thread.is_alive():
-        time.sleep(0.001)
-        ticks.append(time.perf_counter())
-    assert max(np.diff(ticks)) < (ticks[-1] - ticks[0]) / 2
+def test_other_threads_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes the interpreter from no thread here, so another one runs only if the kernel releases it."""
+    text = "".join(random.Random(1).choices(string.ascii_lowercase, k=100_000))
+    kernel, begun, ended = minhash._sign_texts, threading.Event(), threading.Event()
+
+    def watched(*arguments: Any) -> None:
+        begun.set()
+        kernel(*arguments)
+        ended.set()
+
+    def runs_meanwhile() -> bool:
+        begun.clear()
+        ended.clear()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(signatures, [text], Sketch(permutations=1024))
+            begun.wait()
+            return not ended.is_set()
+
+    signatures([text], Sketch(permutations=1024))  # compiled
+    monkeypatch.setattr(minhash, "_sign_texts", watched)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    try:
+        assert any(runs_meanwhile() for _ in range(100))  # a busy machine may wake this thread too late once
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("sketch", [Sketch(), Sketch("xxh32-mersenne")], ids=str)

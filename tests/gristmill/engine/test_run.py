@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine import outputs
+from gristmill.engine import outputs, report
 from gristmill.engine.executors.local import Call
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
@@ -22,6 +23,7 @@ from gristmill.errors import ConservationError, InputError, OutputError, Storage
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Rejects
 from gristmill.storage.local import atomic_write_bytes
+from tests.gristmill.engine import upper_stage as upper_stage_module
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage
 
 TASKS = 7  # of a first run on three files: three copies, three parts, one join
@@ -155,12 +157,26 @@ def test_a_log_has_lines_of_progress(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also while the only task of a process works."""
-    monkeypatch.setenv("GRISTMILL_LOG_SECONDS", "0.2")
-    upper_stage(source, tmp_path / "out", Settings(seconds=0.7), replace(QUIET, quiet=False))
+    written = list[str]()
+    line = report._LogLines.line
+
+    def written_line(progress: report._LogLines) -> str:
+        written.append(line(progress))
+        return written[-1]
+
+    def work_until_a_line_is_written(seconds: float) -> None:
+        before = len(written)
+        while len(written) == before:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(report._LogLines, "line", written_line)
+    monkeypatch.setattr(upper_stage_module, "time", SimpleNamespace(sleep=work_until_a_line_is_written))
+    monkeypatch.setenv("GRISTMILL_LOG_SECONDS", "0.1")
+    upper_stage(source, tmp_path / "out", Settings(), replace(QUIET, quiet=False))
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"upper: upper: 0 of 3 tasks, 0 of 0 MB, 0\.0 MB/s, 0:00:0\d so far", lines[0])
+    assert re.fullmatch(r"upper: upper: 0 of 3 tasks, 0 of 0 MB, 0\.0 MB/s, \d+:\d\d:\d\d so far", lines[0])
     for ended in (1, 2):
-        wanted = rf"upper: upper: {ended} of 3 tasks, 0 of 0 MB, [0-9.]+ MB/s, 0:00:\d\d left"
+        wanted = rf"upper: upper: {ended} of 3 tasks, 0 of 0 MB, [0-9.]+ MB/s, \d+:\d\d:\d\d left"
         assert any(re.fullmatch(wanted, line) for line in lines), lines
 
 
@@ -339,4 +355,4 @@ def test_the_ledger_says_what_tasks_took(tmp_path: Path) -> None:
         run.step("work", [Task("a", work_and_fail_once, arguments, (arguments["output"],))])
         run.finish(Counts({}, []))
     (cost,) = run.ledger.costs()
-    assert cost.step == "work" and cost.retries == 1 and 0.2 <= cost.core_seconds < 2
+    assert cost.step == "work" and cost.retries == 1 and cost.core_seconds >= 0.2

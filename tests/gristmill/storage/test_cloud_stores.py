@@ -1,7 +1,6 @@
 """gs:// and az://: objects, conditional writes, leases and a whole stage, against servers that answer as they do."""
 
 import os
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from gristmill.storage import objects
+from gristmill.storage import lock, objects
 from gristmill.storage.files import list_folder, list_names, remove_folder, write_file
-from gristmill.storage.lock import Lease
+from gristmill.storage.lock import Lease, lease_seconds
 from gristmill.storage.objects import (
     delete_objects,
     download,
@@ -26,6 +25,7 @@ from gristmill.storage.objects import (
 )
 from preprocessing.normalize_text import normalize_text
 from tests.cloud_servers import Bucket, running_bucket
+from tests.patience import wait_until
 
 SECONDS = 0.4
 
@@ -98,18 +98,23 @@ def test_a_conditional_write_replaces_only_what_was_seen(root: Path) -> None:
     assert swap_object(root / "lock", b"third", second) is None and find_object(root / "lock") is None
 
 
-def test_a_lease_is_renewed_and_taken_over_when_its_holder_dies(root: Path) -> None:
+def test_a_lease_is_renewed_and_taken_over_when_its_holder_dies(root: Path, monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(lock, "_now", lambda: clock[0])
     first, second = Lease(root / "stage.lock"), Lease(root / "stage.lock")
     assert first.acquire() and not second.acquire()
-    end = time.monotonic() + 2 * SECONDS
-    while time.monotonic() < end:
+    for _ in range(8):  # twice the lease's seconds, which pass only once it was renewed
+        before = read_object(root / "stage.lock")
+        wait_until(lambda seen=before: read_object(root / "stage.lock") != seen)
+        clock[0] += lease_seconds() / 4
         assert not second.acquire()
-        time.sleep(0.05)
     first.check()
     first._ended.set()  # as if it were killed
-    while not second.acquire():
-        assert time.monotonic() < end + 10 * SECONDS
-        time.sleep(0.05)
+    assert first._renewing and not second.acquire()
+    first._renewing.join()
+    assert not second.acquire()
+    clock[0] += lease_seconds()
+    assert second.acquire()
     second.release()
     assert find_object(root / "stage.lock") is None
 

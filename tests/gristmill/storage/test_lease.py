@@ -9,9 +9,11 @@ import pytest
 
 from gristmill.engine.report import log_lines
 from gristmill.errors import InputError, StorageError, TakenOver, UsageError
+from gristmill.storage import lock
 from gristmill.storage.lock import Lease, is_held, lease_seconds, stage_lock
 from gristmill.storage.objects import RETRIES, find_object, list_objects, read_object, write_object
 from tests.object_faults import Times, dropped, lost_answer, unavailable
+from tests.patience import wait_until
 
 SECONDS = 0.4
 
@@ -25,9 +27,7 @@ def path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def wait_for(lease: Lease) -> float:
     """Seconds until the lease was acquired."""
     start = time.monotonic()
-    while not lease.acquire():
-        assert time.monotonic() - start < 10
-        time.sleep(0.02)
+    wait_until(lease.acquire)
     return time.monotonic() - start
 
 
@@ -49,18 +49,21 @@ def test_seconds_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> N
         pass
 
 
-def test_one_of_two_has_the_lease_and_renews_it(path: Path) -> None:
+def test_one_of_two_has_the_lease_and_renews_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(lock, "_now", lambda: clock[0])
     first, second = Lease(path), Lease(path)
     assert first.acquire() and not second.acquire()
     assert second.holder.startswith("process ") and ", since " in second.holder
-    before, end = read_object(path), time.monotonic() + 3 * SECONDS
-    while time.monotonic() < end:
+    for _ in range(12):  # three times the lease's seconds, which pass only once it was renewed
+        before = read_object(path)
+        wait_until(lambda seen=before: read_object(path) != seen)
         assert not second.acquire()
-        time.sleep(0.02)
-    assert read_object(path) != before
+        clock[0] += SECONDS / 4
+        assert not second.acquire()
     first.check()
     first.release()
-    assert find_object(path) is None and wait_for(second) < SECONDS
+    assert find_object(path) is None and second.acquire()
     second.release()
 
 
@@ -86,7 +89,7 @@ def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> No
     first, second = Lease(path), Lease(path)
     assert first.acquire()
     die(first)
-    assert SECONDS <= wait_for(second) < 4 * SECONDS
+    assert wait_for(second) >= SECONDS
     with pytest.raises(TakenOver, match=r"another process has taken over the work, .* not answer for 0\.4 s"):
         while True:
             first.check()
@@ -155,11 +158,10 @@ def test_faults_while_it_is_acquired_and_renewed(path: Path, store, fault) -> No
     assert lease.acquire()
     # More than are repeated: a renewal may have had an effect, and no answer came.
     store.fault = Times(fault, 6, lambda request: request["REQUEST_METHOD"] == "PUT")
-    end = time.monotonic() + 4 * SECONDS
-    while time.monotonic() < end:
-        time.sleep(0.05)
-        lease.check()
-    assert store.fault.made == 6 and not Lease(path).acquire()
+    before = read_object(path)
+    wait_until(lambda: store.fault.made == 6 and read_object(path) != before)
+    lease.check()
+    assert not Lease(path).acquire()
     lease.release()
     assert find_object(path) is None
 
@@ -171,7 +173,7 @@ def test_a_store_that_is_away_for_too_long(path: Path, store) -> None:
         check()
     store.fault = None
     lease = Lease(path)
-    assert wait_for(lease) < 4 * SECONDS
+    wait_for(lease)
     lease.release()
 
 

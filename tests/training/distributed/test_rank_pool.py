@@ -64,12 +64,12 @@ def test_jobs_of_different_sizes_reuse_the_workers(pool: RankPool) -> None:
     assert [r[3] for r in third] == [r[3] for r in first] and len({r[3] for r in first}) == 3
 
 
-def test_an_exception_is_reported_with_rank_and_traceback_before_the_timeout(pool: RankPool) -> None:
+def test_an_exception_is_reported_with_rank_and_traceback(pool: RankPool) -> None:
+    """The others, which wait in a barrier, end with it: they do not time out."""
     pool.run(3, add, 1)
-    started = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1: Traceback(.|\n)*fail_on_one(.|\n)*ValueError: the grain is wet") as e:
         pool.run(3, fail_on_one)
-    assert e.value.rank == 1 and time.monotonic() - started < patience(5)
+    assert e.value.rank == 1 and "imed out" not in str(e.value)
     assert pool.run(3, add, 1)[2][2] == 6.0
 
 

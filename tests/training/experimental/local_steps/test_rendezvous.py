@@ -127,9 +127,8 @@ def exchange(number: int, *parts: tuple[Rendezvous, float]) -> tuple[list[list[i
 def test_who_stays_away_is_waited_for_once_and_may_return(tmp_path: Path) -> None:
     one, two, three = meetings(tmp_path, 3, 1000.0)
     assert exchange(1, (one, 1.0), (two, 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
-    begin, two.config = time.monotonic(), replace(two.config, deadline=0.5)
+    two.config = replace(two.config, deadline=0.5)
     assert exchange(2, (one, 1.0), (two, 2.0)) == ([[0, 1]] * 2, [1.5] * 2)
-    assert time.monotonic() - begin >= 0.5
     two.config = replace(two.config, deadline=1000.0)  # would wait for long, but nobody is expected
     assert exchange(3, (one, 1.0), (two, 2.0))[0] == [[0, 1]] * 2
     assert exchange(3, (three, 9.0)) == ([[0, 1]], [1.5])  # too late: its steps do not count, the others' do
