@@ -153,7 +153,7 @@ class ShardTarget:
 
     @classmethod
     def of(cls, dataset: str, input_dir: Path, output_dir: Path) -> "ShardTarget":
-        """Of the command line's arguments."""
+        """Build it from the command line's arguments."""
         if dataset != "all" and output_dir.absolute().name == dataset:
             return cls(output_dir.absolute().parent, output_dir, dataset, dataset)
         if source_folder(input_dir, dataset) != input_dir:
@@ -162,7 +162,7 @@ class ShardTarget:
 
     @property
     def prefix(self) -> str:
-        """Of the names of the tasks of this part."""
+        """Return the prefix of the names of this part's tasks."""
         return f"{self.part}/" if self.part else ""
 
     def shard(self, part: Slice) -> Path:

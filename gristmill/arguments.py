@@ -29,7 +29,7 @@ _MISSING = re.compile(r"^│ {5}(\S.*?) *│$", re.MULTILINE)  # a required argu
 
 
 def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence[Any] = (), default: Any = None) -> Any:
-    """What tyro makes of the words: a dataclass, or what a function, or the one that they name in a dict, returns.
+    """Parse the arguments with tyro: return a dataclass, or what the function that they call returns.
 
     `--help` prints the options and exits. Raises UsageError, one sentence, for wrong words.
     """

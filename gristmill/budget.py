@@ -61,7 +61,7 @@ class Budget:
         return cls((left - reserve) // workers, reserve, lock, memory)
 
     def on_this_machine(self) -> "Budget":
-        """The same budget with a lock that this machine's workers share, if another machine made it: Ray's driver."""
+        """Return the budget with a lock of this machine's workers, as Ray's driver may have made it elsewhere."""
         name = f"{self.lock.stem}-of-{os.getuid()}.memory"
         return replace(self, lock=Path(tempfile.gettempdir(), name))
 

@@ -56,7 +56,7 @@ class Range(NamedTuple):
     above: bool = False
 
     def fault(self, value: float) -> str:
-        """What was expected instead of `value`; empty if it is in the range.
+        """Return what was expected instead of `value`; empty if it is in the range.
 
         >>> Range(0, above=True).fault(0), Range(0).fault(math.nan), Range(0, 9).fault(10), Range(0).fault(1)
         ('more than 0', 'a finite number, 0 or more', '9 or less', '')

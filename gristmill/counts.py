@@ -230,7 +230,7 @@ class Counts(msgspec.Struct):
             )
 
     def _advice(self) -> str:
-        """What to do about the malformed records, by the reason of most."""
+        """Return what to do about the malformed records, by their most frequent reason."""
         reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
         most = max(reasons, key=lambda reason: self.total(reason).documents)
         if most.startswith(f"{MALFORMED}: {NO_FIELD} "):

@@ -129,7 +129,7 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
 
 
 def _dangling_link(path: Path) -> str:
-    """What is wrong with a link to nothing on the way to `path`; '' if there is none."""
+    """Return what is wrong with a dangling link on the way to `path`; '' if there is none."""
     for folder in (path, *path.parents):
         if folder.is_symlink() and not folder.exists():
             return f"{folder} is a link to {folder.readlink()}, which is not there: make it a folder, or remove it"

@@ -81,7 +81,7 @@ def folders_above(path: Path) -> list[Path]:
 
 
 def unknown_scheme(path: Path | str) -> str:
-    """What is wrong with a path that looks like a URL of a scheme that is not known, else ''.
+    """Return what is wrong with a path that looks like a URL of an unknown scheme, else ''.
 
     >>> unknown_scheme(Path("https://bucket/a"))
     'https://bucket/a: the scheme https is not known: expected a folder, or s3://, gs://, az://, hf://'
@@ -97,7 +97,7 @@ def unknown_scheme(path: Path | str) -> str:
 
 
 def unknown_scheme_in(value: Any) -> str:
-    """What is wrong with the first such path in a value, at any depth of lists, dictionaries and dataclasses, else ''.
+    """Return what is wrong with the first path of an unknown scheme in a value, at any depth, else ''.
 
     >>> unknown_scheme_in({"out": [Path("a"), Path("ftp://a")]}).partition(":")[0]
     'ftp'
@@ -150,7 +150,7 @@ def name_of(path: Path | str) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """The same as a Path; one that is absolute and has no `..` is returned as it is."""
+    """Return the absolute path; one that is absolute and has no `..` is returned as it is."""
     name = name_of(path)
     return path if name == str(path) else Path(name)
 

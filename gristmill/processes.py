@@ -53,7 +53,7 @@ class _Handler:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     def at_dropped(self, dropped: "sys.UnraisableHookArgs") -> None:
-        """As sys.unraisablehook: send a signal again whose exception was dropped.
+        """Send a signal again whose exception was dropped; used as sys.unraisablehook.
 
         Other errors are printed, unless a signal was received: finalizers of half-made objects may fail then.
         """
@@ -185,7 +185,7 @@ def discard_output() -> None:
 
 
 def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What `function`, of a module that can be imported, returns for `arguments` in a new process, or raises there.
+    """Call `function`, of a module that can be imported, in a new process; return or raise what it does there.
 
     The process is killed if a signal, or another exception, interrupts the call here, and if this process is killed.
     Raises WorkerDied if it died by itself.

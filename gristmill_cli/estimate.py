@@ -68,7 +68,7 @@ class EstimateConfig(RunConfig):
 
     @property
     def run_options(self) -> RunOptions:
-        """Those of the sample's run: one process, this one, without messages."""
+        """Return the options of the sample's run: one process, this one, without messages."""
         options = replace(super().run_options, workers=1, quiet=True)
         return replace(options, executor="local", address="", shard="", scratch_size="")
 
@@ -85,7 +85,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage takes; `disk_bytes` is what lies on disk after it, without the corpus."""
+    """Cost of a stage; `disk_bytes` is what lies on disk after it, without the corpus."""
 
     name: str
     core_seconds: float
@@ -113,14 +113,14 @@ class Estimate:
 
     @property
     def total(self) -> StageCost:
-        """Of all stages; on disk is what the last one leaves."""
+        """Return the sum of all stages; on disk is what the last one leaves."""
         names = [field.name for field in fields(StageCost) if field.name != "name"]
         costs = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
         return StageCost("total", **costs | {"disk_bytes": self.stages[-1].disk_bytes})
 
     @property
     def dollars(self) -> float:
-        """Of the requests, if all is in a bucket."""
+        """Return the price of the requests, if all is in a bucket."""
         return self.total.requests * DOLLARS_A_REQUEST
 
 

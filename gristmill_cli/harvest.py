@@ -39,7 +39,7 @@ MAX_OVERSIZED = 100  # a source ends after this many documents larger than its r
 
 
 class Harvest(msgspec.Struct):
-    """What was gathered: megabytes asked for; documents and bytes of text by source."""
+    """Result of a harvest: megabytes asked for; documents and bytes of text by source."""
 
     megabytes: float
     documents: dict[str, int] = {}

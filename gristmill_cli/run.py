@@ -184,7 +184,7 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _work_of(config: RunConfig) -> str:
-    """What the run does, with all options that change bytes."""
+    """Return all options of a run that change bytes, as JSON."""
     options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
     return msgspec.json.encode({name: value for name, value in options.items() if name not in OWN_OPTIONS}).decode()
 

@@ -37,7 +37,7 @@ def read_options(out: Path) -> dict[str, Any]:
 
 
 def recorded_options(out: Path) -> dict[str, Any]:
-    """The same; none where there is no run.json, or a damaged one."""
+    """Return the options of a run; none where there is no run.json, or a damaged one."""
     try:
         return read_options(out) if is_file(out / RUN_FILE) else {}
     except InputError:

@@ -115,7 +115,7 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
 
 
 def find_status(out: Path) -> Status:
-    """What is going on in `out` and the folders below it."""
+    """Return the runs in `out` and the folders below it, and their states."""
     works = list[RunStatus]()
     for state in _state_folders(out):
         names = sorted(list_names(state))

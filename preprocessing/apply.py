@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """What tables have and JSON has not is written as text; an object's address is no value."""
+    """Write as text what tables have and JSON has not; an object's address is no value."""
     text = str(value)
     if f"{id(value):x}" in text:
         raise TypeError(f"a {type(value).__name__} has no JSON; give text, numbers, lists or dictionaries")

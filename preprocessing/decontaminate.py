@@ -62,7 +62,7 @@ _SHOWN = 600  # characters of a text in the table
 
 
 class BenchmarkReport(msgspec.Struct):
-    """What was found of one benchmark; documents by source.
+    """Items of one benchmark that were found; documents by source.
 
     `near` are items of which there are near-duplicates alone, `near_documents` those with no more of the benchmark.
     """
@@ -243,7 +243,7 @@ def index_benchmarks(files: list[CorpusFile], index: IndexFiles, near: bool) -> 
 
 
 class CommonFiles(NamedTuple):
-    """What is in too many documents: keys of n-grams, and items with near-duplicates (uint64, ascending)."""
+    """Boilerplate, in too many documents: keys of n-grams, and items with near-duplicates (uint64, ascending)."""
 
     ngrams: Path
     items: Path

@@ -65,7 +65,7 @@ BATCH_CHARACTERS = 1 << 20  # characters encoded together
 
 
 class TokenizerFacts(msgspec.Struct):
-    """What the stage needs to know of a tokenizer; `fallback` is the reason that a slower library encodes, if any.
+    """Facts of a tokenizer that the stage needs; `fallback` is the reason that a slower library encodes, if any.
 
     `begin` and `end` are the ids that begin and end each document, or -1. Without byte pieces, a character that is in
     no piece of a SentencePiece model becomes the unknown id.

@@ -62,7 +62,7 @@ class SourceRuns(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
-        """Of files by name, in name order."""
+        """Return the runs of sources of files by name, in name order."""
         sources = list(map(source_of, names))
         first_files = [i for i, source in enumerate(sources) if not i or source != sources[i - 1]]
         return cls(first_files, [sources[i] for i in first_files])

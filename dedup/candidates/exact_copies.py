@@ -68,7 +68,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[SliceGroup], starts: Sequence[Sequence[int]], numbers: dict[str, int]) -> Self:
-        """Of groups, the values of digest_slices, and the numbers of files by name."""
+        """Build it from groups, the values of digest_slices, and the numbers of files by name."""
         slices = [part for group in groups for part in group]
         packed = [number << 32 | start for number, of_group in enumerate(starts) for start in of_group]
         files = np.array([numbers[part.name] for part in slices], np.uint32)

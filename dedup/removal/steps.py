@@ -37,7 +37,7 @@ _MIN_BUNDLE = 16  # fetched files that one task scatters, or as many as there ar
 
 @dataclass(frozen=True)
 class RemovalSettings:
-    """What decides on the documents to remove: the clusters, and the options."""
+    """Settings of a removal: the clusters, and the options."""
 
     input_file: Path
     keep: Keep

@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 
 
 class BriefRecord(msgspec.Struct):
-    """What most readers need of a DoneRecord (see there): its identity and its counts are not decoded."""
+    """A DoneRecord without its identity and counts, which most readers do not need: they are not decoded."""
 
     outputs: list[OutputRecord]
     step: str = ""
@@ -232,7 +232,7 @@ class Ledger:
         return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
 
     def costs(self) -> list[BriefRecord]:
-        """What each task took."""
+        """Return the cost of each task."""
         return [record for record in self._read(BriefRecord) if record.step]
 
     @property

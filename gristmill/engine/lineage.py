@@ -83,7 +83,7 @@ class FileTags:
         return f"{found.size}{_SIZE_AND_TIME}{found.e_tag or found.mtime_ns}"
 
     def touched(self, paths: Iterable[Path | str]) -> list[Path]:
-        """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
+        """Return the paths that have the recorded size and another modification time: only their hash tells more."""
         names = dict.fromkeys(map(name_of, paths))
         return [Path(name) for name in names if self._is_touched(name)]
 

@@ -110,7 +110,7 @@ class DoneTasks:
         self.written.update(zip(names, record.outputs, strict=False))
 
     def states(self, task: Task) -> dict[Path, FileInfo]:
-        """What the inputs of a task are now: of all objects, and of local files that are no outputs of this run."""
+        """Return the state of a task's inputs now: of all objects, and of local files that this run did not write."""
         written = {path: self.written.get(name_of(path)) for path in paths_read_by([task]) if is_remote(path)}
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         single = (path for path in task.inputs if isinstance(path, Path))
@@ -191,7 +191,7 @@ class DoneTasks:
             self.seen.setdefault(name, info)
 
     def _hashes_of(self, found: Path | FileSet) -> dict[Path, str]:
-        """The same of an input; of a set, which many tasks may share, they are looked up once."""
+        """Return the SHA-256 of each remote file of an input, cached for each file set."""
         if found in self._set_hashes:
             return self._set_hashes[found]
         paths = filter(is_remote, found.paths if isinstance(found, FileSet) else (found,))
@@ -322,7 +322,7 @@ class Ownership:
         return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
 
     def _refusal(self, earlier: Path, now: Path) -> str:
-        """What to say of an output that was made of another input."""
+        """Return the message for an output that was made of another input."""
         root = self.ledger.root
         if self.files:
             names = " and ".join(str(path) for path in self.files if is_file(path))

@@ -1,4 +1,4 @@
-"""What a run of a stage tells: its progress, the reasons why tasks run again, and a summary line."""
+"""Messages of a run of a stage: its progress, the reasons why tasks run again, and a summary line."""
 
 import re
 import sys

@@ -72,12 +72,12 @@ class StageRun:
 
     @property
     def name(self) -> str:
-        """Of the stage, its output and the part of its work: for locks, marks and temporary files."""
+        """Return the unique name of this run, used for locks, marks and temporary files."""
         return self.ledger.file.stem
 
     @property
     def output(self) -> str:
-        """The same without the part of the work."""
+        """Return the name without the part of the work."""
         return self.name.partition(PART)[0]
 
     @property

@@ -29,7 +29,7 @@ _LONG = 100  # characters; longer values are hashed in an identity
 
 
 class Result(NamedTuple):
-    """What a task's function may return instead of Counts: counts, and a small value for the planning of later steps.
+    """Result of a task's function: counts, and a small value for the planning of later steps.
 
     The value, of types that msgspec encodes as JSON, is kept in the done record: cuts, limits, numbers of documents.
     """

@@ -304,7 +304,7 @@ def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
 
 
 def merge_ranges(ranges: Ranges) -> Ranges:
-    """The same bytes in ascending ranges that do not touch; empty ones are left out.
+    """Merge byte ranges into ascending ones that do not touch; empty ones are left out.
 
     >>> merge_ranges(((5, 9), (0, 3), (3, 4), (8, None), (2, 2)))
     ((0, 4), (5, None))

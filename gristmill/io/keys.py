@@ -170,7 +170,7 @@ class PackedKeys:
         folder: Path,
         memory: int,
     ) -> Iterator["PackedKeys"]:
-        """As `of`, from keys as numbers of files (n) and rows (n)."""
+        """Pack keys that are given as numbers of files (n) and rows (n)."""
         path = folder / "packed.bin"
         try:
             with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:

@@ -54,7 +54,7 @@ class CorruptStream(ValueError):
 
     @property
     def fault(self) -> str:
-        """Which of the two: it is truncated if the file ends within it."""
+        """Return truncated if the file ends within the stream, else corrupt."""
         return "truncated" if isinstance(self.__cause__, EOFError) else "corrupt"
 
 

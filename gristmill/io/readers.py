@@ -246,7 +246,7 @@ def _to_document(record: Record, key: DocKey, part: Slice) -> Document:
 
 
 def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
-    """What is stored of a malformed record, and its size in bytes; 0 for the fields of a table's row."""
+    """Return the stored form of a malformed record, and its size in bytes; 0 for the fields of a table's row."""
     if isinstance(record, BadRecord):
         return record.raw, record.size
     return record, len(record) if isinstance(record, bytes) else 0

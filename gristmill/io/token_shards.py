@@ -141,7 +141,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         return manifest
 
     def fault(self) -> str:
-        """What contradicts itself in the manifest, with what was expected; empty if nothing does."""
+        """Return what contradicts itself in the manifest, with what was expected; empty if nothing does."""
         tokenizer, names = self.tokenizer, [shard.name for shard in self.shards]
         if self.version not in _VERSIONS:
             return f"its version is {self.version}; expected {' or '.join(map(str, _VERSIONS))}"

@@ -263,7 +263,7 @@ def walk_all(folder: Path, skipped: str = "/") -> Iterator[Found]:
 
 
 def _look_at(entry: os.DirEntry[str], path: Path) -> Found | None:
-    """What an entry of a folder is; None for a folder that is walked."""
+    """Return the kind of a folder's entry; None for a folder that is walked."""
     if entry.name.startswith("."):
         return _unread(path, HIDDEN)
     if entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself

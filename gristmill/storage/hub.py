@@ -172,12 +172,12 @@ def _ask(name: ObjectName, url: str, method: Any = "GET", **options: Any) -> tup
 
 
 def _info(entry: dict[str, Any]) -> FileInfo:
-    """That of a file in a tree, as the Hub describes it."""
+    """Return the FileInfo of a file in a tree, as the Hub describes it."""
     return FileInfo(entry["size"], e_tag=(entry.get("lfs") or entry)["oid"])
 
 
 def _info_of_answer(answer: Any) -> FileInfo:
-    """That of a file that is fetched; where it is stored elsewhere, the answer that leads there tells."""
+    """Return the FileInfo of a fetched file, from the answer or, where it is stored elsewhere, from the redirection."""
     hop = next((hop for hop in answer.history if "X-Linked-Etag" in hop.headers), answer)
     tag = hop.headers.get("X-Linked-Etag") or hop.headers.get("ETag", "")
     size = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length", "-1")

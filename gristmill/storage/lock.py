@@ -51,7 +51,7 @@ def seconds_in(variable: str, default: int, hint: str = "") -> float:
 
 
 def _own_name() -> str:
-    """What a lock says of its holder; `gristmill status` reads it."""
+    """Return what a lock says of its holder; `gristmill status` reads it."""
     return f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 

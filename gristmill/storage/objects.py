@@ -215,7 +215,7 @@ def _delete(paths: list[Path]) -> None:
 
 
 def _version(name: ObjectName, info: FileInfo) -> dict[str, str | None]:
-    """What a write that replaces this version of an object gives as its condition: on gs:// its generation."""
+    """Return the condition of a write that replaces this version of an object: on gs:// its generation."""
     if name.scheme != "gs":
         return {"e_tag": info.e_tag}
     found = obstore.head(_store(name), name.key)
@@ -288,7 +288,7 @@ class Chunks:
 
 
 def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterator[tuple[FileInfo, Any]]:
-    """As hub.stream. Raises PreconditionError if the object has another ETag, unless `e_tag` is empty."""
+    """Stream an object as hub.stream does. Raises PreconditionError for another ETag, unless `e_tag` is empty."""
     options: dict[str, Any] = {"if_match": e_tag} if e_tag else {}
     if start or end:
         options["range"] = {"offset": start} if end is None else (start, end)
@@ -300,7 +300,7 @@ def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterat
 
 
 def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
-    """What `call` returns; it is called again after a failure that may pass."""
+    """Return what `call` returns; call it again after a transient failure."""
     return next(_resumed(path, lambda: [call()], writes))
 
 

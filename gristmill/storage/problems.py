@@ -1,4 +1,4 @@
-"""What an object store's error means for a user: one sentence with what to try."""
+"""Errors of object stores in a user's words: one sentence with what to try."""
 
 import re
 from typing import NamedTuple
@@ -51,7 +51,7 @@ _PASSING = ("error sending request", "request or response body error")
 
 
 class Refusal(NamedTuple):
-    """What the message of an error says, whatever words are in the keys and URLs that it names."""
+    """Meaning of an error's message, whatever words are in the keys and URLs that it names."""
 
     status: str  # of the answer, and the store's code for it; '' if there is none
     code: str

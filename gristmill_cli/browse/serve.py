@@ -59,7 +59,7 @@ def browse(out: Positional[Path], port: int = 8765, keep_list: Path | None = Non
 
 
 class KeepMarks:
-    """Which documents are to be kept or dropped, by key; in a file, if there is one."""
+    """Documents to keep or drop, by key; in a file, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self._lock, self.of = path, Lock(), dict[DocKey, str]()

@@ -1,4 +1,4 @@
-"""What the browser reads of a run: pages of its tables, an index of the clusters, and a few texts."""
+"""Tables of a run for the browser: pages of their rows, an index of the clusters, and a few texts."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What a run has recorded, read for a report: options, counts of stages, tables in parts, token manifests."""
+"""Records of a run, read for a report: options, counts of stages, tables in parts, token manifests."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ class DataRun:
 
     @property
     def alarms(self) -> list[str]:
-        """What looks wrong: as the finished run said it, or in the stages that have finished."""
+        """Return what looks wrong: as the finished run said it, or in the stages that have finished."""
         if self.funnel:
             return self.funnel.warnings
         try:
@@ -166,7 +166,7 @@ def load_options(options: dict[str, Any], out: Path) -> RunConfig:
 
 
 def _read_table(run: DataRun, name: Path, read: Any) -> Any:
-    """What `read` finds in a table; None, with a fault, if it is missing or damaged."""
+    """Return what `read` finds in a table; None, with a fault, if it is missing or damaged."""
     if not is_file(run.out / name):
         run.faults.append(f"{run.out / name} is missing: what it records is not shown")
         return None

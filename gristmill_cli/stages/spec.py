@@ -16,7 +16,7 @@ CORPUS = "corpus"  # what most stages read: the documents that the last rewritin
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a stage of a run is called with, and where the run keeps what several stages read.
+    """Arguments of a stage, and the paths of what several stages read.
 
     Attributes:
         config: The configuration of the run.

@@ -66,7 +66,7 @@ class Match(NamedTuple):
 
 
 class IndexSummary(NamedTuple):
-    """What an index has of a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items.
+    """Sums of an index for a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items.
 
     The last are those of LENGTH words or of whole items, and those that find near-duplicates.
     """
@@ -225,7 +225,7 @@ def _keys(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
 
 
 def _is_shared(table: NDArray) -> NDArray[np.bool_]:
-    """Of each entry whether more than MOST_ITEMS items have its key."""
+    """Return for each entry whether more than MOST_ITEMS items have its key."""
     starts = np.flatnonzero(_differs(table["key"]))
     items = np.diff([*starts, len(table)])
     return np.repeat(items > MOST_ITEMS, items)
@@ -334,7 +334,7 @@ class Benchmarks:
                 yield length, keys, positions, found[positions]
 
     def _look_up(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Of each key its first entry in the index, or −1."""
+        """Return for each key its first entry in the index, or −1."""
         found = np.empty(len(keys), np.int64)
         find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, found)
         return found

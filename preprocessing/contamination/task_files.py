@@ -25,7 +25,7 @@ _SHOWN = 6  # names of files in a message
 
 
 class _Code(str):
-    """What a tag names that is not plain YAML: code."""
+    """Code that a tag names, which is not plain YAML."""
 
 
 def is_task_file(path: Path) -> bool:

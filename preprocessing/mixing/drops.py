@@ -208,7 +208,7 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
 def _only_known(
     found: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path | None
 ) -> Iterator[tuple[str, Rows]]:
-    """What was found of a key set in any order. Raises InputError, at the end, for a file not in `files`."""
+    """Yield the keys of known files, in any order. Raises InputError, at the end, for a file not in `files`."""
     unknown: set[str] = set()
     for file, rows in found:
         if file in files:

@@ -118,7 +118,7 @@ def find_bin(histogram: NDArray[np.int64], k: int) -> tuple[int, int]:
 
 
 def in_bin(numbers: RandomNumbers, number: int) -> RandomNumbers:
-    """Those of the numbers that are in a bin."""
+    """Return the numbers that are in a bin."""
     return numbers[_bins(numbers) == number]
 
 

@@ -283,7 +283,7 @@ class Share:
 
 
 class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What pass 1 wrote. Paths are relative to the manifest's folder."""
+    """Manifest of pass 1's bucket files. Paths are relative to the manifest's folder."""
 
     parts: int  # number of parts that pass 2 writes
     seed: int

@@ -135,13 +135,13 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
 
 
 class TextMeasures:
-    """What is counted of one text, when a rule first asks for it."""
+    """Measures of one text, each counted when a rule first asks for it."""
 
     def __init__(self, text: str, splitter: WordSplitter, url: str = "") -> None:
         self.text, self.url, self._splitter = text, url, splitter
 
     def of(self, text: str) -> "TextMeasures":
-        """Those of a document's other text."""
+        """Return the measures of a rewritten text of the same document."""
         return TextMeasures(text, self._splitter, self.url)
 
     @cached_property
@@ -209,7 +209,7 @@ class TextMeasures:
         return _share(sum(line.endswith(_ENDS) for line in self.lines), len(self.lines))
 
     def repeated_line_characters(self) -> float:
-        """Of the lines that are not blank, without the newlines."""
+        """Return the share of characters in repeated lines, of all without newlines; blank lines do not count."""
         return _share(_repeated(self.lines)[1], len(self.text) - self.text.count("\n"))
 
 

@@ -58,7 +58,7 @@ class Bounds:
         return float(MEASURES[self.name](it))
 
     def detail(self, it: TextMeasures) -> str:  # noqa: ARG002
-        """What the value is of, where it is not of the text as a whole."""
+        """Return the language or domain that the value is of, where it is not of the whole text."""
         return ""
 
     def allows(self, value: float) -> bool:
@@ -171,7 +171,7 @@ def _is_public(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What rules say of a document: the text to keep, or the rule that it fails, the value of its measure, and more.
+    """Verdict of the rules on a document: the text to keep, or the rule that it fails, with its measure's value.
 
     `replaced`: how many addresses of the text that is kept were replaced.
     """

@@ -22,7 +22,7 @@ from gristmill.storage.lock import lease_seconds, stage_lock
 
 
 class ExecutionContext(NamedTuple):
-    """What runs tasks, where they work on copies, and a function that raises OutputError if the lock was lost.
+    """An executor, its scratch space, and a function that raises OutputError if the lock was lost.
 
     `dead` has processes whose locks were taken over when this one got its own: see Lease.
     """

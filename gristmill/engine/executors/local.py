@@ -59,7 +59,7 @@ class Call:
         return self.function(**self.arguments)
 
     def with_absolute_paths(self) -> "Call":
-        """The same call for a process with another working folder."""
+        """Return the call with absolute paths, for a process with another working folder."""
         return replace(self, arguments=relocate(self.arguments, Path.absolute))
 
 

@@ -56,7 +56,7 @@ class RayExecutor:
         )
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """As Executor.run. Raises GristmillError if Ray gives a task up.
+        """Run calls as Executor.run does. Raises GristmillError if Ray gives a task up.
 
         After an error no task is cancelled: ray.shutdown ends those that run, and the fence keeps out what they write.
         Ray 2.60 aborts the process that cancels a task which has just ended.

@@ -78,7 +78,7 @@ class ShardExecutor:
         return self.state.retried
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """As Executor.run; calls that write no done record run in this process's workers alone."""
+        """Run calls as Executor.run does; those that write no done record run in this process's workers alone."""
         before = self.manifest
         if before is None or not calls or "ledger" not in calls[0].arguments:
             yield from self.local.run(calls)

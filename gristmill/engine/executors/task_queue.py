@@ -94,7 +94,7 @@ class TaskStates(NamedTuple):
 
 
 class ProcessState(msgspec.Struct):
-    """What a process of a run does: for others, which see that it lives, and for `gristmill status`."""
+    """State of a process of a run: its heartbeat for the other processes, its tasks for `gristmill status`."""
 
     process: int
     host: str
@@ -131,7 +131,7 @@ class Heartbeats:
         return now - self._beats.setdefault(name, _Beat(None, now)).since < lease_seconds()
 
     def states(self) -> dict[str, ProcessState]:
-        """What the processes do, by name, those that died without a word included."""
+        """Return the states of the processes by name, also of those that were killed."""
         states = {}
         for name in sorted(name for name in list_names(self.folder) if name.endswith(".json")):
             for data in read_files([self.folder / name]):
@@ -247,7 +247,7 @@ class TaskQueue:
             self.clear()
 
     def list_states(self, manifest: StepManifest) -> TaskStates:
-        """Which tasks are taken, done and failed."""
+        """Return the tasks that are taken, done and failed."""
         taken, ended = dict[int, int](), {"done": set[int](), "failed": set[int]()}
         for name in list_names(self._step(manifest)):
             position, _, state = name.partition(".")
@@ -297,7 +297,7 @@ class TaskQueue:
 
 
 class OpenTasks:
-    """Which task of a step a process takes next: its own, then open ones of others, then those of dead processes.
+    """Open tasks of a step, in the order that a process takes them: its own, those of others, those of dead processes.
 
     Each look lists the step's folder once; nothing else grows with the tasks.
 
