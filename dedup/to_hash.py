@@ -20,6 +20,7 @@ from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
+from dedup.steps.minhash_signature import memory_to_sign
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
@@ -36,7 +37,6 @@ from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import CorpusFile, Document, paths_of
 from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
-from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
@@ -47,7 +47,6 @@ TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all d
 SKIPPED = "skipped"
 BATCH_CHARACTERS = 4 << 20  # of the documents in a record batch of a shard
 _CHUNK_CHARACTERS = 1 << 20  # hashed together: at most that of a text whose memory is held until the next is read
-_MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -210,7 +209,7 @@ def _sign_chunk(
     rows = np.array([document.key.row for document in chunk], np.int64)
     is_skipped = is_among(rows, skipped)
     texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
-    with reserve_memory(_memory_of(texts), f"a document of {part.path}"):
+    with reserve_memory(memory_to_sign(texts), f"a document of {part.path}"):
         values, shingles = signatures(texts, sketch)
     is_signed = np.zeros(len(chunk), np.bool_)
     is_signed[~is_skipped] = shingles > 0
@@ -221,12 +220,6 @@ def _sign_chunk(
         if chosen.any():
             counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
     return rows[is_signed], values[shingles > 0]
-
-
-def _memory_of(texts: list[str]) -> int:
-    """Bytes that the longest of some texts takes while it is signed; that of others, packed together, is little."""
-    longest = max(texts, key=len, default="")
-    return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
 
 
 def _split_skipped(

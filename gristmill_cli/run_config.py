@@ -21,7 +21,7 @@ from gristmill.io.corpus import Source
 from gristmill.io.files import RUN_FILE
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
-from preprocessing.filter import SizeUnit
+from preprocessing.steps.minimum_length import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
 

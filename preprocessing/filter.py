@@ -2,15 +2,11 @@
 
 import sys
 from collections import defaultdict
-from functools import lru_cache
 from pathlib import Path
-from string import punctuation
-from typing import Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
-from numpy.typing import NDArray
 from tyro.conf import Positional
 
 from gristmill.command import command
@@ -28,9 +24,9 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.storage.files import locked_file
-from gristmill.text import matching_form, utf8_size
+from gristmill.text import utf8_size
+from preprocessing.steps.minimum_length import SizeUnit, check_threshold, is_short
 
-SizeUnit = Literal["character", "byte"]
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
 SHORT = "short"
 KEPT = "kept"
@@ -87,12 +83,6 @@ def filter(
     return counts
 
 
-def check_threshold(threshold: int) -> None:
-    """Raise UsageError for a threshold that is not a number of characters."""
-    if threshold < 0:
-        raise UsageError(f"threshold {threshold}: expected 0 or more characters, such as 200")
-
-
 def _find_task(run: StageRun, group: SliceGroup, threshold: int, unit: SizeUnit) -> Task:
     output = run.ledger.root / STATE_DIR / run.output / f"{group[0].label}.parquet"
     return Task.on_slices(group, find_short, {"threshold": threshold, "unit": unit, "output": output}, (output,))
@@ -110,36 +100,6 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
                 rows[part.name].append(document.key.row)
     write_keys(output, {file: np.array(found, np.int64) for file, found in rows.items()})
     return counts
-
-
-def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
-    """Whether the matching form of a text has fewer than `threshold` units.
-
-    The form of a whole text is not shorter than that of its beginning. So the first 2 × threshold characters alone are
-    counted, then brought to the form: most documents are known by the count to be long enough.
-
-    >>> is_short("a b c", 5), is_short("A,  b, c!", 6)
-    (False, True)
-    >>> is_short("水車", 5), is_short("水車", 5, "byte")
-    (True, False)
-    """
-    size_of = len if unit == "character" else utf8_size
-    beginning = text[: 2 * threshold]
-    if _count_kept(beginning) >= threshold or size_of(matching_form(beginning)) >= threshold:
-        return False
-    return size_of(matching_form(text)) < threshold
-
-
-def _count_kept(text: str) -> int:
-    """How many characters of a text its matching form has for certain: those of 16 bits that it does not drop."""
-    return int(np.count_nonzero(_is_kept()[np.frombuffer(text.encode("utf-16-le", "surrogatepass"), np.uint16)]))
-
-
-@lru_cache
-def _is_kept() -> NDArray[np.bool_]:
-    """Whether the matching form keeps a character: 65,536 UTF-16 units; halves of a character are not counted."""
-    units = map(chr, range(1 << 16))
-    return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])
 
 
 def _merge_task(run: StageRun, found: StepResult, output_file: Path) -> Task:

@@ -1,11 +1,8 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
 import importlib.util
-import io
-import re
 import sys
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -30,13 +27,10 @@ from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.listings import listed_once
 from gristmill.text import utf8_size
+from preprocessing.steps.normalise import check_ftfy, normaliser
 
 STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
-_PIECE = 1 << 20  # characters that are normalised together, or a few more
-_ASCII = re.compile(r"[\x00-\x7f]")
-_STRIDE = 64  # a run of twice as many marks has two of the characters that are looked at
-_DECOMPOSE_TO_MARKS = frozenset("\u0f73\u0f75\u0f81")  # and are of class 0 themselves
 
 
 def normalize_text(
@@ -116,16 +110,11 @@ def check_web() -> None:
         )
 
 
-def check_ftfy() -> None:
-    """Raise UsageError if the package that --ftfy needs is not installed."""
-    if importlib.util.find_spec("ftfy") is None:
-        raise UsageError("--ftfy needs the package ftfy, which is not installed: pip install 'gristmill[ftfy]'")
-
-
 @leaves_out_damaged
 def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, written_as: str = "") -> Counts:
     """Task: normalise each slice of a group into its output; the field of the text is `written_as`, or stays."""
-    counts, fix = Counts({}, []), _ftfy() if ftfy else _nfc
+    counts = Counts({}, [])
+    fix = normaliser(ftfy)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
@@ -138,62 +127,6 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, w
                 counts.add_written(part.source, size, before)
                 del document, text  # a large one is gone before the next is read
     return counts
-
-
-def _nfc(text: str) -> str:
-    """NFC of a text; a long one in pieces, as normalising it whole takes up to ten times its memory."""
-    text = sort_marks(text)
-    if len(text) <= _PIECE:
-        return unicodedata.normalize("NFC", text)
-    if all(unicodedata.is_normalized("NFC", piece) for piece in _pieces(text)):
-        return text
-    written = io.StringIO()
-    for piece in _pieces(text):
-        written.write(unicodedata.normalize("NFC", piece))
-    return written.getvalue()
-
-
-def sort_marks(text: str) -> str:
-    """Sort each run of 128 combining marks or more by class: an equivalent text, whose NFC takes linear time.
-
-    unicodedata sorts a run by insertion: a million of marks in turns of two classes take an hour.
-    """
-    if text.isascii() or not any(map(_is_mark, text[::_STRIDE])):
-        return text
-    parts, done, end = list[str](), 0, 0
-    for at in range(0, len(text) - _STRIDE, _STRIDE):
-        if at < end or not (_is_mark(text[at]) and _is_mark(text[at + _STRIDE])):
-            continue
-        start = end = at
-        while start > done and _is_mark(text[start - 1]):
-            start -= 1
-        while end < len(text) and _is_mark(text[end]):
-            end += 1
-        if end - start >= 2 * _STRIDE:
-            marks = [mark for c in text[start:end] for mark in unicodedata.normalize("NFD", c)]
-            parts += [text[done:start], "".join(sorted(marks, key=unicodedata.combining))]
-            done = end
-    return "".join([*parts, text[done:]]) if parts else text
-
-
-def _is_mark(c: str) -> bool:
-    return unicodedata.combining(c) != 0 or c in _DECOMPOSE_TO_MARKS
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut a text before ASCII characters, which never combine with what is before them."""
-    start = 0
-    while start < len(text):
-        cut = _ASCII.search(text, start + _PIECE)
-        end = cut.start() if cut else len(text)
-        yield text[start:end]
-        start = end
-
-
-def _ftfy() -> Callable[[str], str]:
-    import ftfy
-
-    return lambda text: ftfy.fix_text(sort_marks(text), normalization="NFC")
 
 
 if __name__ == "__main__":

@@ -86,13 +86,14 @@ def rewrite_corpus(
     foreign: str = "",
     table: Path | None = None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
+    also: Callable[[SliceGroup], dict[str, Path]] | None = None,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     `foreign`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these are joined to
-    it, in the order of the corpus. `of_group`: arguments that differ from group to group. Where `targets` are
-    Parquet files, they are made of the JSON lines that the tasks write.
+    it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`: those that are
+    further outputs of the task. Where `targets` are Parquet files, they are made of the JSON lines that tasks write.
     """
     slices, parquet = cut_raw_corpus(run, files), any(path.suffix == ".parquet" for path in targets.values())
     tables = run.ledger.root / STATE_DIR / run.output
@@ -103,7 +104,8 @@ def rewrite_corpus(
     def plan(groups: list[SliceGroup]) -> Iterator[Task]:
         """A task for each group of small files, and each piece of a large one, whose output is temporary."""
         for group in groups:
-            outputs, more = tuple(map(written_to, group)), dict[str, Path]()
+            outputs = tuple(map(written_to, group))
+            more = also(group) if also else {}
             if table:
                 more["rows"] = tables / f"{group[0].label}{_TABLE}"
             given = {"outputs": outputs, **arguments, **(of_group(group) if of_group else {}), **more}

@@ -162,6 +162,9 @@ class Rejects:
             with wrap_write_errors(self.path):
                 self.path.unlink(missing_ok=True)
 
+    def note(self, row: int, reason: str, size: int) -> None:
+        """Do nothing: a subclass may note the row of a malformed record, the reason, and its size in bytes."""
+
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
@@ -202,6 +205,7 @@ def read_documents(
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {line}: {error}")
+            rejects.note(row, error.reason, size)
             rejects.add(part.name, line, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source

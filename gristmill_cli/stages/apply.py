@@ -5,7 +5,8 @@ from typing import Any
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.apply import apply, version_of
+from preprocessing.apply import apply
+from preprocessing.user_code import version_of
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a function's source
 

@@ -12,7 +12,8 @@ from gristmill.io.files import STATE_DIR
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.normalize_text import check_ftfy, normalize_text
+from preprocessing.normalize_text import normalize_text
+from preprocessing.steps.normalise import check_ftfy
 
 
 class NormalizeText(StageSpec):

@@ -18,7 +18,7 @@ from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill_cli import run_check
 from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig
-from preprocessing.normalize_text import check_ftfy
+from preprocessing.steps.normalise import check_ftfy
 from tests.gristmill.engine.opens import count_opens, count_processes
 from tests.gristmill_cli.corpus import ROOT, run_arguments
 from tests.tokenizers_of_models import content_of

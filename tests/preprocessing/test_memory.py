@@ -20,11 +20,12 @@ from gristmill.budget import Budget, memory_budget
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.readers import Slice, plan_slices
-from preprocessing.apply import apply_to_slices, version_of
+from preprocessing.apply import apply_to_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices
 from preprocessing.tokenizer.loading import new_encoder
 from preprocessing.train_tokenizer import sample_group
+from preprocessing.user_code import version_of
 from tests.tokenizers_of_models import content_of
 
 ROOT = Path(__file__).resolve().parents[2]

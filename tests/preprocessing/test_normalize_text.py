@@ -18,7 +18,8 @@ from gristmill.counts import MALFORMED, READ, WRITTEN, Tally
 from gristmill.engine.options import RunOptions
 from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
-from preprocessing.normalize_text import normalize_text, sort_marks
+from preprocessing.normalize_text import normalize_text
+from preprocessing.steps.normalise import sort_marks
 
 DECOMPOSED = "cafe\u0301, A\u030a, \u1112\u1161\u11ab, \u212b, \u0344"
 KEPT = "“quotes”，中文标点：（）；！ ﬁ ½ … \r\n\t&amp; \ufeff ﾊﾟ"  # what ftfy or NFKC would change

@@ -1,0 +1,1 @@
+"""Steps on documents that make what documents are compared by: a file each."""

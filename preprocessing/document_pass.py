@@ -1,0 +1,294 @@
+"""The task of a pass: documents go through all steps; those that are kept are written, and facts of all are noted."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from gristmill.batches import batched
+from gristmill.counts import MALFORMED, Counts
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.task import Result
+from gristmill.errors import UsageError
+from gristmill.io.artefacts import open_table
+from gristmill.io.documents import Document
+from gristmill.io.facts import (
+    TYPES,
+    FactsFile,
+    FactsWriter,
+    VectorWriter,
+    WrittenSlice,
+    open_facts_writer,
+    open_vector_writer,
+    schema_of_facts,
+    write_index,
+)
+from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.writers import Sink, open_jsonl_writer
+from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
+from gristmill.text import utf8_size
+
+BATCH_DOCUMENTS = 4096
+BATCH_CHARACTERS = 1 << 20
+Steps = tuple[DocumentStep, ...]
+
+
+class SliceNote(msgspec.Struct):
+    """What a task did with a slice: the raw records in it, and the documents written, or found, in `written.file`."""
+
+    records: int
+    written: WrittenSlice
+
+
+class GroupNotes(msgspec.Struct):
+    """What a task did with its slices, and the sums of facts that were asked for."""
+
+    slices: list[SliceNote]
+    sums: dict[str, int]
+
+
+@leaves_out_damaged
+def process_slices(
+    group: SliceGroup,
+    outputs: tuple[Path, ...],
+    names: tuple[str, ...],
+    steps: Steps,
+    versions: dict[str, int],  # noqa: ARG001  a part of the task's identity
+    sums: tuple[str, ...],
+    written_as: str,
+    facts: Path,
+    **vectors: Path,
+) -> Result:
+    """Task: run the steps on the documents of each slice, and write those that are kept to its output.
+
+    Without `outputs` nothing is written but facts, of documents that stay in the files of these `names`. The field of
+    the text is named `written_as`, or stays. `vectors` are the files of facts that are vectors. Rows of documents that
+    are written are counted from the slice's first. The value is GroupNotes.
+    """
+    counts = Counts({}, [])
+    notes = GroupNotes([], dict.fromkeys(sums, 0))
+    scalars, lengths = split_facts(steps)
+    with ExitStack() as stack:
+        columns = stack.enter_context(open_facts_writer(facts, schema_of_facts(scalars)))
+        writers = {
+            name: stack.enter_context(open_vector_writer(vectors[name], name, length))
+            for name, length in lengths.items()
+        }
+        for number, (part, name) in enumerate(zip(group, names, strict=True)):
+            worker = _SliceWorker(part, name, steps, counts, notes, columns, writers, written_as)
+            if outputs:
+                with open_jsonl_writer(outputs[number]) as sink:
+                    worker.run(NotedRejects(outputs[number]), sink)
+            else:
+                worker.run(NotedRejects(facts), None)
+    return Result(counts, msgspec.to_builtins(notes))
+
+
+def split_facts(steps: Steps) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the types of the facts that are columns, and the lengths of those that are vectors."""
+    made = {name: kind for step in steps for name, kind in step.makes.items()}
+    scalars = {name: kind for name, kind in made.items() if not is_vector(kind)}
+    return scalars, {name: vector_length(kind) for name, kind in made.items() if is_vector(kind)}
+
+
+class NotedRejects(Rejects):
+    """Writes malformed records as Rejects, and notes the row, reason and size of each until `take`."""
+
+    def __init__(self, output: Path) -> None:
+        super().__init__(output)
+        self._noted: list[tuple[int, str, int]] = []
+
+    def note(self, row: int, reason: str, size: int) -> None:
+        self._noted.append((row, reason, size))
+
+    def take(self) -> list[tuple[int, str, int]]:
+        """Return what was noted since the last call."""
+        noted = self._noted
+        self._noted = []
+        return noted
+
+
+class _SliceWorker:
+    """Runs the steps on the documents of one slice, batch by batch."""
+
+    def __init__(
+        self, part: Slice, name: str, steps: Steps, counts: Counts, notes: GroupNotes, columns: FactsWriter,
+        vectors: Mapping[str, VectorWriter], written_as: str,
+    ) -> None:  # fmt: skip
+        self.part = part
+        self.name = name
+        self.steps = steps
+        self.counts = counts
+        self.notes = notes
+        self.columns = columns
+        self.vectors = vectors
+        self.written_as = written_as
+        self.records = 0
+        self.written = WrittenSlice(name, 0, 0, 0)
+
+    def run(self, rejects: NotedRejects, sink: Sink | None) -> None:
+        """Read the slice, write its documents to `sink`, and note facts of all its records."""
+        if not sink:
+            self.written.first = self.written.end = self.part.first_row
+        documents = read_documents(self.part, self.counts, rejects)
+        batches = batched(documents, BATCH_DOCUMENTS, BATCH_CHARACTERS, lambda document: len(document.text))
+        for batch in batches:
+            self._run_batch(batch, rejects.take(), sink)
+            batch.clear()  # a large document is gone before the next is read
+        self._note_facts({}, rejects.take(), 0)
+        self.notes.slices.append(SliceNote(self.records, self.written))
+
+    def _run_batch(self, documents: list[Document], malformed: list[tuple[int, str, int]], sink: Sink | None) -> None:
+        texts = tuple(document.text for document in documents)
+        batch = Batch(
+            texts,
+            read_field=lambda number, name: documents[number].value(name),
+            place=lambda number: f"{self.part.path} line {documents[number].key.row + 1}",
+        )
+        done = run_steps(self.steps, batch)
+        raw_sizes = np.fromiter(map(utf8_size, texts), np.int64, len(texts))
+        is_written = np.array([text is not None for text in done.texts], np.bool_)
+        sizes = raw_sizes.copy()
+        for number in np.flatnonzero(done.is_rewritten & is_written).tolist():
+            sizes[number] = utf8_size(done.texts[number] or "")
+        if sink:
+            rows = self._write(documents, done, is_written, sink)
+        else:
+            self._reject_changes(done, is_written, batch)
+            rows = np.array([document.key.row for document in documents], np.int64)
+            self.written.end = int(rows[-1]) + 1
+            self.written.documents += len(rows)
+        self._count(done, raw_sizes, sizes, is_written)
+        removed = np.flatnonzero(~is_written).tolist()
+        ids: list[str | None] = [None] * len(documents)
+        for number in removed:
+            ids[number] = documents[number].own_id
+        columns = {
+            "raw_row": pa.array([document.key.row for document in documents], pa.int64()),
+            "file": self._names(self.name, is_written),
+            "row": pa.array(rows, mask=~is_written),
+            "reason": pa.array(done.reasons, pa.string()).dictionary_encode(),
+            "value": pa.array(done.values, pa.float64()),
+            "detail": pa.array([detail or None for detail in done.details], pa.string()),
+            "id": pa.array(ids, pa.string()),
+            "raw_bytes": pa.array(raw_sizes),
+            "bytes": pa.array(sizes, mask=~is_written),
+        }
+        for name, kind in split_facts(self.steps)[0].items():
+            columns[name] = _spread(done.facts.get(name), len(documents), kind)
+        self._note_facts(columns, malformed, len(documents))
+        for name in self.notes.sums:
+            positions, values = done.facts.get(name, (np.empty(0, np.int64), np.empty(0, np.int64)))
+            self.notes.sums[name] += int(values[is_written[positions]].sum())
+        for name, writer in self.vectors.items():
+            if name in done.facts:
+                positions, vectors = done.facts[name]
+                writer.add(vectors[is_written[positions]])
+
+    def _write(
+        self, documents: Sequence[Document], done: Processed, is_written: NDArray[np.bool_], sink: Sink
+    ) -> NDArray[np.int64]:
+        """Write the documents that are kept; return the row of each."""
+        for number in np.flatnonzero(is_written).tolist():
+            document = documents[number]
+            text = done.texts[number]
+            if done.is_rewritten[number] and text is not None:
+                document.text = text
+                document.fields[document.text_column] = text
+            if self.written_as:
+                document.rename_text(self.written_as)
+            sink.write(document.to_json())
+        rows = self.written.end + np.cumsum(is_written) - 1
+        count = int(is_written.sum())
+        self.written.end += count
+        self.written.documents += count
+        return rows.astype(np.int64)
+
+    def _reject_changes(self, done: Processed, is_written: NDArray[np.bool_], batch: Batch) -> None:
+        changed = np.flatnonzero(done.is_rewritten | ~is_written)
+        if len(changed):
+            names = ", ".join(step.name for step in self.steps)
+            raise UsageError(
+                f"one of the steps {names} changed or removed {batch.place(int(changed[0]))}, and this pass writes no "
+                "documents: expected steps that only note facts"
+            )
+
+    def _count(
+        self, done: Processed, raw_sizes: NDArray[np.int64], sizes: NDArray[np.int64], is_written: NDArray[np.bool_]
+    ) -> None:
+        for number in np.flatnonzero(~is_written).tolist():
+            self.counts.add(self.part.source, done.reasons[number], int(raw_sizes[number]))
+        for size, before in zip(sizes[is_written].tolist(), raw_sizes[is_written].tolist(), strict=True):
+            self.counts.add_written(self.part.source, size, before)
+
+    def _note_facts(self, columns: dict[str, pa.Array], malformed: list[tuple[int, str, int]], count: int) -> None:
+        """Add the facts of a batch of documents, and of the malformed records between them, in the order of rows."""
+        self.records += count + len(malformed)
+        if count and not malformed:
+            self.columns.add({"raw_file": self._names(self.part.name, np.ones(count, np.bool_)), **columns})
+            return
+        if not malformed:
+            return
+        schema = self.columns.schema
+        rows, reasons, sizes = zip(*malformed, strict=True)
+        noted = {
+            "raw_row": pa.array(rows, pa.int64()),
+            "reason": pa.array([f"{MALFORMED}: {reason}" for reason in reasons], pa.string()),
+            "raw_bytes": pa.array(sizes, pa.int64()),
+        }
+        others = [name for name in schema.names if name != "raw_file"]
+        joined = dict[str, pa.Array]()
+        for name in others:
+            kind = schema.field(name).type
+            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+            pieces = [columns[name].cast(plain)] if count else []
+            pieces.append(noted[name] if name in noted else pa.nulls(len(rows), plain))
+            joined[name] = pa.concat_arrays(pieces)
+        order = pc.array_sort_indices(joined["raw_row"])
+        total = count + len(rows)
+        table = {name: _encode(array.take(order), schema.field(name).type) for name, array in joined.items()}
+        self.columns.add({"raw_file": self._names(self.part.name, np.ones(total, np.bool_)), **table})
+
+    def _names(self, name: str, is_there: NDArray[np.bool_]) -> pa.DictionaryArray:
+        """Return a column with one name, null where there is none."""
+        indices = pa.array(np.zeros(len(is_there), np.int32), mask=~is_there)
+        return pa.DictionaryArray.from_arrays(indices, pa.array([name]))
+
+
+def _encode(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array.dictionary_encode() if pa.types.is_dictionary(kind) else array
+
+
+def _spread(found: tuple[NDArray[np.int64], NDArray[Any]] | None, count: int, kind: str) -> pa.Array:
+    """Return a column of `count` values from those at some positions; null elsewhere."""
+    if found is None:
+        return pa.nulls(count, TYPES[kind])
+    positions, values = found
+    if len(positions) == count:
+        return pa.array(values, TYPES[kind])
+    full = np.zeros(count, values.dtype)
+    full[positions] = values
+    is_missing = np.ones(count, np.bool_)
+    is_missing[positions] = False
+    return pa.array(full, TYPES[kind], mask=is_missing)
+
+
+def number_rows(facts: Path, first: int, output: Path) -> None:
+    """Task: write the facts of a piece of a large file anew, with rows counted from the file's first."""
+    with open_table(facts) as file, open_facts_writer(output, file.schema_arrow) as writer:
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
+            columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+            columns["row"] = pc.add(columns["row"], pa.scalar(first, pa.int64()))
+            writer.add(columns)
+
+
+def index_facts(files: list[FactsFile], output: Path) -> None:
+    """Task: write the list of the files of facts."""
+    write_index(output, files)

@@ -1,0 +1,190 @@
+"""Stage: read a corpus once, run steps on its documents, write those that are kept, and note facts of all records.
+
+Raw files → steps → documents, which later stages read, and facts, which joins read instead of the text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions
+from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.rewriting import Targets, plan_targets, rewrite_corpus
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
+from gristmill.engine.task import Stage, Task
+from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources
+from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, CorpusFile, parse_name, paths_of
+from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, vector_path
+from gristmill.steps import DocumentStep, check_steps
+from gristmill.storage.listings import listed_once
+from preprocessing.document_pass import GroupNotes, Steps, index_facts, number_rows, process_slices, split_facts
+
+STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+
+
+def prepare(
+    data_dir: Path,
+    documents_dir: Path | None,
+    facts_dir: Path,
+    steps: Sequence[DocumentStep],
+    options: RunOptions = RunOptions(),
+    *,
+    zst: bool = False,
+    text_column: str = "text",
+    read_also: tuple[str, ...] = (),
+    skip_odd_names: bool = False,
+    sources: Mapping[str, Source] | None = None,
+    sums: tuple[str, ...] = (),
+) -> tuple[Counts, dict[str, int]]:
+    """Run steps on every document of a corpus; write the documents that they keep, and facts of all records.
+
+    Files are named as normalize_text names them, and large ones are cut into slices. Without `documents_dir` no text
+    is written: steps may only note facts, of documents that stay where they are.
+
+    Args:
+        data_dir: The raw corpus, in any format that normalize_text reads.
+        documents_dir: Output folder of the documents; files keep their relative paths.
+        facts_dir: Output folder of the facts; see gristmill.io.facts.
+        steps: What is done with a document, in this order.
+        options: Workers, memory, and when to stop; they change no output.
+        zst: Compress all documents with zstd, even if the input is not compressed.
+        text_column: The column or field that holds the text; it keeps its name.
+        read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
+        skip_odd_names: Leave out files whose names cannot be part of a document's key.
+        sources: Folder, text field and format of each source, where these differ; others are not read then.
+        sums: Facts to add up over the documents that are written.
+
+    Returns:
+        Documents read, written, malformed, and removed by each reason, and files read and not read, per source; and
+        the sums.
+    """
+    steps = tuple(steps)
+    check_steps(steps, reserved=CORE.names)
+    written_to = documents_dir or data_dir
+    reject_overlapping_folders(facts_dir, written_to)
+    with listed_once(data_dir):
+        found = _list_corpus(data_dir, sources, text_column, read_also, skip_odd_names)
+        corpus = join_corpora(found)
+        reads = dict[Path, list[Path]]()
+        for folder, listed in found:
+            reads.setdefault(folder, []).extend(paths_of(listed.files))
+        targets = plan_targets(corpus.files, documents_dir, zst) if documents_dir else {}
+        names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}
+        files = sorted(corpus.files, key=lambda file: names.get(file.name, file.name))  # in the order of keys
+        publishes = [documents_dir, facts_dir] if documents_dir else [facts_dir]
+        with open_stage(_stage_of(steps, files), publishes[0], options, reads=reads, publishes=publishes) as run:
+            if documents_dir:
+                reject_unknown_files(documents_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+            plan = PassPlan(run, facts_dir, steps, names, sums, text_column if sources else "")
+            done = plan.write_documents(files, targets) if documents_dir else plan.only_note(files)
+            counts = done.counts
+            plan.finish_facts(done)
+            counts.merge(run.note("files that are not read", corpus.count_unread()))
+            totals = {name: sum(group.sums[name] for group in done.values(GroupNotes)) for name in sums}
+            return run.finish(counts), totals
+
+
+def _list_corpus(
+    data_dir: Path, sources: Mapping[str, Source] | None, text_column: str, read_also: tuple[str, ...], skip: bool
+) -> list[tuple[Path, Corpus]]:
+    if sources:
+        return scan_sources(data_dir, sources, text_column, skip)
+    listed = scan_corpus(data_dir, text_column=text_column, read_also=read_also, skip_odd_names=skip)
+    return [(data_dir, listed)]
+
+
+def _stage_of(steps: Steps, files: Sequence[CorpusFile]) -> Stage:
+    """Return the stage with the versions of all libraries that its steps and formats depend on."""
+    libraries = dict.fromkeys(STAGE.libraries)
+    for step in steps:
+        libraries |= dict.fromkeys(step.libraries)
+    formats = {parts.format for file in files if (parts := parse_name(file.name))}
+    if formats & {*WEB_FORMATS, "html"}:
+        libraries["resiliparse"] = None
+    return replace(STAGE, libraries=tuple(libraries))
+
+
+@dataclass
+class PassPlan:
+    """The tasks of a pass: where each writes, and what follows where a file is cut into pieces.
+
+    `names` are those of the documents' files by the raw file's, where they differ.
+    """
+
+    run: StageRun
+    facts_dir: Path
+    steps: Steps
+    names: Mapping[str, str]
+    sums: tuple[str, ...]
+    written_as: str
+
+    def write_documents(self, files: Sequence[CorpusFile], targets: Targets) -> StepResult:
+        """Run the steps on all files; write the documents that are kept."""
+        return rewrite_corpus(
+            self.run, "prepare", files, targets, process_slices, self._arguments(), self._foreign(),
+            of_group=self._names_of, also=self._facts_of,
+        )  # fmt: skip
+
+    def only_note(self, files: Sequence[CorpusFile]) -> StepResult:
+        """Run the steps on all files; write facts alone."""
+
+        def plan(groups: list[SliceGroup]) -> Iterator[Task]:
+            for group in groups:
+                further = self._facts_of(group)
+                given = {"outputs": (), **self._arguments(), **self._names_of(group), **further}
+                yield Task.on_slices(group, process_slices, given, (*further.values(),), self._foreign())
+
+        return read_slices(self.run, "prepare", cut_raw_corpus(self.run, files), plan)
+
+    def finish_facts(self, done: StepResult) -> None:
+        """Count the rows of large files from their first, and list all files of facts."""
+        listed = list[FactsFile]()
+        numbering = list[Task]()
+        ends = dict[str, int]()
+        for record, notes in zip(done.records, done.values(GroupNotes), strict=True):
+            paths = [self.run.ledger.path(output) for output in record.outputs]
+            written = next(path for path in paths if path.name.endswith(SUFFIX))
+            slices = [note.written for note in notes.slices]
+            target = self.facts_dir / f"{record.task}{SUFFIX}"
+            if self._is_temporary(written):
+                slices = [self._moved(part, ends) for part in slices]
+                first = slices[0].first if slices else 0
+                arguments = {"facts": written, "first": first, "output": target}
+                numbering.append(Task(record.task, number_rows, arguments, (target,)))
+            records = sum(note.records for note in notes.slices)
+            listed.append(FactsFile(target.relative_to(self.facts_dir).as_posix(), records, slices))
+        if numbering:
+            self.run.step("number", numbering)
+        index = self.facts_dir / INDEX_FILE
+        self.run.step("index", [Task("index", index_facts, {"files": listed, "output": index}, (index,))])
+
+    def _moved(self, part: WrittenSlice, ends: dict[str, int]) -> WrittenSlice:
+        """Return the rows of a piece in its file, which begin where those of the piece before it end."""
+        first = ends.get(part.file, 0)
+        ends[part.file] = first + part.end
+        return WrittenSlice(part.file, first, first + part.end, part.documents)
+
+    def _is_temporary(self, path: Path) -> bool:
+        return path.is_relative_to(self.run.work)
+
+    def _arguments(self) -> dict[str, Any]:
+        versions = {step.name: step.version for step in self.steps}
+        return {"steps": self.steps, "versions": versions, "sums": self.sums, "written_as": self.written_as}
+
+    def _foreign(self) -> str:
+        return ", ".join(step.foreign for step in self.steps if step.foreign)
+
+    def _names_of(self, group: SliceGroup) -> dict[str, Any]:
+        return {"names": tuple(self.names.get(part.name, part.name) for part in group)}
+
+    def _facts_of(self, group: SliceGroup) -> dict[str, Path]:
+        """Return where a task writes facts: first to a temporary file, if rows are to be counted from another slice."""
+        label = group[0].label
+        facts = self.facts_dir / f"{label}{SUFFIX}"
+        vectors = {name: vector_path(facts, name) for name in split_facts(self.steps)[1]}
+        if self.names and is_piece(group[0]):
+            facts = self.run.work / "facts" / f"{label}{SUFFIX}"
+        return {"facts": facts, **vectors}

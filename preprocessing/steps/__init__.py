@@ -1,0 +1,1 @@
+"""Steps on documents that decide from one document alone: a file each."""

@@ -1,0 +1,66 @@
+"""Step: note which documents are too short to learn from: they are still compared, and the mix drops them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from string import punctuation
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.errors import UsageError
+from gristmill.steps import Batch, DocumentStep, Outcome
+from gristmill.text import matching_form, utf8_size
+
+SizeUnit = Literal["character", "byte"]
+SHORT = "short"
+
+
+@dataclass(frozen=True)
+class MinimumLength(DocumentStep):
+    """Note whether the matching form of a text has fewer than `threshold` units."""
+
+    name = "minimum length"
+    libraries = ("unicode",)
+    makes = {SHORT: "bool"}  # noqa: RUF012
+    threshold: int = 200
+    unit: SizeUnit = "character"
+
+    def apply(self, batch: Batch) -> Outcome:
+        return Outcome(facts={SHORT: [is_short(text, self.threshold, self.unit) for text in batch.texts]})
+
+
+def check_threshold(threshold: int) -> None:
+    """Raise UsageError for a threshold that is not a number of characters."""
+    if threshold < 0:
+        raise UsageError(f"threshold {threshold}: expected 0 or more characters, such as 200")
+
+
+def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
+    """Whether the matching form of a text has fewer than `threshold` units.
+
+    The form of a whole text is not shorter than that of its beginning. So the first 2 × threshold characters alone are
+    counted, then brought to the form: most documents are known by the count to be long enough.
+
+    >>> is_short("a b c", 5), is_short("A,  b, c!", 6)
+    (False, True)
+    >>> is_short("水車", 5), is_short("水車", 5, "byte")
+    (True, False)
+    """
+    size_of = len if unit == "character" else utf8_size
+    beginning = text[: 2 * threshold]
+    if _count_kept(beginning) >= threshold or size_of(matching_form(beginning)) >= threshold:
+        return False
+    return size_of(matching_form(text)) < threshold
+
+
+def _count_kept(text: str) -> int:
+    """How many characters of a text its matching form has for certain: those of 16 bits that it does not drop."""
+    return int(np.count_nonzero(_is_kept()[np.frombuffer(text.encode("utf-16-le", "surrogatepass"), np.uint16)]))
+
+
+@lru_cache
+def _is_kept() -> NDArray[np.bool_]:
+    """Whether the matching form keeps a character: 65,536 UTF-16 units; halves of a character are not counted."""
+    units = map(chr, range(1 << 16))
+    return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])

@@ -1,0 +1,55 @@
+"""Step: the rules of a recipe of quality, as filter_quality applies them; the reason is the first rule that fails."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+from gristmill.steps import Batch, DocumentStep, Outcome
+from preprocessing.quality.recipe import Recipe, parse_recipe, read_recipe
+from preprocessing.quality.words import WordSplitter
+
+REPLACED = "replaced"  # fact: how many mail and IP addresses were replaced
+
+
+@dataclass(frozen=True)
+class RecipeRules(DocumentStep):
+    """Apply a recipe, given as the content of its TOML, `name`, and the files of the lists that it names."""
+
+    name = "recipe"
+    makes = {REPLACED: "int64"}  # noqa: RUF012
+    content: str
+    lists: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, recipe: str) -> Self:
+        """Return the step of a recipe of the package, or of a TOML file. Raises UsageError if it is none."""
+        content = read_recipe(recipe)
+        return cls(content, dict(parse_recipe(content, recipe).lists))
+
+    @property
+    def version(self) -> int:
+        return 3
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("unicode", *parse_recipe(self.content, "of the run", self.lists).libraries)
+
+    def apply(self, batch: Batch) -> Outcome:
+        recipe, splitter = _parsed(self.content, tuple(sorted(self.lists.items())))
+        urls = batch.column(recipe.url_field) if recipe.url_field else [""] * len(batch)
+        verdicts = [recipe.judge(text, splitter, str(url or "")) for text, url in zip(batch.texts, urls, strict=True)]
+        return Outcome(
+            texts=[verdict.text for verdict in verdicts],
+            reasons=[verdict.rule for verdict in verdicts],
+            values=[verdict.value for verdict in verdicts],
+            details=[verdict.detail for verdict in verdicts],
+            facts={REPLACED: [verdict.replaced for verdict in verdicts]},
+        )
+
+
+@lru_cache(maxsize=1)
+def _parsed(content: str, lists: tuple[tuple[str, Path], ...]) -> tuple[Recipe, WordSplitter]:
+    """Return the recipe, and a splitter that remembers words from batch to batch."""
+    return parse_recipe(content, "of the run", dict(lists)), WordSplitter()
