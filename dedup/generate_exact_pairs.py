@@ -21,7 +21,9 @@ from dedup.candidates.exact_copies import (
     DIGESTED_ROW,
     FIRST,
     Places,
+    digest_facts,
     digest_slices,
+    group_facts,
     join_copies,
 )
 from dedup.candidates.input_shards import Scope
@@ -38,6 +40,7 @@ from gristmill.errors import OutputError, UsageError
 from gristmill.io.artefacts import open_table_writer
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
+from gristmill.io.facts import count_files, paths_of_facts, read_index
 from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file, remove_files
@@ -112,6 +115,55 @@ def generate_exact_pairs(
             file=sys.stderr,
         )
     return counts
+
+
+def pair_exact_copies(
+    facts_dir: Path, out_file: Path, scope: Scope = "global", options: RunOptions = RunOptions()
+) -> Counts:
+    """Write exact copies as generate_exact_pairs does, from the facts of a pass with the step FormDigest.
+
+    Args:
+        facts_dir: Folder of facts that prepare wrote.
+        out_file: DUP/duplicate_pairs_exact.txt; a table of the same name (.parquet) has the same pairs.
+        scope: per-source compares documents only with documents of their own source.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, copies and unique documents (including the first of each group), per source.
+    """
+    _check(facts_dir, out_file, "matching_form", scope)
+    files = read_index(facts_dir)
+    outputs = (out_file, out_file.with_suffix(".parquet"))
+    paths = [facts_dir / file.path for file in files]
+    with open_stage(
+        STAGE,
+        out_file.parent,
+        options,
+        label=out_file.name,
+        reads={facts_dir: paths_of_facts(facts_dir, files)},
+        files=outputs,
+    ) as run:
+        done = run.goal({"scope": scope, "facts": FileSet(tuple(paths))}, outputs)
+        if done is not None:
+            return run.finish(done)
+        groups = group_facts(files)
+        tasks = list[Task]()
+        for group in groups:
+            output = run.work / "digests" / f"{group[0].path}.bin"
+            facts = FileSet(tuple(facts_dir / file.path for file in group))
+            arguments = {"facts": facts, "slices": [file.slices for file in group], "scope": scope, "output": output}
+            tasks.append(Task(group[0].path, digest_facts, arguments, (output,)))
+        digested = run.step("digests", tasks)
+        sources = SourceRuns.of([group[0].slices[0].file for group in groups])
+        copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
+        names = sorted({part.file for file in files for part in file.slices})
+        arguments = {
+            "names": names, "places": Places.of_facts(groups, names), "copies": copies, "pairs": outputs[0],
+            "table": outputs[1],
+        }  # fmt: skip
+        run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
+        counts = _join_counts(digested.counts, joined.counts)
+        return run.finish(counts.merge(run.note("files that are read", count_files(files))))
 
 
 def remove_exact_pairs(out_file: Path) -> None:

@@ -6,6 +6,8 @@ Documents → matching form → shingles → hashes → signature → shard.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
-from dedup.steps.minhash_signature import memory_to_sign
+from dedup.steps.minhash_signature import SHINGLES, SIGNATURE, memory_to_sign
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
@@ -34,7 +36,16 @@ from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import CorpusFile, Document, paths_of
+from gristmill.io.documents import CorpusFile, Document, paths_of, source_of
+from gristmill.io.facts import (
+    FactsFile,
+    VectorReader,
+    count_files,
+    paths_of_facts,
+    read_index,
+    vector_path,
+    written_by_file,
+)
 from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.readers import Rejects, Slice, read_documents
@@ -120,7 +131,7 @@ def to_hash(
         slices = cut_raw_corpus(run, chosen)
         reject_unknown_files(target.folder, map(target.shard, slices), (SUFFIX,), run.ledger)
         note_compilation(sketch, options.quiet)
-        skipped, keys = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys")
+        skipped, keys = _split_skipped(run, skip, [*map(_files_of, group_slices(slices))], f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> Iterator[Task]:
             for group in groups:
@@ -136,6 +147,80 @@ def to_hash(
     if run.ran and not options.quiet:
         _print_notes(counts, sketch, skip if keys else None)
     return counts
+
+
+def select_signatures(
+    facts_dir: Path, output_dir: Path, sketch: Sketch, skip: Path | None = None, options: RunOptions = RunOptions()
+) -> Counts:
+    """Write signature shards as to_hash does, from the facts of a pass with the step MinHashSignature.
+
+    Args:
+        facts_dir: Folder of facts that prepare wrote.
+        output_dir: MINHASH/, the folder of signature shards to write.
+        sketch: What the signatures were made with.
+        skip: Keys of documents to leave out, such as the copies that pair_exact_copies found.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, signed, skipped and too short (no shingle), per source.
+    """
+    files = [file for file in read_index(facts_dir) if file.documents]
+    paths = [facts_dir / file.path for file in files]
+    with open_stage(
+        STAGE, output_dir, options, reads={facts_dir: paths_of_facts(facts_dir, files)}, publishes=[output_dir]
+    ) as run:
+        shards = [_shards_of(file, output_dir) for file in files]
+        planned = [shard for of_file in shards for shard in of_file.values()]
+        reject_unknown_files(output_dir, planned, (SUFFIX,), run.ledger)
+        groups = [tuple(dict.fromkeys(part.file for part in file.slices)) for file in files]
+        skipped, keys = _split_skipped(run, skip, groups, "keys")
+        tasks = list[Task]()
+        for file, path, group, of_file in zip(files, paths, groups, shards, strict=True):
+            given = {
+                "facts": path, "vectors": vector_path(path, SIGNATURE), "shards": of_file, "sketch": sketch,
+                "skip": skipped.get(group),
+            }  # fmt: skip
+            tasks.append(Task(file.path, write_signed, given, tuple(of_file.values())))
+        signed = run.step("select", tasks)
+        counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(read_index(facts_dir)))))
+    if run.ran and not options.quiet:
+        _print_notes(counts, sketch, skip if keys else None)
+    return counts
+
+
+def _shards_of(file: FactsFile, output_dir: Path) -> dict[str, Path]:
+    """Return the shard of each corpus file of which documents are in a file of facts, by its name."""
+    return {part.file: output_dir / f"{part.file}+{part.first}{SUFFIX}" for part in file.slices if part.documents}
+
+
+def write_signed(facts: Path, vectors: Path, shards: dict[str, Path], sketch: Sketch, skip: Path | None) -> Counts:
+    """Task: write the signatures in a file of facts to the shard of each corpus file, without the keys in `skip`."""
+    counts = Counts({}, [])
+    names = tuple(shards)
+    keys = read_split(skip, names) if skip else {}
+    reader = VectorReader(vectors, SIGNATURE, sketch.permutations)
+    for name, tables in groupby(written_by_file(facts, (SHINGLES, "bytes")), key=itemgetter(0)):
+        skipped = keys.get(name, _NO_ROWS)
+        with write_shard(shards[name], name, sketch) as shard:
+            for _, table in tables:
+                rows = table.column("row").to_numpy()
+                sizes = table.column("bytes").to_numpy()
+                is_skipped = is_among(rows, skipped)
+                is_signed = (table.column(SHINGLES).to_numpy() > 0) & ~is_skipped
+                shard.add(rows[is_signed], reader.take(len(rows))[is_signed])
+                counts.add(source_of(name), READ, int(sizes.sum()), len(rows))
+                _count_signed(counts, source_of(name), sizes, is_signed, is_skipped)
+    return counts
+
+
+def _count_signed(
+    counts: Counts, source: str, sizes: NDArray[np.int64], is_signed: NDArray[np.bool_], is_skipped: NDArray[np.bool_]
+) -> None:
+    """Count documents (n) of these sizes by what became of each."""
+    reasons = {SIGNED: is_signed, SKIPPED: is_skipped, TOO_SHORT: ~is_signed & ~is_skipped}
+    for reason, chosen in reasons.items():
+        if chosen.any():
+            counts.add(source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
 
 
 @dataclass(frozen=True)
@@ -214,21 +299,17 @@ def _sign_chunk(
     is_signed = np.zeros(len(chunk), np.bool_)
     is_signed[~is_skipped] = shingles > 0
     sizes = np.array([utf8_size(document.text) for document in chunk], np.int64)
-    for reason, chosen in (
-        (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
-    ):  # fmt: skip
-        if chosen.any():
-            counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
+    _count_signed(counts, part.source, sizes, is_signed, is_skipped)
     return rows[is_signed], values[shingles > 0]
 
 
 def _split_skipped(
-    run: StageRun, skip: Path | None, groups: Sequence[SliceGroup], name: str
+    run: StageRun, skip: Path | None, groups: Sequence[tuple[str, ...]], name: str
 ) -> tuple[dict[tuple[str, ...], Path], int]:
     """Run the step that gives each group of files its own keys to skip; returns their paths, and how many keys are."""
     if not skip:
         return {}, 0
-    paths = {_files_of(group): run.work / "skip" / f"{group[0].name}.keys" for group in groups}
+    paths = {group: run.work / "skip" / f"{group[0]}.keys" for group in groups}
     arguments = {"key_set": skip, "groups": list(paths), "outputs": list(paths.values())}
     task = Task(name, split_skipped, arguments, tuple(paths.values()), memory=run.options.memory_bytes)
     return paths, run.step("skip", [task]).values(int)[0]

@@ -7,10 +7,12 @@ from pathlib import Path
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
+from numpy.typing import NDArray
 from tyro.conf import Positional
 
+from gristmill.batches import batched
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
@@ -19,18 +21,19 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import paths_of
+from gristmill.io.documents import paths_of, source_of
+from gristmill.io.facts import count_files, paths_of_facts, read_index, written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.storage.files import locked_file
 from gristmill.text import utf8_size
-from preprocessing.steps.minimum_length import SizeUnit, check_threshold, is_short
+from preprocessing.steps.minimum_length import SHORT, SizeUnit, check_threshold, is_short
 
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
-SHORT = "short"
 KEPT = "kept"
 _FIND = "find"  # name of the step whose outputs are merged
+_FACTS_FILES = 64  # read by one task
 
 
 def filter(
@@ -80,6 +83,56 @@ def filter(
             run.step("merge", [_merge_task(run, found, output_file)])
             counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
+    return counts
+
+
+def list_short(facts_dir: Path, output_file: Path, options: RunOptions = RunOptions()) -> Counts:
+    """List the short documents as `filter` does, from the facts of a pass with the step MinimumLength.
+
+    Args:
+        facts_dir: Folder of facts that prepare wrote.
+        output_file: The key set, .pickle or .parquet.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, kept and short, per source.
+    """
+    is_table(output_file)  # raises for an unknown suffix now, before the work
+    files = read_index(facts_dir)
+    paths = [facts_dir / file.path for file in files]
+    with open_stage(
+        STAGE,
+        output_file.parent,
+        options,
+        reads={facts_dir: paths_of_facts(facts_dir, files)},
+        files=[output_file],
+        label=output_file.name,
+    ) as run:
+        tasks = list[Task]()
+        for bundle in batched(paths, count=_FACTS_FILES):
+            name = bundle[0].relative_to(facts_dir).as_posix()
+            output = run.ledger.root / STATE_DIR / run.output / f"{name}.short.parquet"
+            arguments = {"facts": FileSet(tuple(bundle)), "output": output}
+            tasks.append(Task(name, find_short_rows, arguments, (output,)))
+        found = run.step(_FIND, tasks)
+        run.step("merge", [_merge_task(run, found, output_file)])
+        return run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
+
+
+def find_short_rows(facts: FileSet, output: Path) -> Counts:
+    """Task: write the keys of the short documents in some files of facts."""
+    counts = Counts({}, [])
+    rows = defaultdict[str, list[NDArray[np.int64]]](list)
+    for path in facts.paths:
+        for name, found in written_by_file(path, (SHORT, "bytes")):
+            is_short_row = found[SHORT].to_numpy(zero_copy_only=False)
+            sizes = found["bytes"].to_numpy()
+            for reason, chosen in ((SHORT, is_short_row), (KEPT, ~is_short_row)):
+                if chosen.any():
+                    counts.add(source_of(name), READ, int(sizes[chosen].sum()), int(chosen.sum()))
+                    counts.add(source_of(name), reason, int(sizes[chosen].sum()), int(chosen.sum()))
+            rows[name].append(found["row"].to_numpy()[is_short_row])
+    write_keys(output, {name: np.concatenate(blocks) for name, blocks in rows.items()})
     return counts
 
 

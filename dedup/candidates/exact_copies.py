@@ -5,6 +5,7 @@ writes the copies in it. A document is named by its group and its row there unti
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -15,11 +16,14 @@ from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, wi
 from dedup.candidates.document_ids import ALONE, SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn, digest_texts
+from dedup.steps.form_digest import FORM_DIGEST
 from gristmill.batches import batched
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
+from gristmill.io.documents import source_of
 from gristmill.io.external_sort import write_records
+from gristmill.io.facts import FactsFile, WrittenSlice, written_by_file
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.text import utf8_size
 
@@ -30,6 +34,7 @@ DIGESTED = "digested"
 COPY = "copy"
 FIRST = "first"  # of a group of equal documents
 _BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
+_FACTS_FILES, _FACTS_ROWS = 64, 1 << 24  # of a group
 
 
 @leaves_out_damaged
@@ -59,6 +64,60 @@ def _iter_records(
             yield records
 
 
+def group_facts(files: Sequence[FactsFile]) -> list[list[FactsFile]]:
+    """Gather consecutive files of facts of one source, those with documents, so that few tasks read many small ones."""
+    groups = list[list[FactsFile]]()
+    rows = 0
+    for file in files:
+        if not file.documents:
+            continue
+        source = source_of(file.slices[0].file)
+        is_full = not groups or len(groups[-1]) == _FACTS_FILES or rows > _FACTS_ROWS
+        if is_full or source_of(groups[-1][0].slices[0].file) != source:
+            groups.append([])
+            rows = 0
+        groups[-1].append(file)
+        rows += sum(part.end - part.first for part in file.slices)
+    return groups
+
+
+def digest_facts(facts: FileSet, slices: list[list[WrittenSlice]], scope: Scope, output: Path) -> Counts:
+    """Task: write the DIGESTED_ROWs of the documents in a group of files of facts, each with its `slices`."""
+    counts = Counts({}, [])
+    source = source_of(slices[0][0].file)
+    salt = np.zeros(2, "<u8")
+    if scope == "per-source":
+        salt = np.frombuffer(blake2b(source.encode(), digest_size=16).digest(), "<u8")
+
+    def blocks() -> Iterator[NDArray]:
+        start = 0
+        for path, parts in zip(facts.paths, slices, strict=True):
+            starts = _starts_of(parts, start)
+            start += sum(part.end - part.first for part in parts)
+            for file, table in written_by_file(path, (*FORM_DIGEST, "bytes")):
+                records = np.empty(table.num_rows, DIGESTED_ROW)
+                high, low, sizes = (table.column(name).to_numpy() for name in (*FORM_DIGEST, "bytes"))
+                records["high"] = high ^ salt[0]
+                records["low"] = low ^ salt[1]
+                records["row"] = table.column("row").to_numpy() + starts[file]
+                records["size"] = sizes
+                counts.add(source, READ, int(sizes.sum()), len(records))
+                counts.add(source, DIGESTED, int(sizes.sum()), len(records))
+                yield records
+
+    write_records(output, blocks())
+    return counts
+
+
+def _starts_of(slices: Sequence[WrittenSlice], start: int) -> dict[str, int]:
+    """Return what is added to a row of each file to get the row in the group, whose rows begin at `start` here."""
+    starts = dict[str, int]()
+    for part in slices:
+        starts[part.file] = start - part.first
+        start += part.end - part.first
+    return starts
+
+
 class Places(NamedTuple):
     """The slices (n) of a corpus in order, to turn rows in groups into rows in files."""
 
@@ -73,6 +132,20 @@ class Places(NamedTuple):
         packed = [number << 32 | start for number, of_group in enumerate(starts) for start in of_group]
         files = np.array([numbers[part.name] for part in slices], np.uint32)
         return cls(np.array(packed, np.uint64), files, np.array([part.first_row for part in slices], np.int64))
+
+    @classmethod
+    def of_facts(cls, groups: Sequence[Sequence[FactsFile]], names: Sequence[str]) -> Self:
+        """Of groups of files of facts, as digest_facts numbers their rows; `names` are those of all files."""
+        numbers = {name: number for number, name in enumerate(names)}
+        starts, files, first_rows = list[int](), list[int](), list[int]()
+        for number, group in enumerate(groups):
+            start = 0
+            for part in (part for file in group for part in file.slices):
+                starts.append(number << 32 | start)
+                files.append(numbers[part.file])
+                first_rows.append(part.first)
+                start += part.end - part.first
+        return cls(np.array(starts, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
 
     def find(self, groups: NDArray[np.uint32], rows: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray]:
         """The numbers of files (n) and rows there (n, int64) of documents, given their groups (n) and rows there."""

@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError
 from gristmill.io.artefacts import open_table
+from gristmill.io.documents import source_of
+from gristmill.io.files import reject_unfinished
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write
 
@@ -132,6 +135,35 @@ def stream_facts(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
             yield file.read_row_group(number, columns=list(columns))
 
 
+def written_by_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield (file, its rows) of the documents in a file of facts that were written: `row` and these columns."""
+    for table in stream_facts(path, ["file", "row", *columns]):
+        table = table.filter(table.column("row").is_valid())
+        if not table.num_rows:
+            continue
+        names = table.column("file").unify_dictionaries().combine_chunks()
+        codes = names.indices.to_numpy()
+        ends = [*np.flatnonzero(np.diff(codes)) + 1, len(codes)]
+        start = 0
+        for end in ends:
+            name = names.dictionary[int(codes[start])].as_py()
+            yield name, table.slice(start, end - start).select(["row", *columns])
+            start = end
+
+
+def paths_of_facts(folder: Path, files: Sequence[FactsFile]) -> list[Path]:
+    """Return the paths of the list of files of facts, and of these files."""
+    return [folder / INDEX_FILE, *(folder / file.path for file in files)]
+
+
+def count_files(files: Sequence[FactsFile]) -> Counts:
+    """Return the number of files per source that documents were written to."""
+    counts = Counts({}, [])
+    for name in dict.fromkeys(part.file for file in files for part in file.slices):
+        counts.add_read_file(source_of(name))
+    return counts
+
+
 @contextmanager
 def open_vector_writer(path: Path, name: str, length: int) -> Iterator["VectorWriter"]:
     """Yield a writer of vectors of `length` numbers; publish the file when the block ends without an error."""
@@ -174,6 +206,29 @@ def stream_vectors(path: Path, name: str, length: int) -> Iterator[NDArray[np.ui
         raise InputError(f"{path} is not a readable file of vectors ({error}): make it again") from error
 
 
+class VectorReader:
+    """Reads the vectors of a file, so many at a time."""
+
+    def __init__(self, path: Path, name: str, length: int) -> None:
+        self._path = path
+        self._batches = stream_vectors(path, name, length)
+        self._rest = np.empty((0, length), np.uint32)
+
+    def take(self, count: int) -> NDArray[np.uint32]:
+        """Return the next vectors (count × length). InputError if fewer are left."""
+        taken = [self._rest[:count]]
+        self._rest = self._rest[count:]
+        missing = count - len(taken[0])
+        while missing:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise InputError(f"{self._path} has fewer vectors than documents: make it again")
+            taken.append(batch[:missing])
+            self._rest = batch[missing:]
+            missing -= len(taken[-1])
+        return np.concatenate(taken)
+
+
 def write_index(path: Path, files: Sequence[FactsFile]) -> None:
     """Write the list of a folder's files of facts, in the order of keys."""
     ordered = sorted(files, key=lambda found: [(part.file, part.first) for part in found.slices])
@@ -182,10 +237,14 @@ def write_index(path: Path, files: Sequence[FactsFile]) -> None:
 
 
 def read_index(folder: Path) -> list[FactsFile]:
-    """Return the files of facts of a folder, in the order of keys. UsageError if it has none, InputError if damaged."""
+    """Return the files of facts of a folder, in the order of keys.
+
+    UsageError if it has none, InputError if they are damaged, or the pass that writes them has not finished.
+    """
+    reject_unfinished(folder)
     path = folder / INDEX_FILE
     if not is_file(path):
-        raise UsageError(f"{folder}: expected the facts of a corpus, got no {INDEX_FILE}; try gristmill prepare")
+        raise UsageError(f"{folder}: expected the facts of a corpus, got no {INDEX_FILE}; run prepare first")
     try:
         return msgspec.json.decode(read_file(path), type=list[FactsFile])
     except msgspec.DecodeError as error:
