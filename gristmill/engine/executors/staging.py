@@ -68,7 +68,7 @@ class Scratch:
         return (self.fence is None or is_file(self.fence)) and (self.heartbeat is None or is_held(self.heartbeat))
 
     def with_heartbeat(self, lock: Path) -> "Scratch":
-        """Return the scratch space with a heartbeat of the lease `lock`; a local file, which orphans hold, needs none."""
+        """Return the space with a heartbeat of the lease `lock`; a local lock, which orphans hold, needs none."""
         return replace(self, heartbeat=self.folder / f"{lock.name}.heartbeat" if is_remote(lock) else None)
 
     @contextmanager
