@@ -45,7 +45,7 @@ from preprocessing.contamination.benchmarks import (
 from preprocessing.contamination.ngrams import TextWords, find_words
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
-STAGE = Stage("decontaminate", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("decontaminate", version=5, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
 EXACT, NEAR = "exact", "near"
@@ -106,10 +106,11 @@ def decontaminate(
     """Write the documents of a corpus that have no item of a benchmark in them.
 
     A document has an item if 13 words of it follow one another in both, or all its words if it has 8 to 12; case,
-    punctuation, line ends and JSON's escapes do not matter, and a character is a word where a script has no spaces.
-    Words are compared, not only hashes. A document has a near-duplicate of an item of 13 words or more if one place has
-    `near` of its words, in runs of 5 and more. The table TARGET_DIR.contamination.parquet has each place found, with
-    both texts; TARGET_DIR.benchmarks.json has, for each benchmark, the share found and the documents by source.
+    punctuation, line ends, the escapes of JSON and HTML, Unicode's forms and characters without width do not matter,
+    and a character is a word where a script has no spaces. Words are compared, not only hashes. A document has a
+    near-duplicate of an item of 13 words or more if one place has `near` of its words, in runs of 5 and more. The table
+    TARGET_DIR.contamination.parquet has each place found, with both texts; TARGET_DIR.benchmarks.json has, for each
+    benchmark, the share found and the documents by source.
 
     Args:
         data_dir: Folder of the corpus.
@@ -282,7 +283,7 @@ def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: 
             with _memory_for(document):
                 words = find_words(document.text)
                 ngrams.update(benchmarks.keys_in(words).tolist())
-                items.update({match.item for match in benchmarks.find_near(document.text, words)})
+                items.update({match.item for match in benchmarks.find_near(words)})
     for output, found in zip(outputs, (ngrams, items), strict=True):
         write_array(output, np.array(sorted(found.items()), _KEY_COUNT))
     return counts
@@ -321,7 +322,7 @@ def search_slices(
                 size = utf8_size(document.text)
                 with _memory_for(document):
                     words: TextWords = find_words(document.text)
-                    matches = benchmarks.find(document.text, words, least)
+                    matches = benchmarks.find(words, least)
                 places += (_row(document, benchmarks, match) for match in matches)
                 text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
                 if matches and (policy == "drop" or not text):

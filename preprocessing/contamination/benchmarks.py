@@ -28,7 +28,7 @@ from gristmill.io.text_records import take_text
 from gristmill.paths import is_remote
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 from preprocessing.contamination.near import ITEM_SIZE, NEAR_LENGTH, NearPlace, NearSearch
-from preprocessing.contamination.ngrams import ALONE, TextWords, find_keys, find_words, fold_table, hash_ngrams
+from preprocessing.contamination.ngrams import TextWords, find_keys, find_words, hash_ngrams
 
 ALL_FIELDS = "{*}"  # template: each field is a text of its own
 EACH = "\0"  # between templates whose texts are looked for one by one
@@ -265,19 +265,19 @@ class Benchmarks:
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
         return np.unique(np.concatenate([_NO_KEYS, *hits]))
 
-    def find(self, text: str, words: TextWords, least: int = 1) -> list[Match]:
+    def find(self, words: TextWords, least: int = 1) -> list[Match]:
         """The places of items in the order of the text: those of which it has `least` different n-grams or more, and
         near-duplicates that are not within such a place of their item.
         """
-        exact = list(self.find_exact(text, words, least))
+        exact = list(self.find_exact(words, least))
         spans = defaultdict[int, list[tuple[int, int]]](list)
         for match in exact:
             spans[match.item].append((match.start, match.end))
-        others = [near for near in self.find_near(text, words)
+        others = [near for near in self.find_near(words)
                   if not any(start <= near.start and near.end <= end for start, end in spans[near.item])]  # fmt: skip
         return sorted([*exact, *others], key=lambda match: (match.start, match.item))
 
-    def find_exact(self, text: str, words: TextWords, least: int) -> Iterator[Match]:
+    def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
         """The runs of items of which a text has `least` different n-grams or more."""
         found, ngrams = defaultdict[tuple[int, int, int], list[int]](list), defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
@@ -294,7 +294,7 @@ class Benchmarks:
                 first, count = start - shift, end - start
                 # an item that is too short for an n-gram is looked for as a whole
                 last = start + len(self.words_of(item)) if length == SHORTEST else end + length - 1
-                if self.words_of(item)[first : last - shift] == _spell(text, words, start, last):
+                if self.words_of(item)[first : last - shift] == words.spell(start, last):
                     ngrams[item].update(range(first, first + count))
                     covered[item].update(range(first, last - shift))
                     spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
@@ -303,12 +303,12 @@ class Benchmarks:
             for span in _joined(spans[item]):
                 yield Match(item, len(ngrams[item]), *span, share, near=False)
 
-    def find_near(self, text: str, words: TextWords) -> Iterator[Match]:
+    def find_near(self, words: TextWords) -> Iterator[Match]:
         """The near-duplicates of items in a text."""
         if self.near is None:
             return
         for place in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
-            ngrams, covered = self._shared_words(place, _spell(text, words, place.best_first, place.best_last))
+            ngrams, covered = self._shared_words(place, words.spell(place.best_first, place.best_last))
             if covered >= place.covered:  # fewer only if hashes of different words are equal
                 start, end = int(words.starts[place.first]), int(words.ends[place.last - 1])
                 share = place.covered / int(self.near.sizes["covered"][place.item])
@@ -342,7 +342,7 @@ class Benchmarks:
     def _words_of(self, item: int) -> list[str]:
         text = self.items.column("text")[item].as_py()
         words = find_words(text)
-        return _spell(text, words, 0, len(words))
+        return words.spell(0, len(words))
 
 
 def _mapped(path: Path, dtype: np.dtype) -> NDArray:
@@ -369,9 +369,3 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((start, end))
     return joined
-
-
-def _spell(text: str, words: TextWords, first: int, last: int) -> list[str]:
-    """Words of a text as they are compared."""
-    table, spans = fold_table(), zip(words.starts[first:last].tolist(), words.ends[first:last].tolist(), strict=True)
-    return ["".join(chr(int(table[ord(letter)]) & (ALONE - 1)) for letter in text[start:end]) for start, end in spans]

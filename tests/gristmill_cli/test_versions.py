@@ -55,7 +55,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.tokenize_corpus:STAGE": (3, "4c4ab53d81726c33"),
     "preprocessing.filter_quality:STAGE": (3, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (2, "39614aa25c732ac2"),
-    "preprocessing.decontaminate:STAGE": (4, "c7e8198e492338c6"),
+    "preprocessing.decontaminate:STAGE": (5, "c7e8198e492338c6"),
 }
 
 

@@ -1,5 +1,6 @@
 """decontaminate: planted items are found in every disguise, and nothing else, as a plain program of this test finds."""
 
+import html
 import json
 import random
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
+from html.entities import codepoint2name
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,21 @@ DISGUISES = {
     "JSON": json.dumps({"id": 3, "question": "Read:\n" + ITEM, "answer": "Paris"}),
     "other quotes": ITEM.replace('"capital"', "« capital »"),
     "the end of it": "…" + ITEM[30:],
-}
+    "JSON in JSON": json.dumps(json.dumps({"question": "Read:\n" + ITEM})),
+    "escaped letters": "".join(f"\\u{ord(letter):04X}" for letter in ITEM),
+    "escaped twice": "".join(f"\\\\\\\\u{ord(letter):04x}" for letter in ITEM),
+    "HTML": html.escape(ITEM),
+    "HTML in HTML": html.escape(html.escape(ITEM).replace("i", "&#105;")),
+    "JSON in HTML": json.dumps(ITEM).replace("&", "\\u0026").replace('\\"', "&#x22;").replace("e", "\\u0026#101;"),
+    "hexadecimal": "".join(f"&#x{ord(letter):X};" for letter in ITEM),
+    "soft hyphens": ITEM.replace("i", "\u00adi"),
+    "escaped soft hyphens": ITEM.replace("i", "&shy;i").replace("a", "\\u00ada"),
+    "without width": ITEM.replace("i", "i\u200b").replace("a", "\u2060a").replace("o", "o\ufeff\u200d"),
+    "full width": "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in ITEM),
+    "mathematical": re.sub("[a-z]", lambda letter: chr(0x1D41A - 97 + ord(letter[0])), ITEM),
+    "ligatures": ITEM.replace("fl", "ﬂ").replace("st", "ﬆ"),
+    "variation": ITEM.replace("e", "e\ufe0f"),
+}  # fmt: skip
 PLAIN = re.compile(r"\w+")
 OPTIONS = RunOptions(workers=1, quiet=True)
 
@@ -47,20 +63,35 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def plain_words(text: str) -> list[str]:
-    """Words by Python's own tables, one at a time; JSON's escapes are no words."""
-    text = re.sub(r"\\[nrtu\"/\\]", "  ", text)
+    """Words by Python's own tables, one at a time, of a text without escapes."""
+    for _ in range(4):
+        text = re.sub(r"\\+u([dD][89abAB]..)\\+u(....)", lambda pair: surrogates(*pair.groups()), text)
+        text = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), text)
+        text = re.sub(r"&#?\w+;", lambda entity: html.unescape(entity[0]), text)
+    text = re.sub(r"\\+[nrtbf]", "  ", text)
+    text = re.sub("[\ufe00-\ufe0f]", "", text)
+    text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+    text = "".join(" " if unicodedata.category(letter) == "Sk" else letter for letter in text)
+    text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     words, word = [], ""
     for letter in text + " ":
         is_part = unicodedata.category(letter)[0] in "LMN"
         is_alone = is_part and ("\u3040" <= letter <= "\u9fff" or "\u0e00" <= letter <= "\u0eff")
+        if letter in "\u3099\u309a" and not word and words:
+            words[-1] += letter
+            continue
         if word and (not is_part or is_alone):
             words.append(word)
             word = ""
         if is_alone:
-            words.append(letter.lower())
+            words.append(letter)
         elif is_part:
-            word += letter.lower() if len(letter.lower()) == 1 else letter
+            word += letter
     return words
+
+
+def surrogates(high: str, low: str) -> str:
+    return bytes.fromhex(high + low).decode("utf-16-be")
 
 
 def plain_search(texts: list[str], items: list[str]) -> set[tuple[int, int]]:
@@ -93,14 +124,16 @@ def test_an_item_is_found_in_each_disguise_and_its_place_is_in_the_table(tmp_pat
     (row,) = pq.read_table(report_paths(tmp_path / "out")[0]).to_pylist()
     assert (row["file"], row["row"], row["item"], row["item_text"]) == ("web/a.jsonl", 1, "quiz.jsonl@0", ITEM)
     place = texts[1][row["start"] : row["end"]]
-    assert plain_words(place) == plain_words(row["text"]) and plain_words(place)[-1] == "tower"
+    assert place.startswith(row["text"]) and plain_words(place)[-1] == "tower"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_found_equals_a_plain_program(tmp_path: Path, seed: int) -> None:
     """Few different words, so that parts of items are there by chance, and characters of scripts without spaces."""
     chosen = random.Random(seed)
-    known = [*"abcDEF", "İx", "naïve", "漢字", "かな", "ไทย", "x1", "a\\n", "it's", "…", "--"]
+    known = [*"abcDEF", "İx", "naïve", "漢字", "かな", "がぱ", "ไทย", "x1", "a\\n", "it's", "…", "--",
+             "\\nu", "\\\\theta", "cafe\u0301", "caf\\u00e9", "&eacute;", "&mdash;", "ﬁ", "Ａ", "a\u00adb", "ｶﾞ", "가",
+             "\\ud83c\\udf00", "\\ud842\\udfb7", "Straße", "´", "ồ", "o\u0302\u0300"]  # fmt: skip
 
     def make(least: int, most: int) -> str:
         return " ".join(chosen.choices(known, [60, 9, *[1] * (len(known) - 2)], k=chosen.randint(least, most)))
@@ -112,7 +145,7 @@ def test_what_is_found_equals_a_plain_program(tmp_path: Path, seed: int) -> None
     quiz = write(tmp_path / "quiz.jsonl", [{"q": item} for item in items])
     decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report", common=0)
     expected = plain_search(texts, items)
-    assert table_of(tmp_path / "out") == expected and len(expected) > 20
+    assert table_of(tmp_path / "out") == expected and len(expected) > 12
     report = read_report(report_paths(tmp_path / "out")[1]).benchmarks["quiz"]
     assert report.found == len({item for _, item in expected})
     assert report.documents == {"web": len({text for text, _ in expected})}
@@ -129,6 +162,58 @@ def test_cut_takes_the_places_and_a_margin_and_drops_what_is_empty(tmp_path: Pat
     assert set(plain_words(kept[0])[1:-1]) <= {"before", "be", "after", "ter"}
     assert len(kept[0]) == pytest.approx(len(texts[0]) - len(ITEM) - 80, abs=8)
     assert kept[2].count("\n\n") == 1 and not set("xq") & set(kept[2])
+
+
+CASES = {  # other scripts, and signs inside words
+    "Chinese": "磨坊主在清晨打开水闸让河水推动木轮然后把新收的小麦倒进石磨之间慢慢磨成细白的面粉",
+    "Russian": "Мельник открывает шлюз рано утром чтобы река вращала колесо и сыплет ещё зерно между тяжёлыми камнями",
+    "formulas": r"Find $\nu$ and $\theta$ so $\tan\theta = \nu$, $\beta = \tau$ = \frac{\nu}{\rho} \times \nabla r$",
+    "quotes": "The miller’s wheel doesn’t turn – it’s “dry” – and the baker’s wife’s flour isn’t ground",
+    "French": "Où le meunier a-t-il rangé la clé de l’écluse après avoir fermé le café près de la forêt d’Écouves ?",
+    "Vietnamese": "Người thợ xay mở cửa cống vào buổi sáng sớm để dòng sông làm quay bánh xe gỗ cũ kỹ của cối xay",
+    "Japanese": "がらすのばけつがごとごとなるとぱんやがでてくるグリンピースとパンダ",
+    "Korean": "방앗간 주인은 이른 아침에 수문을 열어 강물이 나무 바퀴를 돌리게 하고 밀을 돌 사이에 천천히 부어 넣는다",
+    "Hindi": "चक्की वाला सुबह जल्दी पानी का द्वार खोलता है ताकि नदी लकड़ी के पहिये को घुमा सके और आटा पिसे",
+}  # fmt: skip
+WRITTEN = {
+    "JSON": json.dumps,
+    "JSON in JSON": lambda text: json.dumps(json.dumps({"question": text})),
+    "HTML": lambda text: text.encode("ascii", "xmlcharrefreplace").decode(),
+    "named": lambda text: "".join(f"&{codepoint2name[ord(x)]};" if ord(x) in codepoint2name else x for x in text),
+    "doubled": lambda text: text.replace("\\", "\\\\"),
+    "NFD": lambda text: unicodedata.normalize("NFD", text),
+    "NFKC": lambda text: unicodedata.normalize("NFKC", text),
+    "hyphens": lambda text: "".join(f"{x}\u00ad\u200b" if x.isalpha() else x for x in text),
+}
+
+
+@pytest.mark.parametrize("policy", ["drop", "cut"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_item_is_found_however_it_is_written(tmp_path: Path, case: str, policy: str) -> None:
+    """An item as each of these, in a corpus of all of the others, and of texts that say something else."""
+    forms = {name: unicodedata.normalize("NFC", CASES[case]) for name in ("plain",)}
+    forms |= {name: write(forms["plain"]) for name, write in WRITTEN.items()}
+    before, after = "Not of the item. ", " Nor is this &amp; that."
+    texts = [f"{before}{form}{after}" for form in forms.values()] + [CASES[other] for other in CASES if other != case]
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
+    for name, form in forms.items():
+        quiz = write(tmp_path / f"{name}.jsonl", [{"q": form}])
+        target = tmp_path / name
+        decontaminate(tmp_path / "corpus", target, (quiz,), OPTIONS, policy=policy, margin=0, near=0)  # type: ignore[arg-type]
+        assert table_of(target) == {(row, 0) for row in range(len(forms))}
+        kept = [document.text for document in read_corpus(target)]
+        assert kept[-len(CASES) + 1 :] == texts[len(forms) :]
+        if policy == "cut":
+            assert all(
+                text.startswith(before.rstrip()) and text.endswith(after.lstrip()) for text in kept[: len(forms)]
+            )
+            assert max(map(len, kept[: len(forms)])) < len(before + after) + 40
+
+
+def test_escapes_of_megabytes_are_decoded_in_linear_work() -> None:
+    text = "\\u00e9&eacute;&amp;amp;amp;amp;amp;&;&#;\\\\u12" * 3000
+    words = find_words(text)
+    assert len(words) == len(set(words.starts.tolist())) and words.ends[-1] <= len(text)
 
 
 def test_what_cut_leaves_keeps_its_bytes(tmp_path: Path) -> None:
