@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
@@ -166,18 +168,19 @@ def describe(graph: "networkx.Graph") -> Table:
     pairs, sources = len(graph) * (len(graph) - 1) // 2, {source for _, source in graph.nodes(data="source")}
     chained = [key for key, value in similarity.items() if value < graph.graph["threshold"]]
     lines = {
-        "members": f"{len(graph):,} documents of {', '.join(sorted(sources))}",
+        "members": f"{count_of(len(graph), 'document')} of {', '.join(sorted(sources))}",
         "similarity": graph.graph["similarity"],
-        "edges": f"{graph.size():,} of {pairs:,} pairs at {graph.graph['threshold']:.2f} or more",
+        "edges": f"{graph.size():,} of {count_of(pairs, 'pair')} at {graph.graph['threshold']:.2f} or more",
         "first": first,
         "to the first": f"{known[0]:.2f} to {known[-1]:.2f}, median {np.median(known):.2f}" if known else "unknown",
-        "chained": f"{len(chained):,} members are less similar than that to the first{_examples(chained, similarity)}",
+        "chained": f"{count_of(len(chained), 'member')} less similar than that to the "
+        f"first{_examples(chained, similarity)}",
     }
     lengths = {key: count for key, count in graph.nodes(data="characters") if count is not None}
     for name, choose in (("longest", max), ("shortest", min)):
         if lengths:
             key = choose(lengths, key=lambda key: lengths[key])
-            lines[name] = f"{key}, {lengths[key]:,} characters"
+            lines[name] = f"{key}, {count_of(lengths[key], 'character')}"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in lines.items():
         table.add_row(Text(name, "bold"), Text(value))

@@ -16,6 +16,7 @@ from dedup.minhash.shingles import compared_sets, digest_texts
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
 from dedup.tables import Indices, Table, as_table, batches
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 
 _THRESHOLD = 0.8
 Decided = tuple[NDArray[np.int64], NDArray[np.float64]]  # duplicate_of and similarity
@@ -64,7 +65,7 @@ class Deduplicated:
             f"duplicates: {removed:,} ({removed / max(texts, 1):.1%})\n"
             f"clusters: {np.count_nonzero(sizes):,}; texts in the largest: {max(sizes):,}\n"
             f"similarity to the kept text: {similar}\n"
-            f"without a signature, as they are shorter than a shingle: {self.without_signature:,} texts "
+            f"shorter than a shingle, so without a signature: {count_of(self.without_signature, 'text')} "
             f"({self.without_signature / max(texts, 1):.1%})\n"
             f"candidates: {describe_recall(self.bands, self.threshold)}"
         )

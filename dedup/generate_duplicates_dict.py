@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 
@@ -159,14 +161,15 @@ def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, deci
     missing, unreadable = fetched.total(WITHOUT_FIELD).documents, fetched.total(UNREADABLE_FIELD).documents
     if run.ran and isinstance(keep, Newest) and (missing or unreadable):
         lines.append(
-            f"note: {keep.field} is missing in {missing:,} of {decided.total(READ).documents:,} documents, "
+            f"note: {keep.field} is missing in {missing:,} of {count_of(decided.total(READ).documents, 'document')}, "
             f"and neither a number nor a date in {unreadable:,}; they come last. {'; '.join(fetched.examples)}"
         )
     if run.ran and settings.check:
         confirmed, below = decided.total(DUPLICATE).documents, decided.total(BELOW_THRESHOLD).documents
         text = sum(fetched.total(reason).bytes for reason in (CLUSTERED, WITHOUT_FIELD, UNREADABLE_FIELD))
         lines.append(
-            f"verified {confirmed + below:,} candidates: {confirmed:,} confirmed, {below:,} below the threshold; "
+            f"verified {count_of(confirmed + below, 'candidate')}: {confirmed:,} confirmed, {below:,} below "
+            "the threshold; "
             f"read {text / 1e6:,.1f} MB of text in {time.perf_counter() - run.started:.1f} s"
         )
     if isinstance(keep, BySource) and (unseen := sorted(set(keep.sources) - set(decided.tallies))):

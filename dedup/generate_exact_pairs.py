@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import pyarrow as pa
@@ -110,7 +112,8 @@ def generate_exact_pairs(
     if not options.quiet:
         read, copied = counts.total(READ), counts.total(COPY)
         print(
-            f"{STAGE.name}: {joined.counts.total(FIRST).documents:,} groups, {copied.documents:,} copies: "
+            f"{STAGE.name}: {count_of(joined.counts.total(FIRST).documents, 'group')}, "
+            f"{count_of(copied.documents, 'copy', 'copies')}: "
             f"{copied.bytes / 1e6:,.1f} of {read.bytes / 1e6:,.1f} MB need no signature",
             file=sys.stderr,
         )

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 from tyro.conf import Positional
@@ -93,7 +95,8 @@ def remove_lines(
     units, documents = map(sum, zip(*done.values(tuple[int, int]), strict=True))
     if not options.quiet:
         size = counts.total(CHANGED).bytes + counts.total(EMPTIED).bytes
-        print(f"{STAGE.name}: {units:,} {unit}s left out of {documents:,} documents, {size:,} bytes", file=sys.stderr)
+        removed, changed = count_of(units, unit), count_of(documents, "document")
+        print(f"{STAGE.name}: {removed} ({count_of(size, 'byte')}) removed from {changed}", file=sys.stderr)
     return counts
 
 

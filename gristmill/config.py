@@ -21,6 +21,7 @@ import tyro
 from gristmill.arguments import check_words, expected, option_name, parse, suggestion, take_tables
 from gristmill.errors import InputError, UsageError, require
 from gristmill.paths import unknown_scheme_in
+from gristmill.wording import message_of
 
 Config = TypeVar("Config")
 INT64 = 2**63 - 1
@@ -116,7 +117,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: expected TOML, got {error}; fix that line, or give another --config") from error
+        raise InputError(
+            f"{path}: invalid TOML: {message_of(error)}; fix that line, or give another --config"
+        ) from error
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:

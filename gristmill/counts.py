@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.errors import ConservationError, TooManyMalformed
+from gristmill.wording import count_of, verb_for
 
 READ = "read"
 WRITTEN = "written"
@@ -191,8 +192,9 @@ class Counts(msgspec.Struct):
             outgoing = self._sum(source, incoming=False)
             if incoming != outgoing:
                 raise ConservationError(
-                    f"{stage}: source {source!r} does not add up: {incoming.documents:,} documents "
-                    f"({incoming.bytes:,} bytes) came in, {outgoing.documents:,} ({outgoing.bytes:,} bytes) are "
+                    f"{stage}: source {source!r} does not add up: {count_of(incoming.documents, 'document')} "
+                    f"({count_of(incoming.bytes, 'byte')}) came in, {outgoing.documents:,} "
+                    f"({outgoing.bytes:,} bytes) are "
                     "accounted for. Do not use this result; please report it with the ledger (.gristmill/*.jsonl)."
                 )
             totals[source] = (incoming.documents, outgoing.documents)
@@ -214,7 +216,8 @@ class Counts(msgspec.Struct):
         read, malformed = self.total(READ), self._sum_malformed()
         if malformed.documents > limit * read.documents or malformed.bytes > limit * read.bytes:
             raise TooManyMalformed(
-                f"{stage}: {malformed.documents:,} of {read.documents:,} records are malformed "
+                f"{stage}: {malformed.documents:,} of {count_of(read.documents, 'record')} "
+                f"{verb_for(malformed.documents, 'is', 'are')} malformed "
                 f"({malformed.documents / read.documents:.2%}, and {malformed.bytes / max(read.bytes, 1):.2%} of the "
                 f"bytes), more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
                 f"They are in the *.malformed files next to the output. {self._advice()}, or raise --max_malformed."

@@ -17,6 +17,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
+from gristmill.wording import count_of
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import load_record
@@ -68,7 +69,8 @@ def _lines(
     yield from ("---", f"pretty_name: {msgspec.json.encode(name).decode()}", "task_categories:", "- text-generation")
     yield from ("size_categories:", f"- {below}<n<{size}" if below else "- n<1K", "tags:", "- gristmill", "---", "")
     yield f"# {name}"
-    yield f"\n{documents:,} documents and {sum(tokens[TRAIN].values()):,} tokens for training, "
+    trained = count_of(sum(tokens[TRAIN].values()), "token")
+    yield f"\n{count_of(documents, 'document')} and {trained} for training, "
     yield f"{counts.total(HELD_OUT).documents:,} and {sum(tokens.get(HELD_OUT, {}).values()):,} held out.\n"
     yield "## Sources\n"
     yield from _table(
@@ -77,7 +79,7 @@ def _lines(
     )
     yield "\n## What became of the documents\n"
     repeated = sum(counts.total(it).documents for it in INCOMING if it != READ)
-    again = f" The mix has {repeated:,} more: repeated ones, or parts of one that was divided." if repeated else ""
+    again = f" The mix adds {repeated:,}: repeats, and parts of documents that were split." if repeated else ""
     yield f"{counts.total(READ).documents:,} were read.{again}\n"
     reasons = [it for it in counts.reasons if it not in (*INCOMING, NOT_READ) and counts.total(it).documents]
     rows = sorted(((it, counts.total(it)) for it in reasons), key=lambda row: -row[1].documents)
@@ -168,7 +170,7 @@ def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False,
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and STATE_DIR not in path.parts]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     lines = [f"{size:>16,} {name}" for name, size in sizes.items()]
-    total = f"{len(sizes):,} files, {sum(sizes.values()):,} bytes: {folder} → {target}"
+    total = f"{count_of(len(sizes), 'file')}, {count_of(sum(sizes.values()), 'byte')}: {folder} → {target}"
     if dry_run:
         return Text(spell_urls("\n".join([*lines, f"{total}; nothing was sent"])))
     with hub_library(name):

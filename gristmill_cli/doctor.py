@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.kernels import SUFFIX, cache_folders
+from gristmill.wording import count_of
 
 EXTRAS = {
     "train": "training, evaluation, Hugging Face models",
@@ -106,7 +107,9 @@ def _torch() -> str:
         return "not installed"
     import torch
 
-    return f"{torch.__version__}, " + (f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "CPU only")
+    return f"{torch.__version__}, " + (
+        count_of(torch.cuda.device_count(), "GPU") if torch.cuda.is_available() else "CPU only"
+    )
 
 
 def _extras() -> Table:

@@ -22,6 +22,7 @@ from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
+from gristmill.wording import count_of
 from gristmill_cli.run_config import Dedup, recorded_options
 from gristmill_cli.stages.pipeline import corpus_folders
 
@@ -184,13 +185,15 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
         (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, first))
     clusters = [(size, members) for size, _, members in sorted(found, reverse=True)]
     if not clusters:
-        return Group(Text("no clusters: no two documents were found to be alike"))
+        return Group(Text("no clusters: no two documents are similar enough"))
     table = Table("documents", "the first of them", box=None, pad_edge=False)
     for size, first in clusters:
         more = f" and {size - len(first):,} more" if size > len(first) else ""
         table.add_row(f"{size:,}", Text(", ".join(map(str, first)) + more))
     pairs = [Pair(first[1], first[0], None) for _, first in clusters[:show]]
-    return Group(Text(f"the {len(clusters):,} largest clusters", "bold"), table, *_compared(corpus, pairs, text_column))
+    return Group(
+        Text(f"the {count_of(len(clusters), 'largest cluster')}", "bold"), table, *_compared(corpus, pairs, text_column)
+    )
 
 
 def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Text | Table]:
@@ -212,7 +215,9 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
             yield Text("the texts are equal")
             continue
         table = Table(
-            f"{pair.removed}, {len(removed):,} characters", f"{pair.kept}, {len(kept):,} characters", expand=True
+            f"{pair.removed}, {count_of(len(removed), 'character')}",
+            f"{pair.kept}, {count_of(len(kept), 'character')}",
+            expand=True,
         )
         table.add_row(*mark_differences(removed, kept))
         yield table

@@ -26,6 +26,7 @@ from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
 from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
+from gristmill.wording import count_of
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config, scan_inputs
 from gristmill_cli.run_config import RunConfig
@@ -234,7 +235,7 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
                 sink.write(b"".join(lines[::share]))
     _note_refused(refused, config.max_malformed)
     if not sampled:
-        raise InputError(f"{corpus}: expected a corpus with documents, got none in {len(files):,} files")
+        raise InputError(f"{corpus}: expected a corpus with documents, got none in {count_of(len(files), 'file')}")
     return Extent(round(documents), round(text), len(files), sum(max(1, ceil(it.size / SLICE_BYTES)) for it in files))
 
 
@@ -337,7 +338,10 @@ def _grown(less: int, more: int, texts: Sequence[int], text: float, stage: Stage
 def cost_table(found: Estimate) -> Table:
     """A row for each stage, and their total."""
     extent = found.extent
-    title = f"{extent.documents:,} documents, {decimal(extent.text_bytes)} of text in {extent.files:,} files"
+    title = (
+        f"{count_of(extent.documents, 'document')}, {decimal(extent.text_bytes)} of text in "
+        f"{count_of(extent.files, 'file')}"
+    )
     names = ("core time", "share", f"on {found.cores:,}", "read", "written", "on disk", "requests")
     table = Table("stage", title=title, box=None, title_justify="left", pad_edge=False)
     for name in names:
@@ -365,12 +369,12 @@ def explanation(found: Estimate, given: float | None) -> str:
     )  # fmt: skip
     return (
         f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
-        f"{total.requests:,} requests if all is in a bucket, about ${found.dollars:,.2f}.\n"
+        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\n"
         "Linear in the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
         "cluster, remove and train_tokenizer end in one process, whatever the cores.\n"
         f"Duplicates: {duplicates}.\n"
         f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
-        f"{found.sample.documents:,} documents."
+        f"{count_of(found.sample.documents, 'document')}."
     )
 
 

@@ -27,6 +27,7 @@ from gristmill.errors import ConservationError, GristmillError, InputError, Usag
 from gristmill.io.token_shards import Manifest
 from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
+from gristmill.wording import count_of
 from preprocessing.quality.recipe import RULES
 
 FUNNEL_FILE = "funnel.json"
@@ -167,7 +168,7 @@ def check_counts_between(
         out, read = counts.total(reason, source), next_counts.total(READ, source)
         if (out.documents, out.bytes * sizes) != (read.documents, read.bytes * sizes):
             raise ConservationError(
-                f"between {stage} and {next_stage}, source {source!r}: {out.documents:,} documents "
+                f"between {stage} and {next_stage}, source {source!r}: {count_of(out.documents, 'document')} "
                 f"({out.bytes:,} bytes) were written and {read.documents:,} ({read.bytes:,} bytes) were read. "
                 "If a file between the two was edited, remove it and run again"
             )

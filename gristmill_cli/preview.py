@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
 from gristmill.io.readers import read_corpus
+from gristmill.wording import count_of
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import Bounds, Recipe, load_recipe
 from preprocessing.quality.words import WordSplitter
@@ -92,7 +93,7 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
         name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
         table.add_row(name, _limits(step), f"{count:,}", share, f"{alone:,}", *spread)
     lost = sum(map(len, first.values()))
-    head = f"{len(sample):,} of {total:,} documents: {lost:,} removed ({100 * lost / len(sample):.1f}%)"
+    head = f"{len(sample):,} of {count_of(total, 'document')}: {lost:,} removed ({100 * lost / len(sample):.1f}%)"
     lines: list[RenderableType] = [Text(f"{head}, {rewritten:,} of the others rewritten"), Text(), table]
     for name, found_documents in first.items():
         if found_documents[:examples]:

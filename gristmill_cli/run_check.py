@@ -19,6 +19,7 @@ from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, sc
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
+from gristmill.wording import count_of
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
 from gristmill_cli.stages.pipeline import STAGES
@@ -80,7 +81,7 @@ def _note_texts(corpus: Corpus) -> None:
     for (source, reason), count in Counter((file.source, file.reason) for file in texts).items():
         kind = next(name for name, said in ASKED_FOR.items() if said == reason)
         print(
-            f"note: {count:,} .{kind} files of {source!r} are not read, and nothing else is there: "
+            f"note: {count_of(count, f'.{kind} file')} of {source!r} not read, and it has no others: "
             f"--normalize.read_also {kind} reads them",
             file=sys.stderr,
         )

@@ -23,6 +23,7 @@ from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import is_remote, spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
+from gristmill.wording import count_of
 from gristmill_cli.run_config import recorded_options
 from gristmill_cli.stages.pipeline import stages_in_run
 
@@ -69,9 +70,9 @@ class RunStatus(msgspec.Struct):
         parts = [f"{self.name} in {self.folder}: {self.state}"]
         if self.tasks:
             taken = f", {self.tasks_running:,} taken" if self.tasks_running else ""
-            parts.append(f"{self.step}: {self.tasks_done:,} of {self.tasks:,} tasks done{taken}")
+            parts.append(f"{self.step}: {self.tasks_done:,} of {count_of(self.tasks, 'task')} done{taken}")
         elif self.records:
-            parts.append(f"{self.records:,} tasks done in this run of the stage")
+            parts.append(f"{count_of(self.records, 'task')} done in this run of the stage")
         parts += [f"{self.retried:,} retried"] if self.retried else []
         parts += [f"{self.core_hours:,.2f} core hours so far"] if self.core_hours else []
         parts += [f"{self.holder} was in charge"] if self.state == "stopped" and self.holder else []
@@ -108,7 +109,11 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     for work in report.works:
         parts += [Text(), _table(work.processes)] if work.processes else []
     if is_file(out / RUN_FILE) and not report.stages:
-        parts.append(Text(f"{out} is of a training run, and status tells of data: try gristmill plot {out}"))
+        parts.append(
+            Text(
+                f"{out} belongs to a training run, and gristmill status covers data runs only: try gristmill plot {out}"
+            )
+        )
     elif not is_folder(out / STATE_DIR):
         parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)

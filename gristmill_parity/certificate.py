@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.wording import count_of
 from gristmill_parity.cases import Case, all_cases, covering_cases
 from gristmill_parity.comparison import QUANTITIES, CaseResult, Certifier, limits
 from gristmill_parity.feature_cases import feature_cases
@@ -54,7 +55,10 @@ def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "
     possible = [case for case in cases if device == "cpu" or not case.sends_tensors or case.processes <= gpus]
     if possible != cases:
         count = len(cases) - len(possible)
-        skipped.append(f"{count} pipelines, grids and rings need a GPU per process: gloo sends no GPU's tensors")
+        skipped.append(
+            f"{count_of(count, 'layout')} with pipelines, grids or rings: each process needs a GPU, as gloo "
+            "sends no GPU tensors"
+        )
     return CertificatePlan([case for case in possible if case.processes <= most], refused, skipped)
 
 
@@ -142,14 +146,14 @@ def _refusals(refused: dict[ParallelConfig, str]) -> Table:
     counts = Counter(refused.values())
     table = Table("refused", "why", box=None, pad_edge=False)
     for reason, count in counts.items():
-        table.add_row(f"{count} layouts" if count > 1 else "1 layout", Text(reason))
+        table.add_row(count_of(count, "layout"), Text(reason))
     return table
 
 
 def summary(rows: Sequence[CaseResult], seconds: float) -> str:
     """Summarize the certificate in a few lines: counts, largest differences, slowest case, failures."""
     green = [row for row in rows if row.passed]
-    lines = [f"{len(rows)} rows, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
+    lines = [f"{count_of(len(rows), 'row')}, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
     for reference, precision in dict.fromkeys((row.case.reference, row.case.precision) for row in rows):
         chosen = [row for row in rows if (row.case.reference, row.case.precision) == (reference, precision)]
         worst = max(chosen, key=lambda row: (not row.passed, torch.tensor(row.share_of_limit).nan_to_num(9e9).item()))

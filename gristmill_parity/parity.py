@@ -13,6 +13,7 @@ from gristmill.console import wide_console
 from gristmill.errors import GristmillError, UsageError
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
+from gristmill.wording import count_of
 
 
 def parity(
@@ -62,4 +63,7 @@ def parity(
         atomic_write_bytes(out, text.encode())
     red = sum(not row.passed for row in rows)
     if red:
-        raise GristmillError(f"{red} of {len(rows)} rows differ from their reference, or from theory: see above")
+        raise GristmillError(
+            f"{red} of {count_of(len(rows), 'row')} red: results differ from the reference, or traffic from "
+            "theory; see above"
+        )

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gristmill.errors import require
+from gristmill.wording import count_of
 from gristmill_planner.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
@@ -291,20 +292,22 @@ def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
     agrees = "agree to the byte" if found.agrees else "differ where both numbers are shown"
     return [
         f"rank {found.rank} of {run.cluster.devices} ({place or 'alone'}) in {layout.describe()}, recompute "
-        f"{run.recompute}, with {layout.micro_batches} micro-batches of {run.micro_batch} x {run.seq_len} tokens",
+        f"{run.recompute}, with {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} of "
+        f"{run.micro_batch} x {run.seq_len} tokens",
         f"{_held(run, found)}: {found.parameters:,} parameters",
         "",
         _bytes_table(found.built),
         "",
         _traffic_table(found.sent, found.expected_sent),
         "",
-        f"The formulas of traffic {agrees}.",
+        f"The traffic formulas {agrees}.",
     ]
 
 
 def _held(run: PlannedRun, found: DryRun) -> str:
     """The layers and ends of the model on the rank."""
-    words = [f"layers {each.start} to {each.stop - 1}" for each in found.layers.values()]
+    words = [f"layers {each.start} to {each.stop - 1}" if len(each) > 1 else f"layer {each.start}"
+             for each in found.layers.values()]  # fmt: skip
     words += ["the embedding"] * (0 in found.layers) + ["the output"] * (run.layout.stages - 1 in found.layers)
     return " and ".join(words)
 

@@ -12,6 +12,7 @@ import msgspec
 from gristmill.arguments import one_of
 from gristmill.config import Range, toml_lines
 from gristmill.errors import UsageError, require, wrap_write_errors
+from gristmill.wording import count_of
 from gristmill_planner.fitted_constants import Constants
 
 _GIB = 1 << 30
@@ -76,7 +77,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1:
             raise UsageError(
-                f"a cluster of {self.devices} GPUs in nodes of {self.per_node}; expected 1 or more of each, "
+                f"a cluster of {count_of(self.devices, 'GPU')} in nodes of {self.per_node}; expected 1 or "
+                "more of each, "
                 "for example --gpus 8 --nodes_of 8"
             )
 

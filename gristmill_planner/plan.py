@@ -8,6 +8,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
@@ -182,10 +184,13 @@ def plan(
     first = result.choices[0]
     lines: list[Any] = [choices_table(result.choices, total), "", *about(first, constants)]
     if given is None:
-        lines += [next_choice(result.choices), f"{result.considered:,} layouts were considered; {total:.3g} tokens."]
+        lines += [
+            next_choice(result.choices),
+            f"{count_of(result.considered, 'layout')} considered; {total:.3g} tokens.",
+        ]
     else:
         missing = (first.memory.total - cluster.device.memory) / (1 << 30)
-        lines += [f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."]
+        lines += [f"It does not fit: it exceeds the memory by {missing:.1f} GiB." if missing > 0 else "It fits."]
     lines += ["", *formulas(first, constants)] if explain else []
     lines += ["", trust(cluster.device, gpu, request.software)]
     lines += (
@@ -252,7 +257,7 @@ def _cluster(
     devices = cluster.devices
     require(
         cluster.fills_nodes,
-        f"{devices} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
+        f"{count_of(devices, 'GPU')} cannot fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
     )
     return cluster.with_network(1e9 * network) if network else cluster
 

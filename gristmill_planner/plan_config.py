@@ -9,6 +9,7 @@ from pathlib import Path
 from gristmill.config import check_ranges, load_config, toml_lines
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.token_shards import open_shards
+from gristmill.wording import count_of
 from gristmill_planner.hardware import Cluster
 from gristmill_planner.planned_run import (
     GRISTMILL,
@@ -130,7 +131,8 @@ def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
     cluster, devices = request.cluster, each.run.cluster.devices
     require(
         cluster.devices == devices,
-        f"{each.name} was published for {devices} GPUs, and --gpus is {cluster.devices}; try --gpus {devices}",
+        f"{each.name} was published for {count_of(devices, 'GPU')}, and --gpus is {cluster.devices}; try "
+        f"--gpus {devices}",
     )
     return replace(each.run, cluster=cluster, software=request.software, precision=request.precision)
 

@@ -93,8 +93,8 @@ def _limits(choice: Choice) -> str:
     rest = sorted(((share, name) for name, share in shares.items() if name != "compute"), reverse=True)
     (largest, name), (second, other) = rest[:2]
     return (
-        f"{choice.run.layout.describe()} computes for {100 * shares['compute']:.0f} % of a step; of the rest most is "
-        f"{_PARTS[name]} ({100 * largest:.0f} %), then {_PARTS[other]} ({100 * second:.0f} %)."
+        f"{choice.run.layout.describe()} computes for {100 * shares['compute']:.0f} % of a step; most of the rest is "
+        f"{_PARTS[name]} ({100 * largest:.0f} %), followed by {_PARTS[other]} ({100 * second:.0f} %)."
     )
 
 
@@ -111,28 +111,40 @@ def _memory(choice: Choice) -> str:
 def _division(choice: Choice, constants: Constants) -> str:
     run = choice.run
     if run.layout.pp == 1:
-        return "It has no pipeline, so that no layers are divided."
+        return "It has no pipeline, so every rank has all layers."
     best = divided_by_time(run, constants)
     other = step_time(replace(run, stage_layers=best), constants).total
-    layers = f"Layers by stage: {_runs(run.layers)}."
+    layers = f"Layers per pipeline stage: {_runs(run.layers)}."
     if other > 0.999 * choice.time.total:
-        return layers + " No other division has a faster slowest stage."
-    return layers + f" Divided as {_runs(best)} a step would take {other:.3g} s."
+        return layers + " No other split has a faster slowest stage."
+    return layers + f" Split as {_runs(best)}, a step would take {other:.3g} s."
 
 
 def _experts(choice: Choice) -> list[str]:
     if choice.run.axes["ep"].ranks == 1:
         return []
     return [
-        f"Of the ranks that divide the experts the busiest is taken to get {IMBALANCE} times the mean of tokens: how "
-        "even a router's choices are is not known before."
+        f"The busiest expert-parallel rank is assumed to get {IMBALANCE} times the mean number of tokens: how evenly a "
+        "router chooses is not known in advance."
     ]
 
 
 def _runs(layers: Sequence[int]) -> str:
-    """Such as "10 x 6, 2 x 5"; the stages in order."""
-    found = [(len(list(same)), count) for count, same in groupby(layers)]
-    return ", ".join(f"{times} x {count}" if times > 1 else str(count) for times, count in found)
+    """Return the layers of the stages in order, such as "9 each in stages 0 to 9, 5 in stage 10".
+
+    >>> _runs([9, 9, 8, 6]), _runs([3, 3])
+    ('9 each in stages 0 and 1, 8 in stage 2, 6 in stage 3', '3 each')
+    """
+    words = list[str]()
+    first = 0
+    for count, same in groupby(layers):
+        last = first + len(list(same)) - 1
+        if last == first:
+            words.append(f"{count} in stage {first}")
+        else:
+            words.append(f"{count} each in stages {first} {'and' if last == first + 1 else 'to'} {last}")
+        first = last + 1
+    return f"{layers[0]} each" if len(words) == 1 else ", ".join(words)
 
 
 def next_choice(choices: Sequence[Choice]) -> str:

@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 from gristmill_planner.candidates import LayoutFamily, families
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import DEVICES, Cluster
@@ -112,7 +113,7 @@ def _no_layout(request: PlanRequest) -> str:
     fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
     near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(families(each)))
     return (
-        f"no layout divides {devices} GPUs: data-parallel replicas must divide data.batch_size {batch}, "
+        f"no layout divides {count_of(devices, 'GPU')}: data-parallel replicas must divide data.batch_size {batch}, "
         f"tensor-parallel ranks the heads ({request.model.heads}; {request.model.kv_heads} of keys and values, or be a "
         f"multiple of these) and the GPUs of a node, and pipeline ranks be at most {request.model.layers}; try --gpus "
         f"{near}, or a batch_size of {-(-batch // devices) * devices}"

@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gristmill.errors import InputError, UsageError, require, wrap_write_errors
+from gristmill.wording import count_of
 from gristmill_planner.break_even import break_even_table, has_enough, schedules_table
 from gristmill_planner.pipeline_simulator import (
     PassCosts,
@@ -95,7 +96,8 @@ def describe(timeline: Timeline) -> str:
     in_flight = ", ".join(f"{each:g}" for each in kept)
     name = f"{timeline.name} " if timeline.name else ""
     return (
-        f"{name}{layout.schedule}{stages}: {layout.micro_batches} micro-batches in {timeline.seconds:.4g} s, "
+        f"{name}{layout.schedule}{stages}: {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} "
+        f"in {timeline.seconds:.4g} s, "
         f"bubble ratio {timeline.bubble_ratio:.3f}; activations of {in_flight} micro-batches"
     )
 

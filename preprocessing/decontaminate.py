@@ -7,6 +7,8 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
@@ -155,7 +157,7 @@ def decontaminate(
         if policy == "cut":
             size, gone = counts.total(CHANGED).bytes, counts.total(CONTAMINATED).documents
             rewritten = read_report(report).documents - gone
-            print(f"{STAGE.name}: {size:,} bytes cut from {rewritten:,} documents", file=sys.stderr)
+            print(f"{STAGE.name}: {count_of(size, 'byte')} cut from {count_of(rewritten, 'document')}", file=sys.stderr)
     return counts
 
 
@@ -196,13 +198,13 @@ def describe(report: Report) -> list[str]:
     lines = []
     for name, it in report.benchmarks.items():
         by_source = ", ".join(f"{source} {count:,}" for source, count in it.documents.items())
-        short = f"; {it.too_short:,} have fewer than {SHORTEST} words and are not looked for" if it.too_short else ""
+        short = f"; {it.too_short:,} with fewer than {SHORTEST} words not searched for" if it.too_short else ""
         nearly = (
             f"; near-duplicates of {it.near:,} more in {sum(it.near_documents.values()):,}" if it.near_documents else ""
         )
         lines.append(
-            f"{name}: {it.found:,} of {it.items:,} items found ({it.found / max(1, it.items):.1%}) in "
-            f"{sum(it.documents.values()):,} documents{by_source and f' ({by_source})'}{nearly}{short}"
+            f"{name}: {it.found:,} of {count_of(it.items, 'item')} found ({it.found / max(1, it.items):.1%}) in "
+            f"{count_of(sum(it.documents.values()), 'document')}{by_source and f' ({by_source})'}{nearly}{short}"
         )
     if report.common_ngrams or report.common_items:
         lines.append(

@@ -4,6 +4,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import pyarrow as pa
@@ -72,7 +74,11 @@ def filter_quality(
         )  # fmt: skip
         counts = run.finish(done.counts)
     if (replaced := sum(done.values(int))) and not options.quiet:
-        print(f"{STAGE.name}: {replaced:,} mail and IP addresses replaced in the documents written", file=sys.stderr)
+        print(
+            f"{STAGE.name}: {count_of(replaced, 'mail or IP address', 'mail and IP addresses')} replaced in "
+            "the documents written",
+            file=sys.stderr,
+        )
     return counts
 
 

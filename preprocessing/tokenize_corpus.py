@@ -9,6 +9,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gristmill.wording import count_of
+
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
@@ -147,8 +149,8 @@ def tokenize_corpus(
     differed = [report.differed for report in joined.values(ShardReport) if report.differed]
     if differed and not options.quiet:
         print(
-            f"note: tokenizers encoded {len(differed)} shards in part, as gigatoken gave {differed[0]}; the ids are "
-            "those of tokenizers",
+            f"note: tokenizers encoded parts of {count_of(len(differed), 'shard')}, as gigatoken gave {differed[0]}; "
+            "the ids are those of tokenizers",
             file=sys.stderr,
         )
     return counts

@@ -12,6 +12,7 @@ from gristmill.errors import InputError, UsageError, require
 from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
+from gristmill.wording import count_of
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.run_folder import RUN, read_run
@@ -151,7 +152,10 @@ def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoi
 def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:
     """Print the losses, a line for each holdout and each of its parts; write them to `out`."""
     for name, losses in found.items():
-        print(f"{name}: {losses.whole}, perplexity {losses.whole.perplexity:.4g} ({losses.whole.tokens:,} tokens)")
+        print(
+            f"{name}: {losses.whole}, perplexity {losses.whole.perplexity:.4g} "
+            f"({count_of(losses.whole.tokens, 'token')})"
+        )
         print("\n".join(losses.lines()), end="\n" if losses.lines() else "")
     if out is not None:
         values = {

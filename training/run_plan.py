@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gristmill.errors import require
 from gristmill.io.token_shards import Manifest, TokenizerRecord
+from gristmill.wording import count_of
 from training.checkpoint.checkpoint import recorded_model
 from training.config import TrainConfig
 from training.data.batch_schedule import BatchSplit
@@ -129,13 +130,14 @@ class RunPlan:
         """
         model, split = self.model, self.split
         threads = f", threads {torch.get_num_threads()}" if device == "cpu" else ""
-        used = f"{active:,} of them for a token, " if active < parameters else ""
+        used = f"{active:,} of them active per token, " if active < parameters else ""
         part = f", of which this run reads {self.tokens_per_step:,}" if self.config.replicas.count > 1 else ""
         return (
-            f"{model.preset}: {parameters:,} parameters, {used}{model.layers} layers of width {model.width}, "
+            f"{model.preset}: {parameters:,} parameters, {used}{count_of(model.layers, 'layer')} of width "
+            f"{model.width}, "
             f"vocabulary {model.vocab_size}\n"
-            f"{processes} process{'es' if processes != 1 else ''} ({device}{threads}, {self.config.precision}): "
-            f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: replicas {split.dp_size} x "
+            f"{count_of(processes, 'process', 'processes')} ({device}{threads}, {self.config.precision}): "
+            f"{self.layout.describe()}; a step is {count_of(self._batch_tokens, 'token')}: replicas {split.dp_size} x "
             f"micro-batches {split.grad_accum_steps} x sequences {split.micro_batch_size} x length "
             f"{self.train.first.length}{part}"
         )
@@ -181,7 +183,7 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
         ("parallel.zero", layout.replicas == 1, "one replica"),
         ("parallel.reduce_bf16", layout.replicas == 1, "one replica"),
         ("optim.muon_momentum", optim.name != "muon", f"optim.name {optim.name}"),
-        ("data.eod_mask_loss", config.data.mask_documents, "data.mask_documents, where it is so"),
+        ("data.eod_mask_loss", config.data.mask_documents, "data.mask_documents, which already implies it"),
         ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("parallel.schedule", config.parallel.pp == 1, "parallel.pp 1"),
@@ -193,9 +195,10 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
     idle += [(f"stability.{name}", config.precision != "fp16", f"precision {config.precision}") for name in scaling]
     lines = []
     if optim.steps < 2 * optim.warmup_steps:
+        advice = f"; a tenth of the run is --optim.warmup_steps {optim.steps // 10}" if optim.steps >= 10 else ""
         lines.append(
-            f"the learning rate rises for optim.warmup_steps {optim.warmup_steps} of optim.steps {optim.steps}; "
-            f"a tenth would be --optim.warmup_steps {optim.steps // 10}"
+            f"the learning rate warms up for optim.warmup_steps {optim.warmup_steps}, more than half of optim.steps "
+            f"{optim.steps}{advice}"
         )
     for option, without_effect, reason in idle:
         section, _, name = option.partition(".")

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
@@ -282,7 +283,7 @@ class Trainer:
         self.reporter.say(
             f"{plan.header(self.parameters, self.active, world.size, world.device.type)}\n"
             f"train {plan.train.describe(batches.steps_per_epoch)}; "
-            f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
+            f"holdout {count_of(self.holdouts.counts[''], 'sequence')}, unigram loss {self.unigram_loss:.4f}"
         )
         first, last = (batches.schedule.read(step) for step in (self.seen.since, self.config.optim.steps))
         read = plan.train.lines(batches.data, batches.mix, first, last)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import SignatureShard
 from gristmill.counts import Counts, LargeCluster
+from gristmill.wording import count_of
 
 LARGE, ALIKE = 1000, 0.5  # documents of a cluster, and the share of its sampled pairs that are alike: it looks wrong
 _CLUSTERS, _MEMBERS = 100, 9  # noted
@@ -126,7 +127,7 @@ def warn_of_clusters(
         lines.append(
             "documents that are not similar are removed: all but one of each cluster, and no text is compared. In "
             f"{len(unlike):,} of the {len(clusters):,} largest clusters less than {alike:.0%} of the sampled pairs are "
-            f"similar; in the largest, of {first.size:,} documents such as {first.example}, "
+            f"similar; in the largest, of {count_of(first.size, 'document')} such as {first.example}, "
             f"{first.alike} of {first.pairs}"
         )
     return lines

@@ -23,6 +23,7 @@ from gristmill.io.external_sort import read_records, write_records
 from gristmill.io.files import STATE_DIR, marks_in, reject_unfinished_files
 from gristmill.paths import name_of
 from gristmill.storage.files import file_info, list_names
+from gristmill.wording import count_of
 
 _PAIR_FILES = "duplicate_pairs*.txt"
 _ROW = "@0*(?P<{}>[0-9]{{1,13}})"  # of the digits that MAX_ROWS has
@@ -71,7 +72,10 @@ def note_foreign_files(files: FileSet) -> None:
     known = {name for folder in folders for name in _written_in(folder)}
     foreign = [path.name for path in files.paths if name_of(path) not in known]
     if foreign:
-        print(f"note: reads {len(foreign)} pair files that no stage here wrote: {', '.join(foreign)}", file=sys.stderr)
+        print(
+            f"note: reads {count_of(len(foreign), 'pair file')} that no stage here wrote: {', '.join(foreign)}",
+            file=sys.stderr,
+        )
 
 
 def _written_in(folder: Path) -> dict[str, Ledger]:

@@ -30,6 +30,7 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
+from gristmill.wording import count_of
 
 _SHARDS, _SIGNATURES = 64, 1 << 18  # of an index, which one task reads
 _MIN_BUNDLE = 16  # fetched files that one task scatters, or as many as there are parts
@@ -158,7 +159,8 @@ def _check_files(
         )
     if missing := [name for name in unknown if not is_of_index(name)]:
         raise UsageError(
-            f"{settings.input_file} names {len(missing):,} files that --corpus does not have, {missing[0]!r} the "
+            f"{settings.input_file} names {count_of(len(missing), 'file')} that --corpus does not have, "
+            f"{missing[0]!r} the "
             f"first; it has {files[0].name!r}, for example. Give the folder whose files were signed: names "
             "start with the source"
         )

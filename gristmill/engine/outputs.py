@@ -30,6 +30,7 @@ from gristmill.io.files import (
 from gristmill.paths import absolute, folders_above, is_remote, join, name_of
 from gristmill.storage.files import FileInfo, exists, is_file, is_folder, list_names, remove_files, walk
 from gristmill.storage.local import PARTIAL, remove_partial_files
+from gristmill.wording import count_of
 
 Records = dict[TaskId, DoneRecord]
 
@@ -405,9 +406,9 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
                 unknown -= each.outputs().keys()
     if unknown:
         raise OutputError(
-            f"{folder} holds {len(unknown):,} files that {ledger.file.stem} did not write, "
-            f"{Path(min(unknown)).name!r} the first: they may be another run's, or its ledger {ledger.file} is "
-            "damaged. Remove them, or give an empty or new folder"
+            f"{folder} holds {count_of(len(unknown), 'file')} that {ledger.file.stem} did not write, such as "
+            f"{Path(min(unknown)).name!r}: another run may have written them, or the ledger {ledger.file} is damaged. "
+            "Remove them, or give an empty or new folder"
         )
 
 

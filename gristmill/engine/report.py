@@ -28,6 +28,7 @@ from gristmill.engine.task import Task
 from gristmill.paths import is_remote
 from gristmill.storage.files import list_names
 from gristmill.storage.lock import seconds_in
+from gristmill.wording import count_of
 
 _NOTE = ".step"
 _HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits
@@ -153,9 +154,9 @@ class _LogLines:
         worked = timedelta(seconds=round(seconds))
         left = f"{timedelta(seconds=round(seconds / share - seconds))} left" if share else f"{worked} so far"
         return (
-            f"{self.name}: {self.tasks_done:,} of {self.tasks:,} tasks, {self.bytes_done / 1e6:,.0f} of "
+            f"{self.name}: {self.tasks_done:,} of {count_of(self.tasks, 'task')}, {self.bytes_done / 1e6:,.0f} of "
             f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left}"
-            + (f", {self.retried:,} tasks tried again" if self.retried else "")
+            + (f", {count_of(self.retried, 'task')} retried" if self.retried else "")
         )
 
 
@@ -163,7 +164,11 @@ def explain(stage: str, reasons: Sequence[tuple[str, str]], tasks: int, details:
     """Print why tasks run, by name: with `details` each on a line, else the first of them and how many there are."""
     shown = reasons if details else reasons[:1]
     for name, reason in shown:
-        more = f" ({len(reasons)} of {tasks} tasks run; --explain_tasks lists them)" if reasons[len(shown) :] else ""
+        more = (
+            f" ({len(reasons)} of {count_of(tasks, 'task')} to run; --explain_tasks lists them)"
+            if reasons[len(shown) :]
+            else ""
+        )
         said = reason if details else _HASH.sub("…", reason)
         print(f"{stage}: {name}: {said}{more}", file=sys.stderr, flush=True)
 
@@ -177,7 +182,7 @@ def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
         return "its output was removed or changed"
     name = changed[0]
     before, now = record.identity.get(name, "none"), identity.get(name, "none")
-    return f"{name} was {before[:60]}, is {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
+    return f"{name} was {before[:60]}, is now {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
@@ -192,7 +197,7 @@ def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: flo
     megabytes = counts.total(READ).bytes / 1e6
     speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
     rate = speed if megabytes else f"{seconds:.1f} s"
-    skipped = f", {tasks - ran} of {tasks} tasks done before" if ran < tasks else ""
+    skipped = f", {tasks - ran} of {count_of(tasks, 'task')} done before" if ran < tasks else ""
     done = rate + skipped if ran else "done already, nothing to do"
     unread = counts.unread_files()
     files = f" | files not read: {unread}" if unread else ""

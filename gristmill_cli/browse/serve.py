@@ -17,6 +17,7 @@ from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import DocKey, Document
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write_bytes
+from gristmill.wording import count_of
 from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.duplicates import GONE, label_among, mark_differences, text_among
 from gristmill_cli.report.page import marked, page, said, side_by_side
@@ -107,9 +108,9 @@ class Pages:
             size = len(index.sizes) if name == "clusters" and index else len(table)
             yield f"<h2>{_link(f'/{name}', _NAMES[name])}: {size:,}</h2>{_search(name, {})}"
         if not self.tables.tables:
-            yield said("The run has not found duplicates yet, and has no rules and no benchmarks: nothing to look at.")
+            yield said("Nothing to show: the run has found no duplicates yet, and applies no rules and no benchmarks.")
         yield said(
-            "Of clusters and duplicates, documents can be marked; gristmill run --keep_list takes the list.",
+            "Documents of clusters and duplicates can be marked; pass the list to gristmill run --keep_list.",
             "soft",
         )
 
@@ -166,7 +167,7 @@ class Pages:
         rows = list[str]()
         for place in places[first : first + _PAGE].tolist():
             member = index.members(place, 0, 1)[0]
-            link = _link(f"/cluster?place={place}", f"{int(index.sizes[place]):,} documents")
+            link = _link(f"/cluster?place={place}", count_of(int(index.sizes[place]), "document"))
             rows.append(f'<tr><td>{link}</td><td class="text">{escape(str(member))}</td></tr>')
         yield f"<table>{''.join(rows)}</table>"
 
@@ -189,13 +190,13 @@ class Pages:
             else:
                 sides = mark_differences(documents[key].text, documents[lead].text)
                 yield side_by_side(*map(marked, sides))
-        yield said("Right of each text is that of the cluster's first document.", "soft")
+        yield said("On the right of each text: the cluster's first document.", "soft")
 
     def _document(self, query: dict[str, str]) -> Iterator[str]:
         key = DocKey.parse(query.get("key", ""))
         documents = self.tables.documents([key], query.get("of", ""), self.config)
         found = text_among(key, documents)
-        more = f"\n… {len(found) - _LONGEST:,} more characters" if len(found) > _LONGEST else ""
+        more = f"\n… {count_of(len(found) - _LONGEST, 'more character')}" if len(found) > _LONGEST else ""
         yield f"<h2>{escape(label_among(key, documents))}</h2>"
         if query.get("of") in _MARKED_BY:
             yield self._mark(key, self._address("document", query))

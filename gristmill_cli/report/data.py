@@ -9,6 +9,7 @@ import numpy as np
 
 from dedup.clustering.lsh import detection
 from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally, list_faults
+from gristmill.wording import count_of
 from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import (
@@ -62,12 +63,12 @@ def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
 
 def _head(run: DataRun, counts: Counts) -> Iterator[str]:
     yield f"<h1>{escape(run.out.name or str(run.out))}</h1>"
-    yield said(f"The corpus {run.options.get('corpus')}, as gristmill run made tokens of it.", "soft")
+    yield said(f"The corpus {run.options.get('corpus')}, as tokenized by gristmill run.", "soft")
     warnings = [f"This record cannot be used: {fault}." for fault in run.faults]
     if waiting := [name for name, state in run.states.items() if state != "finished"]:
         warnings.append(
             f"The run has not finished: {', '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} missing. What "
-            "follows is of the stages before; the same gristmill run continues."
+            "follows covers the stages before; the same gristmill run resumes."
         )
     elif not run.funnel and not run.faults:
         warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
@@ -129,7 +130,7 @@ def _funnel(counts: Counts) -> str:
 def _top_with_others(sizes: Mapping[str, float], most: int, always: Sequence[str] = ()) -> dict[str, str]:
     """Each name to itself, if it is one of the largest, or else to that of all others."""
     chosen = {*always, *top((name for name in sizes if name not in always), sizes, most - len(always))}
-    others = f"{len(sizes) - len(chosen)} others"
+    others = count_of(len(sizes) - len(chosen), "other")
     if len(sizes) - len(chosen) == 1:
         chosen = set(sizes)
     return {name: name if name in chosen else others for name in sizes}
@@ -239,7 +240,8 @@ def _alike(run: DataRun) -> str:
         labels, values, rows = _histogram(run.clusters)
         largest = max(run.clusters)
         parts.append(
-            figure(f"{sum(run.clusters.values()):,} clusters by size; the largest has {largest:,} documents",
+            figure(f"{count_of(sum(run.clusters.values()), 'cluster')} by size; the largest has "
+                   f"{count_of(largest, 'document')}",
                    draw_columns(labels, values, "documents of a cluster", "clusters"),
                    table(["documents", "clusters"], rows, "clusters"))
         )  # fmt: skip
@@ -326,7 +328,7 @@ def _pairs(run: DataRun) -> str:
     note = said("The least similar first, then some spread over all. Left the document that was "
                 "removed, right the one that was kept, from shortly before their first difference; words that the "
                 "other has not are marked.", "soft")  # fmt: skip
-    note = note if parts else said("The texts are no longer there to be shown.")
+    note = note if parts else said("The texts are no longer available.")
     return section("Pairs of documents, removed and kept", note, *parts)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gristmill.counts import CHANGED, READ
 from gristmill.storage.files import is_folder
+from gristmill.wording import count_of
 from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
 from gristmill_cli.report.page import Number, counted, fold, marked, pointer, said, section, side_by_side, table
 from gristmill_cli.report.records import BENCHMARKS, DataRun
@@ -29,7 +30,7 @@ def show_rules(run: DataRun) -> str:
             for it in some
         )
         parts.append(fold(rule, shown))
-    note = said("Of each rule some documents, with what it measured, drawn by a hash of their keys.", "soft")
+    note = said("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
     return section("Documents that rules removed", note, *parts)
 
 
@@ -58,7 +59,7 @@ def show_benchmarks(run: DataRun) -> str:
     policy = str(run.options.get("decontaminate", {}).get("policy"))
     record = run.stages["decontaminate"].counts
     gone = record.total(CONTAMINATED).documents
-    took = f"Policy {policy}: {run.benchmarks.documents:,} documents have an item; {gone:,} were removed"
+    took = f"Policy {policy}: {count_of(run.benchmarks.documents, 'document')} with an item; {gone:,} removed"
     took += f", {run.benchmarks.documents - gone:,} rewritten" if policy == "cut" else ""
     parts = list[str]()
     for name, spans in run.spans.items():
@@ -99,7 +100,7 @@ def show_lines(run: DataRun) -> str:
             marks = mark_differences(before[key].text, after[key].text)
             parts.append(f"<p><b>{escape(label_among(key, before))}</b></p>{side_by_side(*map(marked, marks))}")
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
-    total = said(f"{record.total(CHANGED).bytes:,} bytes of {unit} that repeat are left out.")
+    total = said(f"{count_of(record.total(CHANGED).bytes, 'byte')} of repeated {unit} left out.")
     shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""
     return section(f"Repeated {unit}", total, table(head, rows, "lines"), shown)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.files import RUN_FILE
+from gristmill.wording import count_of
 from gristmill_cli.report.page import Number, figure, fold, grid, pointer, said, section, table, tiles
 from gristmill_cli.report.pictures import draw_curves, draw_heat, draw_passes
 from gristmill_cli.run_config import recorded_options
@@ -86,18 +87,18 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
         options = recorded_options(folder)
         label = "" if len(folders) == 1 else name if names.count(name) == 1 else str(folder)
         run = TrainingRun(folder, label, records, options, [])
-        faults = [f"{damaged:,} lines of {METRICS} are damaged and left out."] if damaged else []
+        faults = [f"{count_of(damaged, 'damaged line')} of {METRICS} left out."] if damaged else []
         if not options:
             faults.append(f"{RUN_FILE} is missing or damaged: its options are not shown.")
         steps, asked = run.of("step"), run.options.get("steps")
         if not steps:
             faults.append("No step is recorded.")
         elif isinstance(asked, int) and (done := steps[-1]["step"]) < asked:
-            faults.append(f"The run has not finished: {done:,} of {asked:,} steps are recorded.")
+            faults.append(f"The run has not finished: {done:,} of {count_of(asked, 'step')} recorded.")
         if odd := [it["step"] for it in steps if finite(it.get("loss")) is None]:
-            faults.append(f"{len(odd):,} steps have a loss that is not finite, the first is {odd[0]:,}.")
+            faults.append(f"The loss is not finite at {count_of(len(odd), 'step')}, first at step {odd[0]:,}.")
         if skipped := [it["step"] for it in steps if it.get("skipped")]:
-            faults.append(f"{len(skipped):,} updates were skipped, the first at step {skipped[0]:,}.")
+            faults.append(f"{count_of(len(skipped), 'update')} skipped, first at step {skipped[0]:,}.")
         run.faults += [f"{name}: {fault}" if len(folders) > 1 else fault for fault in faults]
         runs.append(run)
     return runs
@@ -158,7 +159,9 @@ def _curves(runs: Sequence[TrainingRun]) -> str:
         drawn = {label: _thinned(curve) for label, (_, _, curve) in list(lines.items())[:_LINES]}
         picture = draw_curves(drawn, "step", "")
         figures.append(figure(title, picture, table(["", "first", "least", "most", "last"], rows)))
-    note = said(f"Drawn are at most {_POINTS} points of a curve, and {_LINES} curves; the numbers are of all.", "soft")
+    note = said(
+        f"A plot has at most {_POINTS} points per curve and {_LINES} curves; the numbers cover all of them.", "soft"
+    )
     return section("Curves", note if figures else "", grid(*figures))
 
 
@@ -184,7 +187,7 @@ def _memory(runs: Sequence[TrainingRun]) -> str:
         ])  # fmt: skip
     if not rows:
         return ""
-    cpu = " On a CPU the measured peak has the interpreter and all its libraries, too." if is_cpu else ""
+    cpu = " On a CPU the measured peak includes the interpreter and all its libraries." if is_cpu else ""
     note = f"MiB of rank 0. The formula is the planner's; its kinds peak at different moments of a step.{cpu}"
     numbers = table(["", "measured", "formula", *kinds], rows, "memory")
     return section("Peak memory and the formula", said(note, "soft"), numbers)
@@ -309,7 +312,7 @@ def _texts(runs: Sequence[TrainingRun]) -> str:
         for step, text in [*texts[:1], *texts[1:][-_SAMPLES + 1 :]]:
             parts.append(f"<p><b>{escape(f'{run.name} after step {step:,}'.strip())}</b></p>")
             parts.append(f"<blockquote>{escape(str(text))}</blockquote>")
-    note = said("The first text that was sampled, and the last ones.", "soft")
+    note = said("The first sample, and the latest ones.", "soft")
     return section("Texts sampled from the model", note, *parts) if parts else ""
 
 

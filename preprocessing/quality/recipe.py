@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
+from gristmill.wording import message_of
 from preprocessing.quality.measures import (
     LANGUAGE_LIBRARIES,
     MEASURES,
@@ -256,7 +257,7 @@ def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"recipe {name}: expected TOML, got {error}") from error
+        raise UsageError(f"recipe {name}: invalid TOML: {message_of(error)}") from error
     if not table:
         raise UsageError(f"recipe {name}: expected rules such as words.min = 50, got none")
     return Recipe(tuple(_step(name, key, value, lists) for key, value in table.items()))

@@ -126,7 +126,7 @@ def test_a_result_prints_as_five_lines() -> None:
         "texts: 8, of which 4 are kept; duplicates: 4 (50.0%)",
         "clusters: 2; texts in the largest: 4",
         "similarity to the kept text: jaccard, at least 0.8; median 1.00, least 1.00",
-        "without a signature, as they are shorter than a shingle: 5 texts (62.5%)",
+        "shorter than a shingle, so without a signature: 5 texts (62.5%)",
         "candidates: 9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1",
     ]
     assert len(str(deduplicate([])).splitlines()) == len(str(deduplicate(["a"], verify=None)).splitlines()) == 5

@@ -209,7 +209,7 @@ def test_killed_and_started_again(
 def test_it_says_what_need_not_be_signed(corpus: Path, tmp_path: Path, run: Callable, write: Write) -> None:
     write(tmp_path / "NORM/wiki/a.jsonl", ["0123456789" * 50_000] * 5 + ["other"])
     line = LINE.format(norm=tmp_path / "NORM", out=tmp_path / "DUP" / OUT, workers=1, memory="1G")
-    assert "1 groups, 4 copies: 2.0 of 2.5 MB need no signature" in run(line).stderr
+    assert "1 group, 4 copies: 2.0 of 2.5 MB need no signature" in run(line).stderr
     assert "nothing to do" in run(line).stderr
     stamp = (tmp_path / "NORM/wiki/a.jsonl").stat().st_mtime_ns + 10**9
     write(tmp_path / "NORM/wiki/a.jsonl", ["other"] * 6)

@@ -201,7 +201,9 @@ def test_small_memory_and_workers_change_no_byte(tmp_path: Path, capsys: pytest.
     with sandboxed(corpus):
         remove_lines(corpus, tmp_path / "one", "line", OPTIONS)
     remove_lines(corpus, tmp_path / "three", "line", RunOptions(workers=3, memory="96MiB"))
-    assert re.search(r"remove_lines: 2,999 lines left out of 2,999 documents, [\d,]+ bytes", capsys.readouterr().err)
+    assert re.search(
+        r"remove_lines: 2,999 lines \([\d,]+ bytes\) removed from 2,999 documents", capsys.readouterr().err
+    )
     assert tree(tmp_path / "one") == tree(tmp_path / "three")
     assert lost_path(tmp_path / "one").read_bytes() == lost_path(tmp_path / "three").read_bytes()
     assert sum("a notice" in document.text for document in read_corpus(tmp_path / "one")) == 1

@@ -94,7 +94,7 @@ def test_several_runs_are_in_one_picture(model: Path, tmp_path: Path) -> None:
     assert {"model/metrics.jsonl#/step/1000/loss", "other/metrics.jsonl#/step/30/loss"} <= named
     first = page.read_text().partition("<svg")[2].partition("</svg>")[0]
     assert all(label in first for label in ("model train", "other train", "model holdout"))
-    assert "other: The run has not finished: 30 of 60 steps are recorded." in found.text
+    assert "other: The run has not finished: 30 of 60 steps recorded." in found.text
     differ = page.read_text().partition('id="differ"')[2].partition("</table>")[0]
     assert "optim.lr" in differ and "seed" not in differ
 
@@ -106,9 +106,9 @@ def test_damage_and_divergence_head_the_page(model: Path) -> None:
     (model / "run.json").write_text("{")
     report((model,))
     head = Numbers((model / "report.html").read_text().partition("<section>")[0]).text
-    assert "1 lines of metrics.jsonl are damaged and left out." in head
-    assert "1 steps have a loss that is not finite, the first is 1,001." in head
-    assert "1 updates were skipped, the first at step 1,001." in head and "run.json is missing or damaged" in head
+    assert "1 damaged line of metrics.jsonl left out." in head
+    assert "The loss is not finite at 1 step, first at step 1,001." in head
+    assert "1 update skipped, first at step 1,001." in head and "run.json is missing or damaged" in head
 
 
 def test_a_run_that_has_not_begun_and_a_folder_of_none(tmp_path: Path, model: Path) -> None:

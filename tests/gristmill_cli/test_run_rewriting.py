@@ -92,7 +92,7 @@ def test_the_report_shows_what_they_took(alone: Path) -> None:
     text = Numbers(page).text
     spans = pq.read_table(alone / "decontaminated.contamination.parquet").to_pylist()
     found = len({(it["file"], it["row"]) for it in spans})
-    assert f"Policy cut: {found} documents have an item; 0 were removed, {found} rewritten" in text and NOTICE in text
+    assert f"Policy cut: {found} documents with an item; 0 removed, {found} rewritten" in text and NOTICE in text
     shown = [it for it in spans if " ".join(it["text"].split()) in text and it["item_text"] in text]
     assert len({it["item"] for it in shown}) == 2
 

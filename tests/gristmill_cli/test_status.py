@@ -86,13 +86,15 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
     loose.mkdir(parents=True)
     (loose / "1.json").touch()
     with stage_lock(loose.with_name("upper.lock"), quiet=True):
-        assert f"upper in {tmp_path}/dup: working; 1 tasks done in this run of the stage" in told(tmp_path)
+        assert f"upper in {tmp_path}/dup: working; 1 task done in this run of the stage" in told(tmp_path)
     assert told(tmp_path / "dup") == "nothing is running here"
     assert told(tmp_path).endswith(f"here {tmp_path} is neither the --out of a run nor the output folder of a stage")
     with pytest.raises(InputError, match="there is no such folder"):
         status(tmp_path / "none")
     (tmp_path / "run.json").write_text('{"optim.steps": 9}')  # of a training run
-    assert told(tmp_path).endswith(f"is of a training run, and status tells of data: try gristmill plot {tmp_path}")
+    assert told(tmp_path).endswith(
+        f"belongs to a training run, and gristmill status covers data runs only: try gristmill plot {tmp_path}"
+    )
 
 
 def test_a_step_without_shards_is_told_with_its_tasks(tmp_path: Path) -> None:

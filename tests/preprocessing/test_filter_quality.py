@@ -148,7 +148,7 @@ def test_fineweb_en_takes_english_first_and_needs_its_extra(monkeypatch: pytest.
     ("content", "message"),
     [
         ("", "expected rules such as words.min = 50, got none"),
-        ("words.min = ", "expected TOML"),
+        ("words.min = ", "invalid TOML"),
         ("wordz.min = 3", "unknown rule 'wordz'; did you mean words?"),
         ("words = 3", "words: expected a table such as words.max = 1, got 3"),
         ("personal = true", "personal: expected a table such as personal = { mail = true, ip = true }, got True"),

@@ -452,7 +452,7 @@ def test_slices_on_which_gigatoken_differs_are_encoded_by_tokenizers_and_named(
     monkeypatch.setattr(encoder, "_encode_fast", lambda texts: (right(texts)[0] ^ 1, right(texts)[1]))
     tokenize_corpus(tmp_path / "in", tokenizer_json, tmp_path / "out", replace(quiet, quiet=False))
     assert (
-        "note: tokenizers encoded 1 shards in part, as gigatoken gave other ids from token 0" in capsys.readouterr().err
+        "note: tokenizers encoded parts of 1 shard, as gigatoken gave other ids from token 0" in capsys.readouterr().err
     )
     assert (tmp_path / "out/tokens_00000.bin").read_bytes() == (tmp_path / "right/tokens_00000.bin").read_bytes()
     assert not encoder.fallback

@@ -49,7 +49,8 @@ def test_a_sparse_run_learns_and_records_the_loads_of_its_experts(
     assert max(loads[-1]["loads"]["1"]) == pytest.approx(loads[-1]["max_load"]["1"], abs=1e-3)
     said = capsys.readouterr().out
     assert (
-        f"{summary.parameters:,} parameters, {summary.parameters - 2 * 2 * 3 * 32 * 32:,} of them for a token" in said
+        f"{summary.parameters:,} parameters, {summary.parameters - 2 * 2 * 3 * 32 * 32:,} of them active per token"
+        in said
     )
 
 

@@ -187,7 +187,7 @@ def test_options_without_effect_are_named(config: TrainConfig) -> None:
 def test_a_warm_up_of_most_of_a_run_is_said_and_a_sample_has_a_label(config: TrainConfig, capsys) -> None:
     train(replace(config, optim=replace(config.optim, steps=4, warmup_steps=3)))
     said = capsys.readouterr().out
-    assert "rises for optim.warmup_steps 3 of optim.steps 4; a tenth would be --optim.warmup_steps 0" in said
+    assert "warms up for optim.warmup_steps 3, more than half of optim.steps 4" in said and "warmup_steps 0" not in said
     assert "\n    sample: '" in said or '\n    sample: "' in said
     train(replace(config, out_dir=config.out_dir / "usual", optim=replace(config.optim, steps=6, warmup_steps=3)))
     assert "rises for" not in capsys.readouterr().out

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from gristmill.errors import InputError
+from gristmill.wording import count_of
 from training.sharding.shard_spec import ShardSpec
 
 State = dict[str, list[tuple[Tensor, ShardSpec]]]
@@ -138,9 +139,10 @@ class ShardLoadPlanner(LoadPlanner):
         ]
         missing = [i.fqn for i, _ in needed if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
+            others = count_of(len(missing) - 1, "other tensor")
             raise InputError(
-                f"the checkpoint holds no {missing[0]} (and lacks {len(missing) - 1} others of the {len(needed)} "
-                "tensors of this run): it is of another model or optimizer; give the configuration it was saved with"
+                f"the checkpoint has no {missing[0]} (and lacks {others} of this run's {len(needed)}): it "
+                "is of another model or optimizer; give the configuration it was saved with"
             )
         return LoadPlan([item for index, spec in needed for item in self._read_items(index, spec)])
 
@@ -150,7 +152,7 @@ class ShardLoadPlanner(LoadPlanner):
         assert isinstance(entry, TensorStorageMetadata)
         if tuple(entry.size) != spec.global_shape:
             raise InputError(
-                f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model wants {spec.global_shape}; "
+                f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model needs {spec.global_shape}; "
                 "give the configuration it was saved with"
             )
         shared = intersect((spec.offset, spec.size), self._stored_boxes(entry))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 from training.data.batch_schedule import BatchSchedule, BatchSplit, Sizes
 from training.data.data_config import DataConfig, OrderKind
 from training.data.mix import EpochOrder, MixedSequences, MixOrder, MixPlace, SetPlace
@@ -56,7 +57,8 @@ class Batches:
             parts = split.dp_size * split.grad_accum_steps
             most = len(data) // parts * parts
             raise UsageError(
-                f"{data.folder} holds {len(data)} sequences of {data.length} tokens, less than one batch of "
+                f"{data.folder} holds {count_of(len(data), 'sequence')} of {data.length} tokens, less than "
+                "one batch of "
                 f"{split.batch_size}; try {f'--data.batch_size {most}, ' if most else ''}a lower --data.seq_len or "
                 "more text"
             )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.config import INT64
+from gristmill.wording import count_of
 from training.data.data_config import OrderKind
 from training.data.packing import PackedSequences
 from training.data.sequences import DataSet, Indices, Sequences, TokenSequences
@@ -113,8 +114,8 @@ class TokenMix:
     def describe(self, steps_per_epoch: int) -> str:
         """The tokens, and how often they are read, in a few words."""
         many = len(self.parts) > 1
-        return f"{self.tokens:,} tokens" + (
-            f" of {len(self.parts)} sets" if many else f", {steps_per_epoch} steps an epoch"
+        return count_of(self.tokens, "token") + (
+            f" in {len(self.parts)} data sets" if many else f", {count_of(steps_per_epoch, 'step')} per epoch"
         )
 
     def lines(self, read: Sequences, order: "MixOrder | None", first: int, last: int) -> list[str]:
@@ -127,7 +128,7 @@ class TokenMix:
         counts = order.counts_between(first, last)
         shares = [
             f"    {share:.2%} of {part.folder}: {count * part.length:,} of its {part.tokens:,} tokens, "
-            f"{count / len(rows):.2f} epochs{', so that they are repeated' if count > len(rows) else ''}"
+            f"{count / len(rows):.2f} epochs{', so some are repeated' if count > len(rows) else ''}"
             for part, rows, share, count in zip(self.parts, read.sets, self.shares, counts, strict=True)
         ]
         return [*shares, *read.notes()]

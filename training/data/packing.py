@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gristmill.errors import InputError
 from gristmill.storage.local import atomic_write, locked, sha256_file
+from gristmill.wording import count_of
 from training.data.data_config import PACKING_VERSION
 from training.data.documents import DocumentIndex, DocumentSpans
 from training.data.sequences import DataSet, Indices, TokenSequences
@@ -119,8 +120,9 @@ class PackedSequences(DataSet):
         tokens, documents = int(self.plan.lengths.sum(dtype=np.int64)), int(self.data.documents.documents[-1])
         padding = 1 - tokens / (rows * (self.length + 1))
         return [
-            f"packing: {documents:,} documents in {rows:,} rows, {padding:.2%} padding, which the loss ignores; "
-            f"cuts of documents longer than {self.length + 1:,} tokens: {pieces - documents:,}"
+            f"packing: {count_of(documents, 'document')} in {count_of(rows, 'row')}, {padding:.2%} padding, "
+            "which the loss "
+            f"ignores; {count_of(pieces - documents, 'cut')} in documents longer than {self.length + 1:,} tokens"
         ]
 
 

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest, map_shard, require_known_ids
+from gristmill.wording import count_of
 from training.data.documents import DocumentIndex
 from training.kernels.cross_entropy import IGNORE_INDEX
 
@@ -105,7 +106,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         if len(self) < 1:
             raise UsageError(
-                f"{folder} holds {self.tokens} tokens, less than one sequence: data.seq_len {length} needs "
+                f"{folder} holds {count_of(self.tokens, 'token')}, less than one sequence: data.seq_len {length} needs "
                 f"{length + 1}; try a lower --data.seq_len or more text"
             )
 

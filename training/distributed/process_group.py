@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.errors import GristmillError, UsageError
+from gristmill.wording import count_of
 from training.kernels.dispatch import kernels_for
 
 Result = TypeVar("Result")
@@ -68,7 +69,8 @@ def _device_kind(asked: str) -> str:
         raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --device cpu")
     if asked != "cpu" and available and local_ranks > torch.cuda.device_count():
         raise UsageError(
-            f"{local_ranks} processes and {torch.cuda.device_count()} GPUs on this machine; "
+            f"{count_of(local_ranks, 'process', 'processes')} and {count_of(torch.cuda.device_count(), 'GPU')} on this "
+            "machine; "
             "try a lower --nproc_per_node, --device cpu, or srun with --gpus-per-node instead of --gpus-per-task"
         )
     return "cuda" if available and asked != "cpu" else "cpu"
@@ -92,7 +94,7 @@ def _init_process_group(kind: str, timeout: float) -> None:
     store = dist.PrefixStore(restart_prefix(), store)
     if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
         raise UsageError(
-            f"only {store.add('started', 0)} of {size} ranks have started within {_START_TIMEOUT}; "
+            f"only {store.add('started', 0)} of {size} ranks started within {_START_TIMEOUT.total_seconds():g} s; "
             "look for the others' errors in the launcher's output"
         )
     try:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from gristmill.config import Range
 from gristmill.errors import require
+from gristmill.wording import count_of
 from training.experimental.compression.options import CompressionOptions
 from training.experimental.grids.options import GridOptions
 from training.model.model_config import ModelConfig
@@ -30,7 +31,11 @@ class ParallelConfig(CompressionOptions, GridOptions):
         return self.replicas // self.shards if self.local_steps else 1
 
     def describe(self) -> str:
-        local = f" x {self.local_replicas} replicas of {self.local_steps} local steps" if self.local_steps else ""
+        local = (
+            f" x {count_of(self.local_replicas, 'replica')} of {count_of(self.local_steps, 'local step')}"
+            if self.local_steps
+            else ""
+        )
         return super().describe() + local
 
     def unused(self) -> set[str]:

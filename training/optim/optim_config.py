@@ -105,7 +105,7 @@ class OptimConfig:
         require(  # a run within its warm-up, as a short one with the default, never comes to the decay
             self.schedule not in ("cosine", "linear") or not 0 < self.decay_steps < self.warmup_steps < self.steps,
             f"optim.warmup_steps is {self.warmup_steps} and optim.decay_steps {self.decay_steps}: the decay would end "
-            f"within the warm-up; try --optim.warmup_steps {self.decay_steps // 10}, or a later --optim.decay_steps",
+            f"within the warm-up; try a lower --optim.warmup_steps, or a later --optim.decay_steps",
         )
         require(
             self.schedule == "wsd" or not self.cooldown_steps,
@@ -120,7 +120,7 @@ class OptimConfig:
         require(
             self.cooldown_steps <= end,
             f"optim.cooldown_steps is {self.cooldown_steps}, and the decay ends at step {end}: it is longer than the "
-            f"run; try --optim.cooldown_steps {end // 5}",
+            f"run; try --optim.cooldown_steps {max(1, end // 5)}",
         )
         require(
             not self.cooldown_steps or self.warmup_steps + self.cooldown_steps <= end,

@@ -23,7 +23,7 @@ class ProfileConfig:
 
     steps: str = ""
     """START:STOP: trace these steps, both included, with torch's profiler, into out_dir/profile; on a GPU also a
-    snapshot of its memory. None: empty."""
+    snapshot of its memory. By default no step is traced."""
     ranks: tuple[int, ...] = (0,)
     """Ranks that write a trace."""
     times: int = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest, SourceRecord
+from gristmill.wording import count_of
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups, range_names
@@ -72,7 +73,7 @@ class HoldoutLosses:
         """A line for each source and each range of lengths, for the terminal."""
         parts = self.sources | {f"documents of {name} tokens": part for name, part in self.lengths.items()}
         width = max(map(len, parts), default=0)
-        return [f"    {name:<{width}}  {part} ({part.tokens:,} tokens)" for name, part in parts.items()]
+        return [f"    {name:<{width}}  {part} ({count_of(part.tokens, 'token')})" for name, part in parts.items()]
 
 
 def bits_per_byte(loss: float, counted: Manifest | SourceRecord) -> float:

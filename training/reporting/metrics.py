@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gristmill.errors import UsageError, wrap_write_errors
+from gristmill.wording import count_of
 from training.reporting.holdouts import HoldoutLosses
 from training.reporting.metrics_file import METRICS, finite
 from training.reporting.reporting_config import MetricsConfig
@@ -134,7 +135,7 @@ class Reporter:
         for name, part in [*seen.get("sets", {}).items(), *seen.get("sources", {}).items()]:
             epochs = f", {part['epochs']:.2f} epochs" if "epochs" in part else ""
             shares = f"{part['share']:.2%} of all, {part['requested']:.2%} requested"
-            self.say(f"    seen{since} of {name}: {part['tokens']:,} tokens, {shares}{epochs}")
+            self.say(f"    seen{since} of {name}: {count_of(part['tokens'], 'token')}, {shares}{epochs}")
 
 
 def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:

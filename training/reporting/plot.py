@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
+from gristmill.wording import count_of
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage, table_of
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     train, holdout = _curve(records, "step", "loss"), _curve(records, "eval", "loss")
     runs = _curve(records, "run", "unigram_loss")
     if damaged:
-        print(f"note: {damaged:,} lines of {path} are damaged and left out", file=sys.stderr)
+        print(f"note: {count_of(damaged, 'damaged line')} of {path} left out", file=sys.stderr)
     if not train:
         raise UsageError(f"{path} records no step with a loss; give the --out_dir of a training run")
     unigram = [(step, loss) for _, loss in runs[-1:] for step in (train[0][0], train[-1][0])]

@@ -41,6 +41,7 @@ from gristmill.errors import (
 from gristmill.paths import is_remote
 from gristmill.storage.files import is_file
 from gristmill.storage.lock import lease_seconds
+from gristmill.wording import count_of
 
 _ATTEMPTS = 3  # at a task, if the object store fails
 _LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the queue
@@ -111,8 +112,9 @@ class ShardExecutor:
         """Run tasks of a step until it is over; remove what this process has written after that."""
 
         def line() -> str:
-            state, runs = self.state, ", ".join(self.state.running[:3]) or "none now"
-            return f"{manifest.name}: helps with {manifest.tasks:,} tasks: has run {state.tasks_done:,}, runs {runs}"
+            now = ", ".join(self.state.running[:3]) or "idle"
+            tasks = count_of(manifest.tasks, "task")
+            return f"{manifest.name}: helping with {tasks}: {self.state.tasks_done:,} done, now {now}"
 
         try:
             with suppress(StepOver, FileNotFoundError), nullcontext() if self.options.quiet else log_lines(line):
@@ -135,7 +137,7 @@ class ShardExecutor:
             if manifest.failure:
                 raise manifest.failure.error()
             if manifest.state == "finished":
-                done = f"{self.state.tasks_done:,} tasks, {self.state.core_seconds:,.0f} core seconds"
+                done = f"{count_of(self.state.tasks_done, 'task')}, {self.state.core_seconds:,.0f} core seconds"
                 raise FinishedElsewhere(f"{manifest.session} has finished the work; this process helped with {done}")
 
     @contextmanager

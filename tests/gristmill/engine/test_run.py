@@ -144,13 +144,13 @@ def test_the_reason_for_a_task_is_explained(source: Path, target: Path, capsys: 
     upper_stage(source, target, options=replace(QUIET, explain_tasks=True))
     assert "upper: b: input 0 (b) was 7 bytes of" in capsys.readouterr().err
     upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
-    assert 'upper: b: argument suffix was "", is "?"' in capsys.readouterr().err
+    assert 'upper: b: argument suffix was "", is now "?"' in capsys.readouterr().err
     remove_joined(source, target)
     upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
     assert "upper: whole: its output was removed or changed" in capsys.readouterr().err
     upper_stage(source, target, Settings("."), options=replace(QUIET, explain=True))
     said = capsys.readouterr().err
-    assert said.startswith('upper: a: argument suffix was "?", is "." (3 of 3 tasks run; --explain_tasks lists')
+    assert said.startswith('upper: a: argument suffix was "?", is now "." (3 of 3 tasks to run; --explain_tasks lists')
 
 
 def test_a_log_has_lines_of_progress(
@@ -307,7 +307,7 @@ def test_too_many_malformed_records_leave_the_output_unfinished(tmp_path: Path, 
         return stage_run.ran
 
     for _ in range(2):
-        with pytest.raises(TooManyMalformed, match="1 of 1 records"):
+        with pytest.raises(TooManyMalformed, match="1 of 1 record is malformed"):
             run(0.5)
         with pytest.raises(InputError, match="more malformed or damaged input than --max_malformed allows"):
             reject_unfinished(tmp_path / "out")
@@ -322,7 +322,7 @@ def test_unknown_files_are_rejected(source: Path, target: Path) -> None:
         reject_unknown_files(target, [], ("a", "other"), run.ledger)  # the ledger knows it
         (target / "other").touch()
         reject_unknown_files(target, [target / "other"], ("a", "other"), run.ledger)  # the plan does
-        with pytest.raises(OutputError, match="1 files that upper did not write, 'other'"):
+        with pytest.raises(OutputError, match="1 file that upper did not write, such as 'other'"):
             reject_unknown_files(target, [], ("a", "other"), run.ledger)
 
 

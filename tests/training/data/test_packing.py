@@ -36,7 +36,7 @@ def test_every_token_is_an_input_or_a_target_once_and_only_long_documents_are_cu
     targets = packed.targets(range(7), rows)
     assert packed.target_count(np.arange(7)) == packed.all_targets == (targets != IGNORE_INDEX).sum() == 45
     said = "packing: 8 documents in 7 rows, 17.46% padding, which the loss ignores; "
-    assert packed.notes() == [said + "cuts of documents longer than 9 tokens: 1"]
+    assert packed.notes() == [said + "1 cut in documents longer than 9 tokens"]
 
 
 def test_the_rest_of_a_cut_document_has_no_target_for_its_first_token(

@@ -101,7 +101,7 @@ def test_published_layouts() -> None:
 
 def test_experts_are_divided_where_they_do_not_fit_otherwise() -> None:
     text = printed(plan("mixtral-8x7b", gpus=32, gpu="h100", explain=True))
-    assert re.search(r"\nep = [248]\n", text) and "the busiest is taken to get 1.2 times the mean of tokens" in text
+    assert re.search(r"\nep = [248]\n", text) and "rank is assumed to get 1.2 times the mean number of tokens" in text
     assert "four all-to-alls of" in text
     assert " within dp" in printed(plan("gpt-oss-20b", gpus=16, gpu="h100", seq_len=1024))
     with pytest.raises(UsageError, match="predicted of this trainer alone; try --software gristmill"):
@@ -140,7 +140,7 @@ def test_a_picture_without_a_config_takes_its_own_options_alone(tmp_path: Path, 
     [
         ({"gpu": "a200"}, "gpu 'a200' is not in the planner's table; did you mean h200? There are v100"),
         ({"gpus": 0}, "a cluster of 0 GPUs"),
-        ({"gpus": 12}, "12 GPUs do not fill nodes of 8; try --gpus 16"),
+        ({"gpus": 12}, "12 GPUs cannot fill nodes of 8; try --gpus 16"),
         ({"gpus": 104}, "no layout divides 104 GPUs"),
         ({"network": -1.0}, "--network is -1.0"),
         ({"network": inf}, "--network is inf"),
@@ -263,7 +263,7 @@ def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(plan(str(config), gpus=8, configured=True, dry_run=True, rank=5))
     assert "rank 5 of 8 (pp 1 of 2, shard 0 of 2, tp 1 of 2) in dp 2 x ZeRO-1 x tp 2 x pp 2 (1f1b)" in text
     assert re.search(r"layers \d+ to 11 and the output: [\d,]+ parameters", text)
-    assert re.search(r"\npp: send +4 ", text) and "The formulas of traffic agree to the byte." in text
+    assert re.search(r"\npp: send +4 ", text) and "The traffic formulas agree to the byte." in text
     assert plan(str(config), gpus=4, dry_run=True, json=True) is None  # of the first choice
     record = msgspec.json.decode(capsys.readouterr().out)
     assert record["agrees"] and record["bytes"]["weights"] > 0
@@ -277,7 +277,7 @@ def test_shrink(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "dp 4 x ZeRO-2 x tp 2 instead of dp 192 x ZeRO-2 x tp 8" in text
     path = tmp_path / "shrunk.toml"
     path.write_text(text)
-    assert "The formulas of traffic agree to the byte." in printed(
+    assert "The traffic formulas agree to the byte." in printed(
         plan(str(path), gpus=8, configured=True, dry_run=True, rank=7)
     )
     with pytest.raises(UsageError, match=r"--shrink is for published runs, and .*run.toml is none; try bloom-176b"):

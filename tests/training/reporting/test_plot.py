@@ -122,7 +122,7 @@ def test_damaged_lines_are_left_out_with_a_note(run_dir: Path, capsys: pytest.Ca
     )
     path.write_bytes(path.read_bytes() + harm.encode("latin-1") + b'{"kind": "step", "st')
     assert read_curves(run_dir) == whole
-    assert capsys.readouterr().err == f"note: {len(DAMAGED)} lines of {path} are damaged and left out\n"
+    assert capsys.readouterr().err == f"note: {len(DAMAGED)} damaged lines of {path} left out\n"
     assert plot(run_dir).is_file()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.distributed.stop_signals import StopSignals
@@ -82,9 +83,11 @@ class LocalReplicas(Plugin):
         before, steps = int(stored.layout.get("local_replicas", 1)), stored.layout["local_steps"]
         if before != self.count and (taken := stored.step % steps):
             raise UsageError(
-                f"the checkpoint of step {stored.step} has {before} replicas that have taken {taken} of {steps} local "
-                f"steps, and this run has {self.count}: their number can change where they have the same weights; "
-                f"resume with {before} replicas until step {stored.step - taken + steps}, or from a checkpoint of step "
+                f"the checkpoint of step {stored.step} has {count_of(before, 'replica')} after {taken} of "
+                f"{steps} local "
+                f"steps, and this run has {self.count}: their number can change only where they share weights; "
+                f"resume with {count_of(before, 'replica')} until step {stored.step - taken + steps}, or "
+                "from a checkpoint of step "
                 f"{stored.step - taken}"
             )
         return self.rank % before

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from gristmill.errors import GristmillError, UsageError
+from gristmill.wording import count_of
 from training.data.batch_schedule import BatchSplit
 from training.data.batches import Batches
 from training.experimental.server.async_config import AsyncConfig
@@ -85,8 +86,9 @@ class _Worker:
             )
         if not header["done"]:
             raise ServerLostError(
-                f"the server has stopped before all was done, of which this worker did {done} parts; start it again "
-                "to resume, and then this worker"
+                f"the server stopped before the run was complete, after {count_of(done, 'part')} by this "
+                "worker; to resume, "
+                "restart the server, then this worker"
             )
         return done
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 from training.experimental.server.messages import ALIVE_SECONDS, Link
 from training.experimental.server.part_queue import Part, PartQueue
 from training.sharding.sharded_parameter import ShardedParameter
@@ -93,9 +94,10 @@ class GradientServer:
             if self._workers and self._joined >= self._expected:
                 end = time.monotonic() + self.timeout
             elif time.monotonic() > end:
-                missing = f"only {self._joined} of {self._expected} workers have" if self._workers else "no worker has"
+                joined = f"{self._joined} of {count_of(self._expected, 'worker')}"
+                missing = f"only {joined} joined" if self._workers else "no worker connected"
                 raise NoWorkersError(
-                    f"{missing} been there for {self.timeout:g} s; start some with --role worker and the same "
+                    f"{missing} within {self.timeout:g} s; start some with --role worker and the same "
                     "options, and this command again to resume from the last checkpoint; or try a longer --timeout"
                 )
 
@@ -154,7 +156,7 @@ class GradientServer:
             self._joined += 1
             self._workers[self._joined] = link
             self._most = max(self._most, len(self._workers))
-            self.say(f"worker {self._joined} has joined: {len(self._workers)} work")
+            self.say(f"worker {self._joined} joined: {count_of(len(self._workers), 'worker')} active")
             self._changed.notify_all()
             return self._joined
 
@@ -163,8 +165,8 @@ class GradientServer:
             del self._workers[worker]
             for step, number in self.queue.drop(worker):
                 self.say(
-                    f"worker {worker} is gone: part {number} of step {step + 1} is left to another; "
-                    f"{len(self._workers)} work"
+                    f"worker {worker} is gone: part {number} of step {step + 1} goes to another; "
+                    f"{count_of(len(self._workers), 'worker')} active"
                 )
             self._changed.notify_all()
 

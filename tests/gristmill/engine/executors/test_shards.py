@@ -83,7 +83,7 @@ def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) ->
     messages = [process.communicate(timeout=patience(100))[1] for process in two]
     assert [process.returncode for process in two] == [0, 0], messages
     helped = next(text for text in messages if "helped with" in text)
-    assert re.search(r"^upper: upper: helps with 12 tasks: has run 0, runs \d\d", helped, re.M), helped
+    assert re.search(r"^upper: upper: helping with 12 tasks: 0 done, now \d\d", helped, re.M), helped
     assert any("upper: upper: 0 of 12 tasks, " in text for text in messages), messages
 
 

@@ -96,7 +96,7 @@ def test_a_silent_worker_leaves_its_part_to_another(serve: Callable) -> None:
             assert link.receive(torch.zeros(3))["part"] == [0, 0]
             link.send({"loss": 0.5}, torch.full((3,), 2.0))
             assert collecting.result() == 0.5
-    assert "worker 1 is gone: part 0 of step 1 is left to another; 1 work" in said
+    assert "worker 1 is gone: part 0 of step 1 goes to another; 1 worker active" in said
 
 
 @pytest.mark.parametrize("sent", [b"[1]", b"no JSON", b"[" * 60_000, b'{"identity": 1}'])
@@ -129,7 +129,7 @@ def test_a_slow_worker_keeps_its_part(serve: Callable) -> None:
         with slow.alive():
             time.sleep(2.5)
         slow.send({"loss": 0.5}, torch.full((3,), 2.0))
-        assert collecting.result() == 0.5 and said == ["worker 1 has joined: 1 work"]
+        assert collecting.result() == 0.5 and said == ["worker 1 joined: 1 worker active"]
 
 
 def test_a_worker_that_waits_hears_of_its_server(serve: Callable) -> None:
@@ -168,5 +168,5 @@ def test_workers_that_do_not_come_are_missed(serve: Callable) -> None:
     server._expected = 2
     with connect("127.0.0.1", port, 20.0) as link:
         link.send({"identity": {"seed": 1}})
-        with pytest.raises(NoWorkersError, match="only 1 of 2 workers have been there for 1 s; start some"):
+        with pytest.raises(NoWorkersError, match="only 1 of 2 workers joined within 1 s; start some"):
             server.collect()

@@ -100,7 +100,7 @@ def test_without_staleness_a_run_is_synchronous_and_a_killed_worker_loses_its_pa
         train_async(exact)
     assert [process.exitcode for process in started] == [0, -signal.SIGKILL]
     said = capfd.readouterr().out
-    assert "is gone: part" in said and "of step 1 is left to another; 1 work" in said
+    assert "is gone: part" in said and "of step 1 goes to another; 1 worker active" in said
     assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
 
 
@@ -211,7 +211,7 @@ def test_workers_with_other_options_are_refused(exact: AsyncConfig) -> None:
 
 
 def test_a_server_without_workers_and_a_worker_without_server_end(exact: AsyncConfig) -> None:
-    with pytest.raises(UsageError, match="no worker has been there for 1 s; start some with --role worker"):
+    with pytest.raises(UsageError, match="no worker connected within 1 s; start some with --role worker"):
         train_async(replace(exact, timeout=1))
     with pytest.raises(UsageError, match=r"no server at host 127.0.0.1, port \d+ .*; start it with --role server"):
         train_async(replace(exact, role="worker", timeout=1))
