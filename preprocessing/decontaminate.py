@@ -208,8 +208,9 @@ def describe(report: Report) -> list[str]:
         )
     if report.common_ngrams or report.common_items:
         lines.append(
-            f"{report.common_ngrams:,} n-grams of benchmarks, and near-duplicates of {report.common_items:,} items, "
-            "are in so many documents that they count as boilerplate: an item that has no other n-grams is not found"
+            f"{count_of(report.common_ngrams, 'n-gram')} of benchmarks, and near-duplicates of "
+            f"{count_of(report.common_items, 'item')}, are in so many documents that they count as "
+            "boilerplate: an item that has no other n-grams is not found"
         )
     return lines
 

@@ -7,6 +7,7 @@ import msgspec
 
 from gristmill.counts import WRITTEN, Counts
 from gristmill.io.documents import paths_of
+from gristmill.wording import count_of
 from gristmill_cli.run_config import RunConfig, corpus_folders
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
 from preprocessing.contamination.benchmarks import check_items
@@ -62,7 +63,8 @@ class Decontaminate(StageSpec):
         report = read_report(report_paths(self.path(run.config))[1])
         if report.common_items:
             yield (
-                f"near-duplicates of {report.common_items:,} items of benchmarks are in so many documents that they "
+                f"near-duplicates of {count_of(report.common_items, 'benchmark item')} are in so many "
+                "documents that they "
                 "count as boilerplate and are not looked for: try --decontaminate.common 0"
             )
 

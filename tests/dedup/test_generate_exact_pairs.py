@@ -214,7 +214,7 @@ def test_it_says_what_need_not_be_signed(corpus: Path, tmp_path: Path, run: Call
     stamp = (tmp_path / "NORM/wiki/a.jsonl").stat().st_mtime_ns + 10**9
     write(tmp_path / "NORM/wiki/a.jsonl", ["other"] * 6)
     os.utime(tmp_path / "NORM/wiki/a.jsonl", ns=(stamp, stamp))
-    assert "1 groups, 5 copies: 0.0 of 0.0 MB" in run(line).stderr
+    assert "1 group, 5 copies: 0.0 of 0.0 MB" in run(line).stderr
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a"], ["", ".", "!"]])

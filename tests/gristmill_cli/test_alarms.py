@@ -235,4 +235,4 @@ def test_items_of_benchmarks_that_are_everywhere_are_named(config: RunConfig, tm
         report = Report({}, common_ngrams=7, common_items=items)
         report_paths(config.out / "decontaminated")[1].write_bytes(msgspec.json.encode(report))
         found = list(find_alarms(config, "decontaminate", Counts({}, [])))
-        assert len(found) == many and all("of 2 items of benchmarks are in so many" in line for line in found)
+        assert len(found) == many and all("of 2 benchmark items are in so many" in line for line in found)

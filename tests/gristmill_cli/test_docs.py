@@ -79,7 +79,7 @@ def test_benchmarks_are_kept_out(tmp_path: Path) -> None:
     block = block.rstrip() + " --tokenizer.vocab_size 420 --mix.holdout 0.05"
     done = shell(block, on_one_core=True, CORPUS=str(corpus), OUT=str(out), BENCHMARKS=str(quiz))
     assert done.returncode == 0, done.stderr
-    assert "quiz: 1 of 1 items found" in done.stderr
+    assert "quiz: 1 of 1 item found" in done.stderr
     assert (out / "decontaminated.contamination.parquet").exists()
 
 

@@ -237,7 +237,7 @@ def test_boilerplate_and_n_grams_of_many_items_are_not_looked_for(tmp_path: Path
     assert table_of(tmp_path / "out") == {(10, 3), (11, 4)}
     report = read_report(report_paths(tmp_path / "out")[1])
     assert (report.common_ngrams, report.common_items) == (len(licence.split()) - LENGTH + 1, 1)
-    assert describe(report)[-1].startswith("4 n-grams of benchmarks, and near-duplicates of 1 items, are in so many")
+    assert describe(report)[-1].startswith("4 n-grams of benchmarks, and near-duplicates of 1 item, are in so many")
     assert report.benchmarks["quiz"].shared_ngrams == (len(rule.split()) + 1 - LENGTH + 1) * len(items)
     decontaminate(tmp_path / "corpus", tmp_path / "all", (quiz,), OPTIONS, policy="report", common=0)
     assert len({row for row, _ in table_of(tmp_path / "all")}) == 11
