@@ -1,0 +1,226 @@
+"""HTTP responses as crawlers store them: status, headers, and the body without its transfer and content codings.
+
+Many archives hold bodies that are decoded already under headers that say otherwise: such a body is taken as it is.
+"""
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import zstandard
+
+_STATUS = re.compile(rb"HTTP/\d+(?:\.\d+)? +(\d{3})(?!\d)[^\n]*\n")
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_CHARSET = re.compile(r"""(?i);\s*charset\s*=\s*["']?([^"';]*)""")
+_CHUNK_SIZE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
+_ZSTD_WINDOW = 8 << 20  # RFC 9659
+_PIECE = 512  # of a zstd body, as a byte may stand for 100,000
+CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\x1b")
+_BINARY_SHARE = 0.02  # of control characters; compressed data has 0.1, text none
+_MAGIC = (
+    b"%PDF-", b"\x89PNG\r\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff", b"PK\x03\x04", b"\x7fELF", _GZIP, _ZSTD, b"BZh9",
+    b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"OggS", b"ID3", b"RIFF", b"wOFF", b"wOF2",
+    b"\xd0\xcf\x11\xe0",
+)  # fmt: skip
+
+
+class Undecodable(ValueError):
+    """A body cannot be decoded; the message is the reason, one of a few, to count by."""
+
+
+class TooLong(ValueError):
+    """A decoded body is longer than the limit."""
+
+
+class Response(NamedTuple):
+    """The status of an HTTP response, its headers by names in lower case, and its body as it was sent."""
+
+    status: int
+    headers: dict[str, list[str]]
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """The type without parameters, in lower case; '' without one."""
+        return self._last("content-type").partition(";")[0].strip().lower()
+
+    @property
+    def charset(self) -> str | None:
+        """The charset that the header declares."""
+        found = _CHARSET.search(self._last("content-type"))
+        return found[1].strip() or None if found else None
+
+    def _last(self, name: str) -> str:
+        return self.headers.get(name, [""])[-1]
+
+    def codings(self, name: str) -> list[str]:
+        """The codings of a header, in lower case and in the order in which they were applied."""
+        return [coding.strip().lower() for value in self.headers.get(name, []) for coding in value.split(",")]
+
+
+def parse_response(content: bytes) -> Response | None:
+    """Return the HTTP response that a record holds, without interim ones (100 Continue); None if it holds none."""
+    at = 0
+    while status := _STATUS.match(content, at):
+        blank = _BLANK_LINE.search(content, status.end() - 1)
+        end = blank.start() if blank else len(content)
+        headers = parse_headers(content[status.end() : end])
+        at = blank.end() if blank else len(content)
+        if not 100 <= int(status[1]) < 200 or at == len(content):
+            return Response(int(status[1]), headers, content[at:])
+    return None
+
+
+def parse_headers(block: bytes) -> dict[str, list[str]]:
+    """Return the values of header lines by their names in lower case; a line that begins with a space continues one."""
+    headers = dict[str, list[str]]()
+    values: list[str] = []
+    for line in block.decode("utf-8", "replace").splitlines():
+        name, colon, value = line.partition(":")
+        if line[:1] in (" ", "\t") and values:
+            values[-1] += " " + line.strip()
+        elif colon and name.strip():
+            values = headers.setdefault(name.strip().lower(), [])
+            values.append(value.strip())
+    return headers
+
+
+def decode_body(response: Response, limit: int) -> tuple[bytes, bool]:
+    """Return the body without its codings, and whether its chunks are cut off.
+
+    Raises Undecodable where it is cut off or damaged in a compressed form, TooLong where it is over `limit` bytes.
+    """
+    body = response.body
+    is_cut = False
+    transfers = response.codings("transfer-encoding")
+    for coding in [*reversed(transfers), *reversed(response.codings("content-encoding"))]:
+        if coding == "chunked":
+            body, is_cut = _join_chunks(body)
+        elif coding in _DECODERS and body:
+            body = _DECODERS[coding](body, limit)
+    if len(body) > limit:
+        raise TooLong
+    return body, is_cut
+
+
+def is_binary(content: bytes) -> bool:
+    """Return whether content is no text: an image, a PDF, compressed data. UTF-16 is no text here: decode it first."""
+    if content.startswith(_MAGIC):
+        return True
+    text_bytes = len(content.translate(None, CONTROLS))
+    return len(content) - text_bytes > len(content) * _BINARY_SHARE
+
+
+def _join_chunks(body: bytes) -> tuple[bytes, bool]:
+    """Return the content of a chunked body, and whether it is cut off; a body that is not chunked stays as it is.
+
+    Raises Undecodable where it begins as a chunked one and does not go on as one.
+    """
+    parts = list[bytes]()
+    at = 0
+    while size := _CHUNK_SIZE.match(body, at):
+        length = int(size[1], 16)
+        if length == 0:
+            return b"".join(parts), False
+        end = size.end() + length
+        parts.append(body[size.end() : end])
+        if body[end : end + 2] not in (b"\r\n", b"\r", b""):
+            raise Undecodable("chunks of the body are damaged")
+        at = end + 2
+    if parts and at < len(body):
+        raise Undecodable("chunks of the body are damaged")
+    return (b"".join(parts), True) if parts else (body, False)
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    return _inflate(body, 31, limit) if body.startswith(_GZIP) else body
+
+
+def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
+    """Decompress all members; what follows them is ignored, as browsers do."""
+    parts = list[bytes]()
+    room = limit + 1
+    while True:
+        stream = zlib.decompressobj(window_bits)
+        try:
+            parts.append(stream.decompress(body, room))
+        except zlib.error:
+            raise Undecodable("body cannot be decompressed") from None
+        room -= len(parts[-1])
+        if room <= 0:
+            raise TooLong
+        if not stream.eof:
+            raise Undecodable("body is cut off")
+        body = stream.unused_data
+        if not (window_bits == 31 and body.startswith(_GZIP)):
+            return b"".join(parts)
+
+
+def _deflate(body: bytes, limit: int) -> bytes:
+    """Decompress deflate with the header of zlib or, as many servers send it, without one."""
+    has_header = body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    try:
+        return _inflate(body, 15 if has_header else -15, limit)
+    except Undecodable:
+        if is_binary(body):
+            raise
+        return body
+
+
+def _unbrotli(body: bytes, limit: int) -> bytes:
+    import brotli
+
+    stream = brotli.Decompressor()
+    parts = list[bytes]()
+    room = limit + 1
+    data = body
+    try:
+        while room > 0 and not stream.is_finished():
+            part = stream.process(data, output_buffer_limit=room)
+            data = b""
+            parts.append(part)
+            room -= len(part)
+            if not part and stream.can_accept_more_data():
+                break
+    except brotli.error:
+        if is_binary(body):
+            raise Undecodable("body cannot be decompressed") from None
+        return body
+    if room <= 0:
+        raise TooLong
+    if not stream.is_finished():
+        if is_binary(body):
+            raise Undecodable("body is cut off")
+        return body
+    return b"".join(parts)
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    if not body.startswith(_ZSTD):
+        return body
+    stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+    parts = list[bytes]()
+    size = 0
+    try:
+        for start in range(0, len(body), _PIECE):
+            parts.append(stream.decompress(body[start : start + _PIECE]))
+            size += len(parts[-1])
+            if size > limit:
+                raise TooLong
+            if stream.eof:
+                return b"".join(parts)
+    except zstandard.ZstdError:
+        raise Undecodable("body cannot be decompressed") from None
+    raise Undecodable("body is cut off")
+
+
+_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
+    "gzip": _gunzip,
+    "x-gzip": _gunzip,
+    "deflate": _deflate,
+    "br": _unbrotli,
+    "zstd": _unzstd,
+}
