@@ -105,12 +105,15 @@ def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES)
     return _line(content, size, limit, hold)
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed, in chunks. Raises as read_lines does."""
+def read_chunks(path: Path, gunzip: Callable[[BinaryIO], Iterator[bytes]] | None = None) -> Iterator[bytes]:
+    """Yield the content of a file, decompressed, in chunks. Raises as read_lines does.
+
+    `gunzip` reads a .gz in place of what reads it otherwise.
+    """
     size = 0
     try:
         with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
-            for chunk in _chunks(path, file, 0, None):
+            for chunk in _chunks(path, file, 0, None, gunzip):
                 size += len(chunk)
                 yield chunk
     except CorruptStream as error:
@@ -256,14 +259,20 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
     return [start for start in starts if start[0] < offset or start[0] == 0]
 
 
-def _chunks(path: Path, file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
+def _chunks(
+    path: Path,
+    file: BinaryIO,
+    start: int,
+    end: int | None,
+    gunzip: Callable[[BinaryIO], Iterator[bytes]] | None = None,
+) -> Iterator[bytes]:
     if start:
         return _plain_chunks(file, start, end)
     first = file.read(FIRST)
     file.seek(0)
     reject_stand_in(path, first)
     compression = compression_in(path.name, first)
-    return decompress(file, compression) if compression else _plain_chunks(file, start, end)
+    return decompress(file, compression, gunzip) if compression else _plain_chunks(file, start, end)
 
 
 def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
@@ -275,18 +284,22 @@ def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes
             left -= len(chunk)
 
 
-def decompress(file: BinaryIO, compression: str) -> Iterator[bytes]:
+def decompress(
+    file: BinaryIO, compression: str, gunzip: Callable[[BinaryIO], Iterator[bytes]] | None = None
+) -> Iterator[bytes]:
     """Yield the decompressed content of `file` in chunks of at most CHUNK bytes.
 
-    `compression` is gz, zst, bz2 or xz. Memory is that of a chunk and of the window that the stream declares,
-    at most 2 GiB, of which only as much is used as the stream is long; one of over 8 MiB of zstd is reserved. Raises
-    CorruptStream, and UsageError for a window that does not fit the memory.
+    `compression` is gz, zst, bz2 or xz; `gunzip` reads gz in place of what reads it otherwise. Memory is that of a
+    chunk and of the window that the stream declares, at most 2 GiB, of which only as much is used as the stream is
+    long; one of over 8 MiB of zstd is reserved. Raises CorruptStream, and UsageError for a window that does not fit
+    the memory.
     """
     try:
         if not file.read(1):
             raise EOFError("the file is empty")
         file.seek(0)
-        yield from _READERS[compression](file)
+        read = gunzip if gunzip and compression == "gz" else _READERS[compression]
+        yield from read(file)
     except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise CorruptStream(str(error)) from error
     except OSError as error:  # bz2 raises it for corrupt data, without an errno
