@@ -25,6 +25,7 @@ WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
+SKIPPED = "skipped"  # records of a web archive that are no documents, such as images
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
 LEFT_OUT = "left out by weight"
@@ -180,6 +181,11 @@ class Counts(msgspec.Struct):
         seen = dict.fromkeys(INCOMING) | dict.fromkeys(reason for _, reason, _ in self.rows())
         return [reason for reason in seen if self.total(reason).documents]
 
+    def documents_read(self, source: str | None = None) -> int:
+        """Return how many records were read of one source or of all, without those that are no documents (SKIPPED)."""
+        skipped = (self.total(reason, source).documents for reason in self.reasons if reason.startswith(SKIPPED))
+        return self.total(READ, source).documents - sum(skipped)
+
     def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
         """Check that incoming and outgoing documents and bytes are equal per source.
 
@@ -213,7 +219,8 @@ class Counts(msgspec.Struct):
         One malformed record may be all of a file. Or if more than that of the bytes on disk are in damaged files. A
         limit of 0 allows no damaged file, even an empty one.
         """
-        read, malformed = self.total(READ), self._sum_malformed()
+        read = Tally(self.documents_read(), self.total(READ).bytes)
+        malformed = self._sum_malformed()
         if malformed.documents > limit * read.documents or malformed.bytes > limit * read.bytes:
             raise TooManyMalformed(
                 f"{stage}: {malformed.documents:,} of {count_of(read.documents, 'record')} "
@@ -269,11 +276,13 @@ def warn_of_losses(
     lost = dict[str, dict[str, int]]()
     for source, reason, tally in counts.rows():
         is_lost = (
-            reason == of if of else reason not in (*INCOMING, WRITTEN, LEFT_OUT) and not reason.startswith(NOT_READ)
+            reason == of
+            if of
+            else reason not in (*INCOMING, WRITTEN, LEFT_OUT) and not reason.startswith((NOT_READ, SKIPPED))
         )
         if is_lost and tally.documents:
             lost.setdefault(source, {})[reason] = tally.documents
-    read = {source: counts.total(READ, source).documents for source in sorted(counts.tallies)}
+    read = {source: counts.documents_read(source) for source in sorted(counts.tallies)}
     shares = {source: sum(lost.get(source, {}).values()) / documents for source, documents in read.items() if documents}
     found = dict[str, str]()
     for source, share in shares.items():

@@ -68,9 +68,17 @@ def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
         require(
             not spec.read_also, "--read_also has no effect with [sources], each of which has a format: leave it out"
         )
+        require(
+            spec.extract == "main",
+            '--normalize.extract has no effect with [sources]: give the sources their own, extract = "all"',
+        )
         return join_corpora(scan_sources(corpus, config.sources, config.text_column, spec.skip_odd_names))
     return scan_corpus(
-        corpus, text_column=config.text_column, read_also=spec.read_also, skip_odd_names=spec.skip_odd_names
+        corpus,
+        text_column=config.text_column,
+        read_also=spec.read_also,
+        skip_odd_names=spec.skip_odd_names,
+        extract=spec.extract,
     )
 
 

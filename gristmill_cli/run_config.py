@@ -19,6 +19,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import Source
 from gristmill.io.files import RUN_FILE
+from gristmill.io.web.extraction import Extract
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.steps.minimum_length import SizeUnit
@@ -54,6 +55,8 @@ class Normalize:
     """More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one)."""
     skip_odd_names: bool = False
     """Leave out files whose names cannot be part of a document's key; they are counted as not read."""
+    extract: Extract = "main"
+    """Of HTML pages the text without menus and footers (main), or all text (all)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
+from gristmill.counts import MALFORMED, READ, SKIPPED, WRITTEN, Counts
 from gristmill.errors import UsageError, require
 from preprocessing.mixing.drops import DROPPED
 from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
@@ -138,11 +138,11 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
 
 
 def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
-    """(documents, bytes) of a source that weights apply to: read, and not dropped as short, duplicate or malformed."""
+    """(documents, bytes) of a source that weights apply to: not dropped as short, duplicate, malformed or skipped."""
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes
     for reason, tally in counts.tallies.get(source, {}).items():
-        if reason in DROPPED or reason.startswith(MALFORMED):
+        if reason in DROPPED or reason.startswith((MALFORMED, SKIPPED)):
             documents, size = documents - tally.documents, size - tally.bytes
     return documents, size
 

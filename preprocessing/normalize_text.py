@@ -24,6 +24,7 @@ from gristmill.errors import UsageError
 from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources
 from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, parse_name, paths_of
 from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.web.extraction import Extract
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.listings import listed_once
 from gristmill.text import utf8_size
@@ -42,6 +43,7 @@ def normalize_text(
     text_column: str = "text",
     read_also: tuple[str, ...] = (),
     skip_odd_names: bool = False,
+    extract: Extract = "main",
     sources: tyro.conf.Suppress[Mapping[str, Source] | None] = None,
     options: RunOptions = RunOptions(),
 ) -> Counts:
@@ -62,6 +64,8 @@ def normalize_text(
         read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
         skip_odd_names: Leave out files whose names cannot be part of a document's key, such as those with a newline or
             bytes that are not UTF-8; they are counted as not read.
+        extract: Of HTML pages, in files and web archives: main, the text without menus and footers, which leaves out
+            some lists too, or all text of the page.
         sources: Folder, text field and format of each source, where these differ; others are not read then.
         options: Workers, memory, and when to stop; they change no output.
 
@@ -74,7 +78,13 @@ def normalize_text(
         if sources:
             found = scan_sources(data_dir, sources, text_column, skip_odd_names)
         else:
-            listed = scan_corpus(data_dir, text_column=text_column, read_also=read_also, skip_odd_names=skip_odd_names)
+            listed = scan_corpus(
+                data_dir,
+                text_column=text_column,
+                read_also=read_also,
+                skip_odd_names=skip_odd_names,
+                extract=extract,
+            )
             found = [(data_dir, listed)]
         corpus, reads = join_corpora(found), dict[Path, list[Path]]()
         files = corpus.files
@@ -88,7 +98,7 @@ def normalize_text(
         more: tuple[str, ...] = ("ftfy",) if ftfy else ()
         if any(parts and parts.format in (*WEB_FORMATS, "html") for parts in (parse_name(file.name) for file in files)):
             check_web()
-            more += ("resiliparse",)
+            more += ("resiliparse", "chardetng-py")
         stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
         with open_stage(
             stage, target_dir, options, reads=reads, publishes=[target_dir],
@@ -104,7 +114,7 @@ def normalize_text(
 
 def check_web() -> None:
     """Raise UsageError if the packages that read web archives are not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("fastwarc", "resiliparse")):
+    if any(importlib.util.find_spec(name) is None for name in ("brotli", "chardetng_py", "resiliparse")):
         raise UsageError(
             "the corpus holds web archives or pages (.warc, .wet, .html): to read them, pip install 'gristmill[web]'"
         )

@@ -28,6 +28,7 @@ from gristmill.io.documents import (
 )
 from gristmill.io.files import list_finished
 from gristmill.io.text_records import fields_named
+from gristmill.io.web.extraction import EXTRACTS, Extract
 from gristmill.paths import is_remote
 from gristmill.storage.files import file_info, is_file, is_folder, reject_unknown_scheme
 
@@ -86,12 +87,14 @@ def scan_corpus(
     text_column: str = "text",
     read_also: Collection[str] = (),
     skip_odd_names: bool = False,
+    extract: Extract = "main",
 ) -> Corpus:
     """Find every file below `root`, read or not; links are followed, our own state folders are left out.
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
-    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv. A file whose
-    name cannot be used (see name_fault) is not read with `skip_odd_names`.
+    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv; `extract` is
+    which text of web pages is read. A file whose name cannot be used (see name_fault) is not read with
+    `skip_odd_names`.
 
     Raises UsageError if `root` is not a folder, holds no file of a known format or some whose names cannot be used,
     InputError if a file cannot be read, or a stage has not finished writing the folder.
@@ -103,6 +106,7 @@ def scan_corpus(
     )
     for name in (read_also,) if isinstance(read_also, str) else read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
+    require(extract in EXTRACTS, f"--extract {extract}: expected one of {', '.join(EXTRACTS)}")
     reject_unknown_scheme(root)
     files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
     odd: list[str] = []
@@ -114,7 +118,7 @@ def scan_corpus(
         if reason:
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            files.append(CorpusFile(path, name, size, text_column))
+            files.append(CorpusFile(path, name, size, text_column, Reading(extract=extract)))
     if odd and not skip_odd_names:
         raise UsageError(
             f"{len(odd):,} file name{'s' * (len(odd) > 1)} cannot be part of a key: {_some(odd)}. "
@@ -207,6 +211,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         format: The only format to read, one of FORMATS; jsonl is .json and .ndjson, too.
         encoding: Of text files and of bytes in tables, such as cp1252; by default UTF-8. What is not in it is counted
             as malformed. Of lines and tables, it must have ASCII as ASCII does.
+        extract: Of HTML pages, in files and web archives, the text without menus (main) or all of it (all).
         weight: Epochs of the source in the mix.
     """
 
@@ -216,6 +221,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: str = ""
     format: str = ""
     encoding: str = ""
+    extract: Extract = "main"
     weight: float | None = None
 
     def check(self, name: str) -> None:
@@ -244,12 +250,13 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             not self.encoding or self.format not in WEB_FORMATS,
             f"{where} encoding has no effect on web archives, whose pages have charsets of their own: leave it out",
         )
+        require(self.extract in EXTRACTS, f"{where} extract {self.extract!r}: expected one of {', '.join(EXTRACTS)}")
         require(self.format in ("", *FORMATS), f"{where} format {self.format!r}: expected one of {', '.join(FORMATS)}")
 
     @property
     def reading(self) -> Reading:
         """How its texts are read."""
-        return Reading(self.encoding or "utf-8", self.message)
+        return Reading(self.encoding or "utf-8", self.message, self.extract)
 
     def folder(self, root: Path, name: str) -> Path:
         """Its folder, or file."""

@@ -18,6 +18,7 @@ import msgspec
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.text_records import decode_value
+from gristmill.io.web.extraction import Extract
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
@@ -213,11 +214,12 @@ class Reading(NamedTuple):
     """How texts are read where they are not plain UTF-8.
 
     `encoding` is that of text files and of bytes in tables. `message` is the template of a message, such as
-    "{role}: {content}\\n", where the text's column has lists of them.
+    "{role}: {content}\\n", where the text's column has lists of them. `extract` is which text of a web page is read.
     """
 
     encoding: str = "utf-8"
     message: str = ""
+    extract: Extract = "main"
 
 
 AS_UTF8 = Reading()

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from gristmill.budget import MemoryReservation
-from gristmill.counts import MALFORMED, READ, Counts, Damage
+from gristmill.counts import MALFORMED, READ, SKIPPED, Counts, Damage
 from gristmill.errors import (
     DamagedFile,
     GristmillError,
@@ -67,7 +67,10 @@ from gristmill.io.text_records import (
     reject_one_value,
     take_text,
 )
-from gristmill.io.web_records import MAX_PAGE_BYTES, PAGE_MEMORY_A_BYTE, read_archive, text_of_page
+from gristmill.io.web.encodings import NoText, decode_page
+from gristmill.io.web.extraction import text_of_page
+from gristmill.io.web.gzip_members import gzip_members
+from gristmill.io.web.records import MAX_PAGE_BYTES, PAGE_MEMORY_A_BYTE, REPLACED, Skipped, read_archive
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
@@ -131,6 +134,8 @@ def read_corpus(
     for file in _files_of(Path(path), text_column, read_also):
         (part,) = slices_at(replace(file, reading=reading), ONE_SLICE)
         for row, record in _records(part):
+            if isinstance(record, Skipped):
+                continue
             try:
                 yield _to_document(record, DocKey(part.name, row), part)
             except Malformed as error:
@@ -198,6 +203,10 @@ def read_documents(
         counts.add_read_file(part.source)
     hold = MemoryReservation()
     for row, record in _records(part):
+        if isinstance(record, Skipped):
+            counts.add(part.source, READ, 0)
+            counts.add(part.source, f"{SKIPPED}: {record.reason}", 0)
+            continue
         try:
             document = _to_document(record, DocKey(part.name, row), part)
         except Malformed as error:
@@ -222,19 +231,22 @@ def read_documents(
 Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither
 
 
-def _records(part: Slice) -> Iterator[tuple[int, Record]]:
+def _records(part: Slice) -> Iterator[tuple[int, Record | Skipped]]:
     kind = _format(part.name)
     if kind in TABLE_FORMATS:
         return _read_table(part)
     if kind in ("csv", "tsv"):
         return _read_csv(part, "," if kind == "csv" else "\t")
     if kind in WEB_FORMATS:
-        return read_archive(part.path, read_chunks(part.path), part.text_column)
+        chunks = read_chunks(part.path, gzip_members)
+        return read_archive(part.path, chunks, part.text_column, part.reading.extract)
     return _read_text(part, kind) if kind in FILE_FORMATS else _read_lines(part)
 
 
 def _to_document(record: Record, key: DocKey, part: Slice) -> Document:
-    column, (encoding, message) = part.text_column, part.reading
+    column = part.text_column
+    encoding = part.reading.encoding
+    message = part.reading.message
     if isinstance(record, BadRecord):
         raise Malformed(record.reason)
     fields = parse_fields(record) if isinstance(record, bytes) else record
@@ -290,18 +302,26 @@ def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | B
     hold, is_page = MemoryReservation(), kind == "html"
     limit = MAX_PAGE_BYTES if is_page else MAX_LINE_BYTES
     try:
-        content = without_mark(read_whole(part.path, hold, limit))
+        content = read_whole(part.path, hold, limit)
         if isinstance(content, CutLine):
             yield 0, _cut_to_bad(content, "page" if is_page else "file", limit)
             return
         if is_page:
             hold.require(len(content) * PAGE_MEMORY_A_BYTE, str(part.path))
+        replaced = 0
         try:
-            text = decode_bytes(content, part.reading.encoding)
-        except Malformed as error:
-            yield 0, BadRecord(error.reason, content, len(content))
+            if is_page and part.reading.encoding == AS_UTF8.encoding:  # a page says itself what it is in
+                text, replaced = decode_page(content, None, is_html=True)
+            else:
+                text = decode_bytes(without_mark(content), part.reading.encoding)
+        except (Malformed, NoText) as error:
+            reason = error.reason if isinstance(error, Malformed) else str(error)
+            yield 0, BadRecord(reason, content, len(content))
             return
-        yield 0, {part.text_column: text_of_page(text) if is_page else text}
+        fields: dict[str, Any] = {part.text_column: text_of_page(text, part.reading.extract) if is_page else text}
+        if replaced:
+            fields[REPLACED] = replaced
+        yield 0, fields
     finally:
         hold.release()
 

@@ -52,9 +52,10 @@ def odd_lengths(files_of_source: CountsByFile, limit: float) -> Iterator[str]:
     for source, files in sorted(files_of_source.items()):
         means = dict[str, float]()
         for file in sorted(files.tallies):
-            read = files.total(READ, file)
-            if read.documents >= FEW_DOCUMENTS and read.bytes:
-                means[file] = read.bytes / read.documents
+            documents = files.documents_read(file)
+            size = files.total(READ, file).bytes
+            if documents >= FEW_DOCUMENTS and size:
+                means[file] = size / documents
         for file, middle, others in _odd_file(means, limit, _ratio):
             yield (
                 f"documents of {file} have {means[file]:,.0f} bytes on average, in the median file of {source} "
@@ -67,7 +68,7 @@ def odd_languages(files_of_source: CountsByFile, limit: float) -> Iterator[str]:
     for source, files in sorted(files_of_source.items()):
         shares = dict[str, float]()
         for file in sorted(files.tallies):
-            read = files.total(READ, file).documents
+            read = files.documents_read(file)
             if read >= FEW_DOCUMENTS:
                 shares[file] = files.total(_LANGUAGE, file).documents / read
         for file, middle, others in _odd_file(shares, limit, _difference):

@@ -30,7 +30,7 @@ def test_the_command_tells_versions_and_what_lacks(tmp_path: Path) -> None:
 
 def test_without_extras_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known = doctor._version_of
-    monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name in ("torch", "fastwarc") else known(name))
+    monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name in ("torch", "resiliparse") else known(name))
     monkeypatch.setattr(doctor, "cache_folders", lambda: iter([tmp_path]))
     advice = "\n".join(doctor._advice())
     assert "pip install 'gristmill[train,web" in advice and "gristmill compile" in advice

@@ -105,6 +105,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("filter", "threshold", "-1", "expected 0 or more characters"),
     ("filter", "threshold", "2.5", "expected"),
     ("normalize", "skip_odd_names", "maybe", "expected"),
+    ("normalize", "extract", "some", "expected"),
     ("filter", "unit", "token", "expected"),
     ("dedup", "hash", "md5", "expected"),
     ("dedup", "unit", "letter", "expected"),

@@ -17,7 +17,7 @@ from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
-from tests.gristmill.io.test_web_records import gzipped, page, record, response
+from tests.gristmill.io.test_web_archives import gzipped, page, record, response
 from tests.gristmill_cli.corpus import ROOT, tree
 from tests.gristmill_cli.corpus import WORDS as ALL_WORDS
 from tests.object_store import object_store
@@ -63,7 +63,10 @@ def test_web_archives_become_tokens_with_every_page_accounted_for(config: RunCon
     train, holdout = (Manifest.load(config.out / "tokens" / name) for name in ("train", "holdout"))
     assert train.documents + holdout.documents == 40 + 20  # without the copy, the short one and the image
     went = {reason: tally.documents for reason, tally in funnel.tallies["news"].items() if tally.documents}
-    assert went == {"read": 42, "duplicate": 1, "short": 1, "holdout": went["holdout"], "train": 40 - went["holdout"]}
+    assert went == {
+        "read": 43, "duplicate": 1, "short": 1, "holdout": went["holdout"], "train": 40 - went["holdout"],
+        "skipped: neither HTML nor text": 1,
+    }  # fmt: skip
     reference = open_tokenizer(config.out / "tokens/train/tokenizer.json")
     begin, end = reference.id_of(BEGIN), reference.id_of(END)
     shard = open_shards(config.out / "tokens/train")[1][0]
@@ -117,8 +120,9 @@ def crawl(folder: Path) -> dict[str, int]:
     (folder / "wiki/c.warc.gz").write_bytes(gzipped([*pages[45:], lies, huge]))
     (folder / "wiki/cut.warc").write_bytes(b"".join(pages[:3])[:-300])
     return {
-        **dict.fromkeys(REMOVED, 1), "read": 60 + 4 + len(REMOVED), "duplicate": 2,
-        "malformed: page over 67,108,864 bytes": 1,
+        **dict.fromkeys(REMOVED, 1), "read": 60 + 6 + len(REMOVED), "duplicate": 2,
+        "malformed: page over 67,108,864 bytes": 1, "skipped: neither HTML nor text": 1,
+        "skipped: status other than 200": 1,
     }  # fmt: skip
 
 
@@ -154,7 +158,7 @@ def test_a_crawl_is_accounted_for_by_rule(crawled: Crawl) -> None:
     for reasons in funnel.tallies.values():
         went.update({reason: tally.documents for reason, tally in reasons.items() if tally.documents})
     kept = went.pop("train") + went.pop("holdout")
-    assert went == crawled.expected and kept == went["read"] - len(REMOVED) - 3
+    assert went == crawled.expected and kept == went["read"] - len(REMOVED) - 5
     assert list(funnel.damaged) == ["wiki/cut.warc"] and "damaged archive" in funnel.damaged["wiki/cut.warc"]
     removed = pq.read_table(crawled.out / "quality.removed.parquet").column("rule").to_pylist()
     assert sorted(removed) == sorted(REMOVED)

@@ -14,7 +14,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import Corpus, Source, join_corpora, scan_sources
 from gristmill.io.readers import read_corpus
 from preprocessing.normalize_text import normalize_text
-from tests.gristmill.io.test_web_records import LONG, page
+from tests.gristmill.io.test_web_archives import LONG, page
 
 
 def write(path: Path, *records: dict) -> Path:

@@ -9,9 +9,9 @@ import zstandard
 
 from gristmill.engine.options import RunOptions
 from gristmill.errors import DamagedFile
-from gristmill.io import web_records
 from gristmill.io.documents import Document
 from gristmill.io.readers import read_corpus
+from gristmill.io.web import records as web_records
 from preprocessing.normalize_text import normalize_text
 
 DATE = "2026-11-26T12:00:00Z"
@@ -88,7 +88,10 @@ def test_an_archive_is_normalised_with_its_fields(tmp_path: Path) -> None:
     (tmp_path / "in/web").mkdir(parents=True)
     (tmp_path / "in/web/a.warc.gz").write_bytes(gzipped(ARCHIVE))
     counts = normalize_text(tmp_path / "in", tmp_path / "out", options=RunOptions(workers=1, quiet=True))
-    assert counts.total("read").documents == counts.total("written").documents == 5
+    assert {reason: counts.total(reason).documents for reason in counts.reasons} == {
+        "read": 7, "written": 5, "skipped: neither HTML nor text": 1, "skipped: status other than 200": 1,
+    }  # fmt: skip
+    assert counts.documents_read() == 5
     first = read(tmp_path / "out")[0]
     assert (str(first.key), first.value("url"), first.value("status")) == ("web/a.jsonl.zst@0", "http://a/0", 200)
 
@@ -98,7 +101,7 @@ def test_a_record_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
     whole = b"".join(ARCHIVE[2:3] * 3)
     assert len(whole) > 1500
     (tmp_path / "a.warc").write_bytes(whole[: len(whole) - cut])
-    with pytest.raises(DamagedFile, match=r"a\.warc: damaged in record 3 \(.* is cut off after .* bytes\)"):
+    with pytest.raises(DamagedFile, match=r"a\.warc: damaged in record 3 \(cut off after .* bytes\)"):
         read(tmp_path)
     (tmp_path / "a.warc").unlink()
     (tmp_path / "b.warc.gz").write_bytes(gzipped(ARCHIVE)[:-cut])
@@ -108,19 +111,21 @@ def test_a_record_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
 
 def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.warc").write_bytes(b"rubbish\n" * 99)
-    with pytest.raises(DamagedFile, match=r"damaged in record 1 \(Invalid WARC header\)"):
+    with pytest.raises(DamagedFile, match=r"a\.warc: expected records of a web archive"):
         read(tmp_path)
 
 
 def test_pages_that_are_too_long_or_without_http_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_records, "MAX_PAGE_BYTES", 2000)
-    bare = record("response", "dns:a", b"any", "text/dns")
-    (tmp_path / "a.warc").write_bytes(b"".join([response("http://a/long", b"x" * 3000), ARCHIVE[2], bare]))
+    bare = record("response", "http://a/bare", b"any", "application/http; msgtype=response")
+    name = record("response", "dns:a", b"any", "text/dns")
+    (tmp_path / "a.warc").write_bytes(b"".join([response("http://a/long", b"x" * 3000), ARCHIVE[2], bare, name]))
     options = RunOptions(workers=1, quiet=True, max_malformed=1.0)
     counts = normalize_text(tmp_path, tmp_path.with_name("out"), options=options)
     reasons = {reason: counts.total(reason).documents for reason in counts.reasons}
     assert reasons == {
-        "read": 3, "written": 1, "malformed: page over 2,000 bytes": 1, "malformed: response without HTTP headers": 1,
+        "read": 4, "written": 1, "malformed: page over 2,000 bytes": 1, "malformed: response without HTTP headers": 1,
+        "skipped: no HTTP response": 1,
     }  # fmt: skip
 
 
