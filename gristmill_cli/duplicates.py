@@ -9,7 +9,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow.parquet as pq
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from dedup.minhash.matching_form import Unit
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
+from gristmill.io.parquet_files import open_parquet
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
 from gristmill.wording import count_of
@@ -167,7 +167,7 @@ def _keys_of(row: dict[str, Any]) -> tuple[DocKey, DocKey]:
 
 def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
     """The rows of a table, of the `columns` that it has."""
-    with local_copies([path]) as (copy,), pq.ParquetFile(copy) as file:
+    with local_copies([path]) as (copy,), open_parquet(copy) as file:
         for batch in file.iter_batches(columns=[name for name in columns if name in file.schema_arrow.names]):
             yield from batch.to_pylist()
 

@@ -27,9 +27,9 @@ from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.documents import Cut, merge_ranges
 from gristmill.io.lines import FIRST, reject_stand_in
+from gristmill.io.parquet_files import AFTER_FOOTER, is_signed, open_parquet, read_footer
 from gristmill.io.text_records import BadRecord
 
-_AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20  # of a batch, on average: Python's strings take up to four times that
 _BUFFER_BYTES = 1 << 20  # read at a time of a column; without a buffer Arrow reads all of a row group's
@@ -43,9 +43,10 @@ _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.str
 def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Schema | pa.RecordBatch]:
     """Yield the schema, then small batches of the row groups from `start` up to `end`; None is the end of the file.
 
-    Raises ArrowException or OSError for a damaged file, UsageError for a row group that needs too much memory.
+    Raises ArrowException or OSError for a damaged file, InputError for an encrypted one, UsageError for a row group
+    that needs too much memory.
     """
-    with pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+    with open_parquet(path, _BUFFER_BYTES) as file:
         yield file.schema_arrow
         metadata = file.metadata
         rows = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
@@ -174,7 +175,8 @@ def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
     A slice reads its row groups and the footer; the whole file, if row groups are not in their order in it.
     """
     try:
-        metadata = pa.parquet.read_metadata(path)
+        metadata = read_footer(path)
+        may_be_encrypted = is_signed(path, metadata)
     except (pa.ArrowException, OSError) as error:
         raise damaged_table(path, "", error) from error
     starts, row, held = [(0, 0)], 0, 0
@@ -184,10 +186,12 @@ def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
             held = 0
         row += metadata.row_group(group).num_rows
         held += size // metadata.num_row_groups
+    if may_be_encrypted:  # then the reader of the first slice says so
+        return [Cut(*start) for start in starts]
     places = [_first_byte(metadata.row_group(group)) for group, _ in starts[1:]]
     if places != sorted(set(places)):
         return [Cut(*start) for start in starts]
-    footer = size - metadata.serialized_size - _AFTER_FOOTER
+    footer = size - metadata.serialized_size - AFTER_FOOTER
     ranges = pairwise([0, *places, footer])
     return [Cut(*start, merge_ranges((own, (footer, None)))) for start, own in zip(starts, ranges, strict=True)]
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gristmill.budget import reserve_memory
 from gristmill.errors import GristmillError, InputError, UsageError
+from gristmill.io.parquet_files import open_parquet
 from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write
 
@@ -46,7 +47,7 @@ def open_table(path: Path, columns: Collection[str] = ()) -> Iterator[pa.parquet
     if not is_file(path):
         raise UsageError(f"{path}: expected a .parquet file, got none of that name; run the stage that writes it")
     try:
-        with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
+        with open_parquet(path) as file:
             found = file.schema_arrow.names
             for problem, names in (
                 ("no column", set(columns).difference(found)),

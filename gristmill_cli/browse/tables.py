@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dedup.removal.steps import clusters_beside
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document
+from gristmill.io.parquet_files import open_parquet
 from gristmill.storage.files import is_file
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
 from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
@@ -31,7 +31,7 @@ class PagedTable:
     def __init__(self, path: Path) -> None:
         """Raises InputError for a damaged table."""
         try:
-            self.file = pq.ParquetFile(path)
+            self.file = open_parquet(path)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{path} is damaged ({error}): run the same `gristmill run` again") from error
         counts = [self.file.metadata.row_group(number).num_rows for number in range(self.file.num_row_groups)]

@@ -17,6 +17,7 @@ from gristmill.engine.ledger import Ledger
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.io.parquet_files import open_parquet
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
@@ -171,7 +172,7 @@ def _read_table(run: DataRun, name: Path, read: Any) -> Any:
         run.faults.append(f"{run.out / name} is missing: what it records is not shown")
         return None
     try:
-        with local_copies([run.out / name]) as (copy,), pq.ParquetFile(copy) as file:
+        with local_copies([run.out / name]) as (copy,), open_parquet(copy) as file:
             return read(file)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         run.faults.append(f"{run.out / name} is damaged ({error}): what it records is not shown")
