@@ -124,7 +124,8 @@ def test_datasets_is_hugging_faces_for_every_entry_point(run, tmp_path: Path, en
         shutil.copytree(ROOT / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
     stage = project / "preprocessing" / "normalize_text.py"
     source = stage.read_text(encoding="utf-8")
-    start_of_task = "    counts, fix = Counts({}, []), "
+    start_of_task = "    for part, output in zip(group, outputs, strict=True):"
+    assert source.count(start_of_task) == 1
     told = '    import datasets, os\n    os.write(1, f"{__file__} {datasets.__file__}\\n".encode())\n'
     stage.write_text(source.replace(start_of_task, told + start_of_task))
     for name in "ab":
