@@ -1,12 +1,11 @@
 """RunPlan: what follows from the options, the token shards and the number of processes, before a run starts."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -55,6 +54,7 @@ class RunPlan:
         data = config.data
         size = data.seq_len, data.ignores_firsts
         parts = [TokenSequences(folder, *size) for folder in data.train_folders]
+        _require_different_sets(parts)
         train, holdout = TokenMix.of(parts, data.weights), TokenSequences(data.holdout, *size)
         holdouts = {name: TokenSequences(folder, *size) for name, folder in data.holdouts.items()}
         for other in (*parts[1:], holdout, *holdouts.values()):
@@ -143,6 +143,18 @@ class RunPlan:
         )
 
 
+def _require_different_sets(parts: Sequence[TokenSequences]) -> None:
+    """Raise UsageError where two folders hold the same shards: how far a set was read is known by its fingerprint."""
+    folders: dict[str, Path] = {}
+    for part in parts:
+        other = folders.setdefault(part.manifest.fingerprint, part.folder)
+        require(
+            other == part.folder,
+            f"data.train names {other} and {part.folder}, which hold the same token shards; expected each data set "
+            "once; try a larger weight for one of them in --data.weights",
+        )
+
+
 def given_model(config: TrainConfig) -> ModelConfig:
     """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given."""
     for folder in map(Path, [str(config.out_dir), *config.began_from.values()] if config.began_from else []):
@@ -220,7 +232,7 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
     return {
         **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
         **_train_identity(train),
-        "data.holdout": _fingerprint(holdout),
+        "data.holdout": holdout.fingerprint,
         "data.seq_len": config.data.seq_len,
         "data.batch_size": config.data.batch_size,
         "data.order": config.data.order,
@@ -238,12 +250,7 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
 
 def _train_identity(train: TokenMix) -> dict[str, Any]:
     """What of the data sets decides the results: their shards, and of several their shares."""
-    found = [_fingerprint(part.manifest) for part in train.parts]
+    found = [part.manifest.fingerprint for part in train.parts]
     if len(found) == 1:
         return {"data.train": found[0]}
     return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares]}
-
-
-def _fingerprint(manifest: Manifest) -> str:
-    """Hash of the token shards' checksums."""
-    return sha256(msgspec.json.encode([shard.sha256 for shard in manifest.shards])).hexdigest()[:16]

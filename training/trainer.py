@@ -105,7 +105,7 @@ class Trainer:
             self._continue(record, path)
             stored = main_only(lambda: read_run(self.config.out_dir / RUN)) or {}
             self.seen.since = stored.get(COUNTED_FROM, 0)
-            read = record.data
+            read = record.data.of_run(self.plan.identity)
             sizes = record.batch_sizes or sizes_of_earlier_release(stored, self.config.data.batch_size)
             self.unigram_loss = record.unigram_loss
             self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)

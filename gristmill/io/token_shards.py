@@ -111,6 +111,12 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         return sum(shard.bytes for shard in self.shards)
 
     @property
+    def fingerprint(self) -> str:
+        """Hash of the shards' checksums: it names the data set, wherever its folder lies."""
+        checksums = [shard.sha256 for shard in self.shards]
+        return hashlib.sha256(msgspec.json.encode(checksums)).hexdigest()[:16]
+
+    @property
     def source_names(self) -> list[str]:
         """The sources of the documents; none where a shard with documents does not say which are of which."""
         known = all(shard.sources_sha256 for shard in self.shards if shard.documents)

@@ -21,6 +21,7 @@ _JUMP = 1e-6  # relative difference of learning rates above which one jumps
 _READ = (
     "data.train", "data.weights", "data.seq_len", "data.order", "data.packing", "data.packing_version", "seed",
 )  # fmt: skip
+_SAME_SEQUENCES = {"data.train", "data.weights", "data.order", "seed"}  # and those that leave each set's sequences
 _FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options with a default, and its value
 
 
@@ -113,12 +114,12 @@ class BranchSource:
         )
 
     def progress(self, identity: Mapping[str, Any]) -> tuple[MixPlace, bool]:
-        """How far the data sets were read, and whether the branch mixes other sets, or by other weights.
+        """How far the data sets were read, and whether the branch begins to read anew: other sets, weights or seed.
 
-        With another seed or length of sequences all sets have another order: nothing of them was read.
+        With another length of sequences or packing all sets consist of other sequences: nothing of them was read.
         """
         other = set(self._other(identity))
-        return self.record.data if other <= {"data.train", "data.weights"} else MixPlace(), bool(other)
+        return self.record.data.of_run(self.reads) if other <= _SAME_SEQUENCES else MixPlace(), bool(other)
 
     def seen_since(self, identity: Mapping[str, Any]) -> int:
         """The step from which on a branch, whose options are `identity`, counts the tokens that it has seen.

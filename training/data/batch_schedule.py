@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from gristmill.errors import require
@@ -38,9 +39,24 @@ class BatchSchedule:
         self.epoch = epoch
         self._segments: list[_Segment] = []
         for step, size in sizes:
-            read, place = (self.read(step), self._end(step)) if self._segments else (0, 0)
-            if not self._segments or size != self._segments[-1].size:
-                self._segments.append(_Segment(step, size, read, place))
+            if not self._segments:
+                self._segments.append(_Segment(step, size, 0, 0))
+            elif size != self._segments[-1].size:
+                self._segments.append(_Segment(step, size, self.read(step), self.end(step)))
+
+    def beginning_at(self, step: int, place: int) -> "BatchSchedule":
+        """The same sizes, with the batch of `step` at `place` of the order, or in the next epoch if it does not fit.
+
+        Where the steps before are in this order is unknown: they have read other data.
+        """
+        schedule = BatchSchedule([], self.epoch)
+        before = [segment for segment in self._segments if segment.step < step]
+        schedule._segments = [*before, _Segment(step, self.size(step), self.read(step), place)]
+        for segment in self._segments:
+            if segment.step > step:
+                read, end = self.read(segment.step), schedule.end(segment.step)
+                schedule._segments.append(_Segment(segment.step, segment.size, read, end))
+        return schedule
 
     @classmethod
     def plan(cls, before: Sizes, step: int, ramp: Sequence[tuple[int, int]], size: int, epoch: int) -> "BatchSchedule":
@@ -66,13 +82,13 @@ class BatchSchedule:
 
     def place(self, step: int) -> int:
         """Where in the order the batch of a step begins."""
-        end, size = self._end(step), self.size(step)
+        end, size = self.end(step), self.size(step)
         beyond = end % self.epoch + size > self.epoch if self.epoch else False
         return (end // self.epoch + 1) * self.epoch if beyond else end
 
     def until(self, step: int) -> list[tuple[int, int]]:
         """The batch sizes of the steps before `step`."""
-        return [(segment.step, segment.size) for segment in self._segments if segment.step < step]
+        return [(first, size) for first, size in self._sizes() if first < step]
 
     def describe(self) -> str:
         """The sizes in words; nothing for one size.
@@ -80,14 +96,22 @@ class BatchSchedule:
         >>> BatchSchedule([(0, 8), (100, 16), (150, 32)], 0).describe()
         'sequences a step: 8 until step 100, 16 until step 150, then 32'
         """
-        pairs = zip(self._segments, self._segments[1:], strict=False)
-        changes = [f"{segment.size} until step {after.step}" for segment, after in pairs]
-        return f"sequences a step: {', '.join(changes)}, then {self._segments[-1].size}" if changes else ""
+        sizes = self._sizes()
+        changes = [f"{size} until step {after}" for (_, size), (after, _) in pairwise(sizes)]
+        return f"sequences a step: {', '.join(changes)}, then {sizes[-1][1]}" if changes else ""
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """The first step of each batch size, and the size."""
+        sizes: list[tuple[int, int]] = []
+        for segment in self._segments:
+            if not sizes or segment.size != sizes[-1][1]:
+                sizes.append((segment.step, segment.size))
+        return sizes
 
     def _segment(self, step: int) -> _Segment:
         return self._segments[bisect_right(self._segments, step, key=lambda segment: segment.step) - 1]
 
-    def _end(self, step: int) -> int:
+    def end(self, step: int) -> int:
         """Where in the order the last batch before `step` ends."""
         first, size, _, place = self._segment(step)
         steps = step - first

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,14 @@ from training.data.mix import EpochOrder, MixedSequences, MixOrder, MixPlace, Se
 from training.data.sequences import Sequences
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
+
+
+class _Began(NamedTuple):
+    """Where a run began to read its data sets."""
+
+    step: int
+    place: int
+    """In the order of its only set: what runs before have read of it."""
 
 
 class Batches:
@@ -51,6 +60,9 @@ class Batches:
         self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
         self.mask_documents = mask_documents
         self.order = EpochOrder(order, len(data), seed) if mix is None else mix
+        self._names = [part.manifest.fingerprint for part in data.sets]
+        self._began = _Began(0, 0)
+        self._earlier: dict[str, SetPlace] = {}  # of the checkpoint that this run continues
         self.steps_per_epoch = len(data) // split.batch_size
         self.schedule = BatchSchedule([(0, split.batch_size)], 0 if mix else len(data))
         if self.steps_per_epoch < 1 and mix is None:
@@ -68,21 +80,33 @@ class Batches:
         ramp = [(size, -(-tokens // config.seq_len)) for size, tokens in config.ramp]
         self.schedule = BatchSchedule.plan(before, step, ramp, self.split.batch_size, self.schedule.epoch)
 
-    @property
-    def _folders(self) -> list[str]:
-        return [str(part.folder) for part in self.data.sets]
-
     def progress(self, step: int) -> MixPlace:
-        """How far the data sets were read before a step."""
-        place = self.schedule.place(step)
-        if self.mix is None:
-            return MixPlace(sets={self._folders[0]: SetPlace("", 0, place)})
-        return self.mix.progress(self._folders, place)
+        """How far the data sets of this run, and of those that it is a branch of, were read before a step."""
+        if isinstance(self.order, MixOrder):
+            start, places = self.order.start, self.order.progress(self.schedule.place(step))
+        else:
+            start, places = 0, [self.order.place(self._began.place, self.schedule.end(step))]
+        return MixPlace(start, {**self._earlier, **dict(zip(self._names, places, strict=True))}, self._began.step)
 
     def resume(self, progress: MixPlace, step: int, anew: bool) -> None:
-        """Go on with the sets of a checkpoint; `anew`: in a mix of other sets or weights, which begins at `step`."""
-        if self.mix is not None:
-            self.mix.resume(self._folders, progress, self.schedule.place(step) if anew else None)
+        """Go on with the sets of a checkpoint; `anew`: in another mix of sets, which begins at `step`.
+
+        A set that was read before goes on where it stopped, and in the order that it had, also with another seed.
+        """
+        self._earlier = progress.sets
+        began = step if anew else progress.step
+        known = progress.sets.get(self._names[0])
+        if isinstance(self.order, MixOrder):
+            self._began = _Began(began, 0)
+            self.order.resume(self._names, progress, self.schedule.place(step) if anew else None)
+            return
+        if known is None:
+            self._began = _Began(began, 0)
+        else:
+            self._began = _Began(began, known.read if anew else known.before)
+            self.order.resume(known)
+        if self._began.step:
+            self.schedule = self.schedule.beginning_at(*self._began)
 
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
         """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""

@@ -1,11 +1,11 @@
 """Order: which sequence comes next at any point of a run, of one data set or of a mix of several by weights."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,6 +39,16 @@ class EpochOrder:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._shuffled = epoch, torch.randperm(self.size, generator=generator)
         return self._shuffled[1][positions]
+
+    def place(self, before: int, read: int) -> "SetPlace":
+        """The record of this order, of which so many sequences were read before the run's mix, and until now."""
+        return SetPlace(self.name, before, read, self.seed, self.kind)
+
+    def resume(self, place: "SetPlace") -> None:
+        """Become the order in which a set was read so far."""
+        self.name, self.kind = place.order, place.kind
+        if place.seed is not None:
+            self.seed = place.seed
 
 
 def permute(index: Tensor, size: int, key: int) -> Tensor:
@@ -192,18 +202,38 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 
 
 class SetPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a run has read a data set: the name of its order, and its sequences before this mix and until now."""
+    """How far a run has read a data set: the name of its order, and its sequences before this mix and until now.
+
+    `seed` and `kind` of the order: those that the set was first read with. Earlier releases have no seed here.
+    """
 
     order: str
     before: Count
     read: Count
+    seed: int | None = None
+    kind: OrderKind = "keyed"
 
 
 class MixPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a run has read its data sets, by folder; its mix began at place `start`."""
+    """How far a run, and those that it is a branch of, have read data sets, by fingerprint of their manifests.
+
+    The run's own set or mix began at `step`, a mix at place `start` of its order. Earlier releases name the sets by
+    their folders, in the order of data.train, and have no `step`.
+    """
 
     start: Count = 0
     sets: dict[str, SetPlace] = {}
+    step: Count = 0
+
+    def of_run(self, reads: Mapping[str, Any]) -> "MixPlace":
+        """Name the sets of an earlier release by their fingerprints, which `reads`, options of its run, has."""
+        if all(place.seed is not None for place in self.sets.values()):
+            return self
+        trained_on = reads["data.train"]
+        names = [trained_on] if isinstance(trained_on, str) else trained_on
+        seed, kind = reads["seed"], reads["data.order"]
+        places = [msgspec.structs.replace(place, seed=seed, kind=kind) for place in self.sets.values()]
+        return msgspec.structs.replace(self, sets=dict(zip(names, places, strict=False)))
 
 
 class Place(NamedTuple):
@@ -234,19 +264,21 @@ class MixOrder:
         rests = [share / sum(exact[number:]) for number, share in enumerate(exact)]
         self._of_rest = [rest.limit_denominator(_MOST_PARTS).as_integer_ratio() for rest in rests]
 
-    def progress(self, folders: Sequence[str], place: int) -> MixPlace:
-        """How far a run has read the sets, which are of `folders`, at a place."""
+    def progress(self, place: int) -> list[SetPlace]:
+        """How far a run has read each of the sets at a place."""
         read = self.counts(torch.tensor([place]))[:, 0].tolist()
-        parts = zip(folders, self.orders, self.before, read, strict=True)
-        return MixPlace(self.start, {folder: SetPlace(order.name, *counts) for folder, order, *counts in parts})
+        return [order.place(*counts) for order, *counts in zip(self.orders, self.before, read, strict=True)]
 
-    def resume(self, folders: Sequence[str], progress: MixPlace, place: int | None = None) -> None:
-        """Go on with the mix of a checkpoint, or take over from it at `place`: sets that it read go on as they are."""
+    def resume(self, names: Sequence[str], progress: MixPlace, place: int | None = None) -> None:
+        """Go on with the mix of a checkpoint, or take over from it at `place`: sets that it read go on as they are.
+
+        `names`: the fingerprints of the sets.
+        """
         self.start = progress.start if place is None else place
-        for number, folder in enumerate(folders):
-            if found := progress.sets.get(folder):
-                self.before[number] = found.before if place is None else found.read
-                self.orders[number].name = found.order
+        for number, name in enumerate(names):
+            if known := progress.sets.get(name):
+                self.before[number] = known.before if place is None else known.read
+                self.orders[number].resume(known)
 
     def counts(self, places: Tensor) -> Tensor:
         """How many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import InputError, UsageError
+from gristmill.io.token_shards import Manifest
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.reporting.metrics_file import METRICS, read_metrics
@@ -81,9 +82,10 @@ def test_tokens_seen_of_a_branch_with_other_data_are_of_its_own_steps(
 def test_a_branch_reads_on_in_every_data_set_under_another_mix(stable: TrainConfig, tmp_path: Path) -> None:
     def sets(config: TrainConfig, step: int) -> dict[str, Any]:
         record = json.loads((config.out_dir / f"checkpoints/step-{step:08d}/record.json").read_bytes())["data"]
-        return {Path(folder).name: (found["before"], found["read"]) for folder, found in record["sets"].items()}
+        return {names[fingerprint]: (place["before"], place["read"]) for fingerprint, place in record["sets"].items()}
 
     folder, other = stable.data.train_folders[0], stable.data.holdout
+    names = {Manifest.load(path).fingerprint: path.name for path in (folder, other)}
     mixed = branch(stable, tmp_path / "mixed", 2, steps=4)
     mixed = replace(mixed, data=replace(mixed.data, train=(other, folder), weights=(1.0, 3.0)))
     train(mixed)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.mix import MixOrder
+from training.data.mix import MixOrder, MixPlace
 
 SIZES, SHARES = (7, 40, 11), (0.5, 0.2, 0.3)
 
@@ -46,7 +46,7 @@ def test_a_place_alone_decides_its_sequence() -> None:
 def test_a_mix_that_takes_over_goes_on_in_every_set_that_was_read() -> None:
     first, place = MixOrder(SIZES, SHARES, seed=3), 23
     order = MixOrder((11, 7, 40, 5), (0.3, 0.4, 0.1, 0.2), seed=3)
-    order.resume("cabd", first.progress("abc", place), place)
+    order.resume("cabd", MixPlace(sets=dict(zip("abc", first.progress(place), strict=True))), place)
     before, seen = first.at(torch.arange(place)), order.at(torch.arange(place, 130))
     for size, start, start_of_now in ((7, 0, 11), (40, 7, 18), (11, 47, 0), (5, 99, 58)):
         of_set = [sequence - start for sequence in before.tolist() if start <= sequence < start + size]
@@ -54,7 +54,7 @@ def test_a_mix_that_takes_over_goes_on_in_every_set_that_was_read() -> None:
         for epoch in range(-(-len(of_set) // size)):
             assert max(Counter(of_set[epoch * size : (epoch + 1) * size]).values()) == 1
     resumed = MixOrder((11, 7, 40, 5), (0.3, 0.4, 0.1, 0.2), seed=3)
-    resumed.resume("cabd", order.progress("cabd", 50))
+    resumed.resume("cabd", MixPlace(place, dict(zip("cabd", order.progress(50), strict=True))))
     assert torch.equal(resumed.at(torch.arange(50, 130)), seen[50 - place :])
 
 
