@@ -10,8 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
@@ -37,6 +35,7 @@ from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.kernels import kernel
 from gristmill.paths import is_remote
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
+from gristmill.wording import count_of
 
 if TYPE_CHECKING:
     import networkx

@@ -5,8 +5,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 
@@ -32,6 +30,7 @@ from gristmill.io.documents import CorpusFile, paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file
+from gristmill.wording import count_of
 
 STAGE = Stage("generate_duplicates_dict", version=6, libraries=("pyarrow", "unicode"))
 

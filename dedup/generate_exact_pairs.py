@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import pyarrow as pa
@@ -47,6 +45,7 @@ from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file, remove_files
 from gristmill.storage.local import atomic_write
+from gristmill.wording import count_of
 
 STAGE = Stage("generate_exact_pairs", version=2, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 from tyro.conf import Positional
@@ -37,6 +35,7 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, re
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.documents import CorpusFile
+from gristmill.wording import count_of
 
 STAGE = Stage("remove_lines", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 

@@ -7,8 +7,6 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
@@ -35,6 +33,7 @@ from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import exists, file_info, is_file, read_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
+from gristmill.wording import count_of
 from preprocessing.contamination.benchmarks import (
     ALL_FIELDS,
     SHORTEST,

@@ -4,8 +4,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import pyarrow as pa
@@ -21,6 +19,7 @@ from gristmill.io.artefacts import write_rows
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
+from gristmill.wording import count_of
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 

@@ -9,8 +9,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.wording import count_of
-
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
@@ -55,6 +53,7 @@ from gristmill.io.vocabulary import ESCAPED_SPACE
 from gristmill.storage.files import remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
+from gristmill.wording import count_of
 from preprocessing.tokenizer.loading import LONG_TEXT, JsonEncoder, load_encoder, with_one_engine
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
