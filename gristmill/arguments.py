@@ -4,8 +4,9 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -84,11 +85,21 @@ class _Registry(ConstructorRegistry):
         finally:
             self._is_inner = False
         name = metavar(info.type)
+        if isinstance(spec, PrimitiveConstructorSpec):
+            spec = replace(spec, str_from_instance=partial(_words_of_default, spec.str_from_instance))
         if isinstance(spec, PrimitiveConstructorSpec) and spec.choices:  # tyro's are unordered for `Literal | None`
             places = {name: place for place, name in enumerate(re.split("[{},|]", spec.metavar))}
-            return replace(spec, choices=tuple(sorted(spec.choices, key=lambda it: (places.get(it, -1), it))))
+            choices = tuple(sorted(spec.choices, key=lambda it: (places.get(it, -1), it)))
+            return replace(spec, choices=choices, metavar=f"{{{','.join(it for it in choices if it != 'None')}}}")
+        if isinstance(spec, PrimitiveConstructorSpec) and not name:
+            return replace(spec, metavar=spec.metavar.removesuffix("|None"))
         is_plain = isinstance(spec, PrimitiveConstructorSpec) and name
         return replace(spec, metavar=name) if is_plain else spec  # type: ignore[type-var]
+
+
+def _words_of_default(words: Callable[[Any], list[str]], default: Any) -> list[str]:
+    """Return how help shows a default: one that is None or empty as unset."""
+    return ["unset"] if default in (None, "", (), {}) else words(default)
 
 
 def metavar(kind: Any) -> str:

@@ -64,7 +64,7 @@ class Apply:
     """Section [apply]: a function of yours, between normalisation and the filter; see `gristmill apply --help`."""
 
     function: str | None = None
-    """The function as module:function, such as my_filters:keep_english; None: no such stage."""
+    """The function as module:function, such as my_filters:keep_english; by default there is no such stage."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Tokenizer:
 
     file: Path | None = None
     """A tokenizer.json, a SentencePiece model, a rank file of tiktoken, a folder of a model with one, or a repository
-    ORG/NAME of the Hugging Face Hub; None: train one on the train set."""
+    ORG/NAME of the Hugging Face Hub; by default one is trained on the train set."""
     bos: str = "none"
     """The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary."""
     eos: str = "model"

@@ -95,9 +95,9 @@ def plan(
     Args:
         config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), a preset
             of model.preset, such as llama-3.1-8b, or the name of a published run, such as bloom-176b.
-        gpus: GPUs of the cluster; None: those of the published run, or 8.
-        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; None: that of the
-            published run, or a100-80gb.
+        gpus: GPUs of the cluster; by default those of the published run, or 8.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; by default that of
+            the published run, or a100-80gb.
         nodes_of: GPUs of a node.
         network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
         headroom: Share of a GPU's memory that layouts leave free, for what the formulas do not know: fragments, other

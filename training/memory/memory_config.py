@@ -24,8 +24,8 @@ class MemoryConfig:
     """Storage of parameters between uses; cpu and disk need parallel.zero 3. cpu saves nothing if the device is
     the CPU."""
     folder: Path | None = None
-    """Folder for the files of "disk", with a subfolder per rank; None: out_dir/offload. They are scratch files: each
-    run starts new ones and removes them at its end; resuming uses the checkpoint only."""
+    """Folder for the files of "disk", with a subfolder per rank; by default out_dir/offload. They are scratch files:
+    each run starts new ones and removes them at its end; resuming uses the checkpoint only."""
     force: bool = False
     """Start even where parameters, gradients and the optimizer's state alone need more memory than is free."""
 

@@ -56,7 +56,7 @@ class ModelOptions:
     positions: Literal["rope", "learned", "alibi"] | None = None
     """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
     position_offset: int | None = None
-    """Rows of the learned positions before the first position's, which nothing uses; None: the preset's, of OPT 2."""
+    """Rows of the learned positions before the first position's, unused; by default the preset's, of OPT 2."""
     mlp: Literal["swiglu", "swiglu-clamped", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
     """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
     the logistic function; swiglu-clamped: gpt-oss's."""
@@ -93,8 +93,8 @@ class ModelOptions:
     v_head_dim: int = 0
     """With latent attention: features of a head's value; 0: the preset's, or qk_nope_head_dim."""
     window: int | None = None
-    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
-    preset's."""
+    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; by default
+    the preset's."""
     full_attention_every: int = 0
     """With a window: every n-th layer has none, as in gpt-oss (2); 0: the preset's, or all have it."""
     sinks: bool | None = None
@@ -121,7 +121,7 @@ class ModelOptions:
     rope_attention_factor: float = 0.0
     """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
     rope_truncate: bool | None = None
-    """Of yarn: rope_low and rope_high are rounded to pairs of features; None: the preset's, or true."""
+    """Of yarn: rope_low and rope_high are rounded to pairs of features; by default as the preset, or true."""
     rope_mscale_all_dim: float = 0.0
     """With yarn and latent attention: all scores are multiplied by (0.1 x rope_mscale_all_dim ln(rope_factor) + 1)²."""
     norm_eps: float = 0.0
@@ -142,9 +142,9 @@ class ModelOptions:
     sparse_every: int = 0
     """Every n-th layer is sparse, the others are dense; 0: the preset's, or 1."""
     router: Literal["softmax", "sigmoid"] | None = None
-    """Scores of the experts from the router's logits, in float32; None: the preset's, or softmax."""
+    """Scores of the experts from the router's logits, in float32; by default the preset's, or softmax."""
     router_normalize: bool | None = None
-    """Divide the chosen experts' scores by their sum; None: the preset's, or true."""
+    """Divide the chosen experts' scores by their sum; by default as the preset, or true."""
     router_bias: bool | None = None
     """A bias of the router's logits, as in gpt-oss."""
     router_scale: float = 0.0
@@ -160,7 +160,7 @@ class ModelOptions:
     balance: Literal["none", "switch", "sequence", "bias"] | None = None
     """How experts get equally many tokens. sequence: an auxiliary loss of each sequence; switch: of each micro-batch of
     all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias of the choice, changed after each step (Wang
-    et al. 2024). None: the preset's, or sequence."""
+    et al. 2024). By default the preset's, or sequence."""
     balance_loss: float = 0.0
     """Coefficient of the auxiliary loss; 0: of switch and sequence 0.01, of bias none; with bias it is a sequence's."""
     balance_rate: float = 0.0

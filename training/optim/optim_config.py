@@ -35,7 +35,7 @@ class OptimConfig:
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     min_lr: float | None = None
-    """Learning rate at the end of the decay; None: 1e-4, or lr / 10 where lr is below 1e-4."""
+    """Learning rate at the end of the decay; by default 1e-4, or lr / 10 where lr is below 1e-4."""
     warmup_steps: int = 50
     """Steps of the linear warm-up."""
     schedule: Schedule = "cosine"

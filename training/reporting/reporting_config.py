@@ -23,7 +23,7 @@ class EvalConfig:
     sequences: int = 0
     """Sequences of each holdout to evaluate, from the first; 0: all."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Weights of sources in the holdouts' losses; the others do not count. None: every token counts the same."""
+    """Weights of sources in the holdouts' losses; the others do not count. By default every token counts the same."""
     lengths: tuple[int, ...] = ()
     """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
     sample_tokens: int = 64

@@ -28,7 +28,7 @@ class ReplicasConfig:
     }
 
     folder: Path | None = None
-    """Folder that all replicas see, where they leave what their local steps changed; None: the run is not a replica."""
+    """Folder that all replicas see, where they leave their local steps' changes; without it the run is no replica."""
     count: int = 1
     """Number of replicas; each reads its part of every global batch, also while others are away."""
     number: int = 0
