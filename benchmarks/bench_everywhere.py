@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.kill_pipeline import hash_tree
 from gristmill.console import wide_console
 from gristmill.io.files import REJECTS_SUFFIX
-from gristmill.storage.objects import delete_objects, download, list_objects, upload
+from gristmill.storage.files import download
+from gristmill.storage.objects import delete_objects, list_objects, upload
 from tests.object_store import BUCKET, Store, object_store
 
 SHARDS = 3

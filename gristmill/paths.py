@@ -37,18 +37,24 @@ class ObjectName(NamedTuple):
         return f"{self.scheme}://{self.bucket}" + (f"/{self.key}" if self.key else "")
 
 
-def is_remote(path: Path | str) -> bool:
-    """Whether a path is that of an object or a folder of objects.
+def scheme_of(path: Path | str) -> str:
+    """Return the scheme of the path of an object or a folder of objects; '' for a local path.
 
-    >>> is_remote(Path("s3://bucket/a")), is_remote(Path("/home/s3:/bucket/a")), is_remote(Path("a/s3"))
-    (True, True, False)
+    >>> scheme_of(Path("s3://bucket/a")), scheme_of(Path("/home/s3:/bucket/a")), scheme_of(Path("a/s3"))
+    ('s3', 's3', '')
     """
     text = str(path)
-    return ":" in text and _REMOTE.search(text) is not None
+    match = _REMOTE.search(text) if ":" in text else None
+    return match[1] if match else ""
+
+
+def is_remote(path: Path | str) -> bool:
+    """Whether a path is that of an object or a folder of objects."""
+    return scheme_of(path) != ""
 
 
 def object_name(path: Path | str) -> ObjectName:
-    """The object of a path for which is_remote is true.
+    """Return the object of a path with a scheme.
 
     >>> object_name(Path("s3://bucket/a/b.txt"))
     ObjectName(scheme='s3', bucket='bucket', key='a/b.txt')
@@ -65,7 +71,7 @@ def object_name(path: Path | str) -> ObjectName:
 
 def is_top(path: Path | str) -> bool:
     """Whether a path is that of a bucket, or above all buckets: there is nothing of ours above it."""
-    return is_remote(path) and not object_name(path).key
+    return scheme_of(path) != "" and not object_name(path).key
 
 
 def folders_above(path: Path) -> list[Path]:
@@ -74,10 +80,10 @@ def folders_above(path: Path) -> list[Path]:
     >>> folders_above(Path("s3://bucket/a/b")), folders_above(Path("/data/a"))
     ([PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')], [PosixPath('/data'), PosixPath('/')])
     """
-    if not is_remote(path):
+    if not scheme_of(path):
         return list(path.parents)
     bucket = object_name(path).bucket
-    return [parent for parent in path.parents if is_remote(parent) and object_name(parent).bucket == bucket]
+    return [parent for parent in path.parents if scheme_of(parent) and object_name(parent).bucket == bucket]
 
 
 def unknown_scheme(path: Path | str) -> str:
@@ -144,7 +150,7 @@ def name_of(path: Path | str) -> str:
     is_absolute = text[:1] == "/"
     if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
         return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
-    if ".." in text and not is_remote(text):  # after a link, `..` is the parent of what the link leads to
+    if ".." in text and not scheme_of(text):  # after a link, `..` is the parent of what the link leads to
         return os.path.realpath(text)
     return os.path.abspath(text)
 

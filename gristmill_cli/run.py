@@ -21,8 +21,7 @@ from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
 from gristmill.paths import is_remote, spell_urls
-from gristmill.storage.files import exists, remove_files, resolved, write_file
-from gristmill.storage.local import remove_partial_files
+from gristmill.storage.files import exists, remove_files, remove_partial_files, resolved, write_file
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed

@@ -14,8 +14,7 @@ from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls
-from gristmill.storage.files import is_file, read_file, remove_files, write_file
-from gristmill.storage.local import remove_partial_files
+from gristmill.storage.files import is_file, read_file, remove_files, remove_partial_files, write_file
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of
 from gristmill_cli.stages.spec import StageSpec

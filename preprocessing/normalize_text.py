@@ -26,7 +26,7 @@ from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, parse_name, pat
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.web.extraction import Extract
 from gristmill.io.writers import open_jsonl_writer
-from gristmill.storage.listings import listed_once
+from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
 from preprocessing.steps.normalise import check_ftfy, normaliser
 

@@ -19,7 +19,7 @@ from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_
 from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, CorpusFile, parse_name, paths_of
 from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, vector_path
 from gristmill.steps import DocumentStep, check_steps
-from gristmill.storage.listings import listed_once
+from gristmill.storage.files import listed_once
 from preprocessing.document_pass import GroupNotes, Steps, index_facts, number_rows, process_slices, split_facts
 
 STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))

@@ -20,8 +20,16 @@ from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import PART, stage_in
 from gristmill.paths import absolute, is_remote, join, name_of, relative_to
-from gristmill.storage.files import list_names, locked_file, read_files, remove_files, remove_folder, write_file
-from gristmill.storage.local import remove_partial_files, unique_partial_path
+from gristmill.storage.files import (
+    list_names,
+    locked_file,
+    read_files,
+    remove_files,
+    remove_folder,
+    remove_partial_files,
+    write_file,
+)
+from gristmill.storage.local import unique_partial_path
 
 READS = "", "reads"  # the record of the inputs: see outputs.py
 READS_OF_PARTS = "", "reads of parts"  # those of all parts whose records were taken over: "input 0 of 3"

@@ -28,8 +28,17 @@ from gristmill.io.files import (
     rejects_name,
 )
 from gristmill.paths import absolute, folders_above, is_remote, join, name_of
-from gristmill.storage.files import FileInfo, exists, is_file, is_folder, list_names, remove_files, walk
-from gristmill.storage.local import PARTIAL, remove_partial_files
+from gristmill.storage.files import (
+    FileInfo,
+    exists,
+    is_file,
+    is_folder,
+    list_names,
+    remove_files,
+    remove_partial_files,
+    walk,
+)
+from gristmill.storage.local import PARTIAL
 from gristmill.wording import count_of
 
 Records = dict[TaskId, DoneRecord]

@@ -36,14 +36,16 @@ from gristmill.paths import absolute, is_remote, name_of
 from gristmill.storage.files import (
     FileInfo,
     file_info,
+    listed_once,
     reject_read_only,
     reject_unknown_scheme,
     remove_files,
     remove_folder,
+    remove_partial_files,
     resolved,
 )
-from gristmill.storage.listings import list_kept_again, listed_once
-from gristmill.storage.local import flush_later, remove_partial_files
+from gristmill.storage.listings import list_kept_again
+from gristmill.storage.local import flush_later
 from gristmill.storage.lock import stage_lock
 
 GOAL: TaskId = ("", "goal")  # the record of a stage as one task

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import InputError, UsageError
-from gristmill.paths import absolute, folders_above, is_remote
+from gristmill.paths import absolute, folders_above
 from gristmill.storage.files import (
     Found,
+    folders_with,
     is_file,
     is_folder,
-    is_link_to_parent,
     list_names,
+    listed_once,
     read_files,
+    refresh,
     remove_files,
+    remove_partial_files,
     walk_all,
     write_file,
 )
-from gristmill.storage.listings import listed_once
-from gristmill.storage.local import remove_partial_files
-from gristmill.storage.objects import list_objects, refresh
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 REJECTS_SUFFIX = ".malformed"
@@ -104,8 +104,7 @@ def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
 
     UsageError if there is no such folder, `what` was expected; InputError if a stage has not finished writing it.
     """
-    if is_remote(folder):
-        refresh(folder)
+    refresh(folder)
     with listed_once(folder):
         if not is_folder(folder):
             found = "it is a file" if is_file(folder) else "there is none"
@@ -116,21 +115,8 @@ def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
 
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
-    for root in (*folders_above(absolute(folder)), *_with_state(folder)):
+    for root in (*folders_above(absolute(folder)), *folders_with(folder, STATE_DIR)):
         _reject_marks(folder, root, marks_in(root))
-
-
-def _with_state(folder: Path) -> Iterator[Path]:
-    """A folder and those below it, as far as they have a state folder."""
-    if is_remote(folder):
-        state = f"{STATE_DIR}/"
-        names = {name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}
-        yield from (folder / name for name in sorted(names))
-        return
-    for directory, folders, _ in os.walk(folder, followlinks=True):
-        if STATE_DIR in folders:
-            yield Path(directory)
-        folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
 
 
 def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written: Collection[Path] = ()) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.paths import ObjectName, is_remote, object_name
+from gristmill.paths import ObjectName, object_name
 
 
 class FileInfo(NamedTuple):
@@ -61,13 +61,13 @@ class _Kept:
 
 
 @contextmanager
-def listed_once(*folders: Path) -> Iterator[None]:
-    """Context: each folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen.
+def keep_listing(folder: Path) -> Iterator[None]:
+    """Context: a folder in a bucket is listed once, whoever asks; what is written there in the meantime is not seen.
 
-    `list_kept_again` has them listed once more.
+    `list_kept_again` has it listed once more.
     """
-    new = [_Kept(folder) for folder in folders if is_remote(folder) and not _kept_above(object_name(folder))]
-    token = _KEPT.set((*_KEPT.get(), *new))
+    is_kept = _kept_above(object_name(folder)) is not None
+    token = _KEPT.set(_KEPT.get() if is_kept else (*_KEPT.get(), _Kept(folder)))
     try:
         yield
     finally:

@@ -6,14 +6,13 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
-from gristmill.paths import is_remote
+from gristmill.paths import scheme_of
 
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
 _SMALL_BYTES = 64 << 10  # of a file that is hashed without a buffer, whose allocation would take longer
@@ -31,21 +30,6 @@ def unique_partial_path(path: Path) -> Path:
     return Path(f"{path}.{secrets.token_hex(4)}{PARTIAL}")
 
 
-def remove_partial_files(paths: Iterable[Path | str]) -> None:
-    """Remove the temporary files of interrupted attempts to write `paths`; objects have none.
-
-    Only for a process that excludes all others which may be writing `paths`, as by the lock of their stage.
-    """
-    targets = defaultdict[str, set[str]](set)
-    for folder, name in (os.path.split(path) for path in paths if not is_remote(path)):
-        targets[folder].add(name)
-    for folder, names in targets.items():
-        with suppress(FileNotFoundError, NotADirectoryError):
-            left = [name for name in os.listdir(folder or ".") if name.endswith(PARTIAL)]  # noqa: PTH208
-            for name in (name for name in left if name.rsplit(".", 2)[0] in names):
-                Path(folder, name).unlink(missing_ok=True)
-
-
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write; rename it to `path` on success, remove it on an error.
@@ -59,7 +43,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> target.read_text()
     'all of it'
     """
-    assert not is_remote(path), f"{path} is remote"
+    assert not scheme_of(path), f"{path} is remote"
     temporary = unique_partial_path(path)
     with wrap_write_errors(path):
         if not path.parent.is_dir():  # mkdir takes a lock of the file system for which other processes wait
@@ -137,7 +121,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The operating system releases it when the process ends.
     """
-    assert not is_remote(path), f"{path} is remote"
+    assert not scheme_of(path), f"{path} is remote"
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")  # not "w": to truncate even an empty file may wait for the disk

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gristmill.errors import GristmillError, StorageError, TakenOver, require, wrap_write_errors
-from gristmill.paths import is_remote
-from gristmill.storage.files import FileInfo, read_files
+from gristmill.storage.files import read_files
+from gristmill.storage.listings import FileInfo
 from gristmill.storage.local import atomic_write_bytes, flush_later
 from gristmill.storage.objects import RETRIES, delete_objects, read_object, swap_object
+from gristmill.storage.stores import store_of
 
 _WORKERS = "-workers"
 _SHORTEST, _LONGEST = 0.1, 86_400  # seconds
@@ -196,12 +197,12 @@ def stage_lock(
     `while_waiting` is called again and again until the lock is free; it should return soon. For `dead` and
     `heartbeat` see Lease.
     """
-    if is_remote(path):
-        with _object_lock(Lease(path, dead, heartbeat), quiet, while_waiting) as lease:
-            yield lease.check
+    if store_of(path).has_file_locks:
+        with _file_lock(path, quiet, shared, while_waiting):
+            yield lambda: None
         return
-    with _file_lock(path, quiet, shared, while_waiting):
-        yield lambda: None
+    with _object_lock(Lease(path, dead, heartbeat), quiet, while_waiting) as lease:
+        yield lease.check
 
 
 @contextmanager

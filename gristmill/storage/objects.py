@@ -1,6 +1,6 @@
 """Objects in buckets: read, write, list and delete them. Credentials come from the environment.
 
-Every call takes remote paths (see paths.is_remote). Requests that fail for a passing reason are repeated, by obstore
+Every call takes paths of objects (see paths.py). Requests that fail for a passing reason are repeated, by obstore
 or, where it does not, here; other errors become one sentence: FileNotFoundError for an object that is not there,
 UsageError for what a user can fix, StorageError for the rest.
 """
@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -23,8 +23,7 @@ from obstore.store import from_url
 
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.paths import ObjectName, hide_passwords, object_name
-from gristmill.storage import hub
-from gristmill.storage.listings import FileInfo, Level, Tree, kept_tree
+from gristmill.storage.listings import FileInfo, Level, kept_tree
 from gristmill.storage.problems import Refusal, explain_control, explain_problem, has_controls, reject_bucket
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
@@ -37,7 +36,6 @@ _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(s
 _CHUNK_BYTES = 1 << 20
 _IN_CONFLICT = "409"  # another conditional write of the object is being done
 _IS_URL = re.compile(r"https?://(?:[^\s/]*@)?(?:[^\s/:@\[\]]+|\[[\da-f:.]+\])(?::\d{1,5})?(?:/\S*)?$", re.IGNORECASE)
-READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _Answer = TypeVar("_Answer")
 
@@ -47,13 +45,8 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
-    known = _known_tree(object_name(folder))
+    known = kept_tree(object_name(folder), _list)
     yield from known[0].below(known[1]) if known else _list(folder)
-
-
-def _known_tree(name: ObjectName) -> tuple[Tree, str] | None:
-    """The listing with a folder in it, and the folder's name in it: of a dataset, or one that is kept."""
-    return (hub.tree(name), name.key) if name.scheme == "hf" else kept_tree(name, _list)
 
 
 def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
@@ -63,7 +56,7 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     def resume() -> Iterator[Any]:
         return iter(obstore.list(_store(name), name.key or None, offset=last, chunk_size=1000))
 
-    for page in _resumed(folder, resume):
+    for page in resumed(partial(_problems, folder), resume):
         for each in page:
             last, info = each["path"], _info(each)
             relative = last[len(name.key) :].lstrip("/")
@@ -74,25 +67,16 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 def list_level(folder: Path) -> Level:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
     name = object_name(folder)
-    if known := _known_tree(name):
+    if known := kept_tree(name, _list):
         return known[0].level(known[1])
     level = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in level["common_prefixes"]]
     return folders, {each["path"].rpartition("/")[2]: _info(each) for each in level["objects"]}
 
 
-def refresh(folder: Path) -> None:
-    """Look at a dataset on the Hub anew, of which listings are kept; those of buckets are not."""
-    name = object_name(folder)
-    if name.scheme == "hf":
-        hub.refresh(name)
-
-
 def find_object(path: Path) -> FileInfo | None:
     """The FileInfo of an object, None if there is none."""
     name = object_name(path)
-    if name.scheme == "hf":
-        return hub.find_file(name)
     try:
         return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
     except FileNotFoundError:
@@ -107,40 +91,20 @@ class ChangedWhileRead(InputError):
 
 
 def read_object(path: Path) -> tuple[bytes, FileInfo]:
-    """The bytes of a small object, and its FileInfo. Raises FileNotFoundError.
+    """Return the bytes of a small object, and its FileInfo. Raises FileNotFoundError."""
+    return read_chunks(partial(Chunks, path))
 
-    One that is replaced while it is read, such as a lease, is read anew.
-    """
+
+def read_chunks(open_chunks: Callable[[], "Chunks"]) -> tuple[bytes, FileInfo]:
+    """Return the bytes of a small object and its FileInfo; one that is replaced meanwhile, as a lease, is read anew."""
     for _ in range(_READS - 1):
         with suppress(ChangedWhileRead):
-            return _read_whole(path)
-    return _read_whole(path)
+            return _join_chunks(open_chunks())
+    return _join_chunks(open_chunks())
 
 
-def _read_whole(path: Path) -> tuple[bytes, FileInfo]:
-    chunks = Chunks(path)
+def _join_chunks(chunks: "Chunks") -> tuple[bytes, FileInfo]:
     return b"".join(chunks), chunks.info
-
-
-def download(path: Path, target: Path, start: int = 0, end: int | None = None) -> FileInfo:
-    """Write an object's bytes from `start` to `end` to the same offsets of the local file `target`.
-
-    The file is made if there is none; a hole before `start` takes no space. Raises FileNotFoundError.
-    """
-    chunks = Chunks(path, start, end)
-    with target.open("r+b" if target.exists() else "wb") as file:
-        file.seek(start)
-        for chunk in chunks:
-            file.write(chunk)
-    return chunks.info
-
-
-def hash_object(path: Path) -> str:
-    """SHA-256 of an object's bytes, in hexadecimal. Raises FileNotFoundError."""
-    digest = hashlib.sha256()
-    for chunk in Chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def upload(source: Path, path: Path) -> FileInfo:
@@ -235,8 +199,7 @@ def _tag(meta: Any) -> str:
 
 
 def _store(name: ObjectName) -> Any:
-    if name.scheme != "hf":
-        reject_bucket(name)
+    reject_bucket(name)
     if has_controls(name.key):
         raise explain_control(name)
     return _open(name.scheme, name.bucket)
@@ -244,8 +207,6 @@ def _store(name: ObjectName) -> Any:
 
 @cache  # a client keeps connections
 def _open(scheme: str, bucket: str) -> Any:
-    if scheme == "hf":
-        raise UsageError(f"cannot write hf://{bucket}: {READ_ONLY}")
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     if endpoint and not _IS_URL.match(endpoint):
         shown = hide_passwords(endpoint)
@@ -263,20 +224,45 @@ class Chunks:
     """
 
     def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
-        self.path, self.end = path, end
+        self.path = path
+        self.start = start
+        self.end = end
         self.info = FileInfo(-1)
         self._at = start
 
     def __iter__(self) -> Iterator[Any]:
-        return _resumed(self.path, self._get)
+        return resumed(partial(_problems, self.path), self._get)
+
+    def write_to(self, target: Path) -> FileInfo:
+        """Write the bytes to the same offsets of the local file `target`. Raises FileNotFoundError.
+
+        The file is made if there is none; a hole before `start` takes no space.
+        """
+        with target.open("r+b" if target.exists() else "wb") as file:
+            file.seek(self.start)
+            for chunk in self:
+                file.write(chunk)
+        return self.info
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the bytes, in hexadecimal. Raises FileNotFoundError."""
+        digest = hashlib.sha256()
+        for chunk in self:
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def ask(self, at: int) -> Iterator[tuple[FileInfo, Any]]:
+        """Make a request for the bytes from `at` on; yield chunks with the object's FileInfo, the first one empty.
+
+        Raises PreconditionError if the object is another one than before.
+        """
+        return _stream(object_name(self.path), at, self.end, self.info.e_tag)
 
     def _get(self) -> Iterator[Any]:
         if 0 <= self.info.size <= self._at or self._at == self.end:
             return
-        name = object_name(self.path)
-        ask = hub.stream if name.scheme == "hf" else partial(_stream, e_tag=self.info.e_tag)
         try:
-            for info, chunk in ask(name, self._at, self.end):
+            for info, chunk in self.ask(self._at):
                 if self.info.size >= 0 and info != self.info:
                     raise ChangedWhileRead(self.path)
                 self.info = info
@@ -288,7 +274,10 @@ class Chunks:
 
 
 def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterator[tuple[FileInfo, Any]]:
-    """Stream an object as hub.stream does. Raises PreconditionError for another ETag, unless `e_tag` is empty."""
+    """Yield the bytes of an object from `start` to `end`, by one request, in chunks with its FileInfo.
+
+    The first is empty. Raises PreconditionError if the object has another ETag, unless `e_tag` is empty.
+    """
     options: dict[str, Any] = {"if_match": e_tag} if e_tag else {}
     if start or end:
         options["range"] = {"offset": start} if end is None else (start, end)
@@ -301,21 +290,28 @@ def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterat
 
 def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
     """Return what `call` returns; call it again after a transient failure."""
-    return next(_resumed(path, lambda: [call()], writes))
+    return next(resumed(partial(_problems, path, writes), lambda: [call()]))
 
 
-def _resumed(path: Path, resume: Callable[[], Iterable[_Answer]], writes: bool = False) -> Iterator[_Answer]:
-    """All that `resume` yields; it is called again after a failure that may pass, and continues.
+def resumed(
+    problems: Callable[[], AbstractContextManager[None]],
+    resume: Callable[[], Iterable[_Answer]],
+    is_first_repeated: bool = False,
+) -> Iterator[_Answer]:
+    """Yield all that `resume` yields; it is called again after a failure that may pass, and continues.
 
-    It is not where a library has repeated the request, or if it has failed too often, or for too long.
+    It is not where a library has repeated the request, or if it has failed too often, or for too long. `problems` is a
+    context that converts errors. `is_first_repeated`: a library repeats each request that does not begin to answer.
     """
-    failures, until = 0, time.monotonic() + RETRIES["retry_timeout"].total_seconds()
+    failures = 0
+    until = time.monotonic() + RETRIES["retry_timeout"].total_seconds()
     while True:
-        has_begun = object_name(path).scheme != "hf"  # of the Hub, each request that does not begin has been repeated
+        has_begun = not is_first_repeated
         try:
-            with _problems(path, writes):
+            with problems():
                 for item in resume():
-                    failures, has_begun = 0, True
+                    failures = 0
+                    has_begun = True
                     until = time.monotonic() + RETRIES["retry_timeout"].total_seconds()
                     yield item
             return
@@ -332,8 +328,6 @@ def _problems(path: Path, writes: bool = False) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if object_name(path).scheme == "hf":
-            raise
         problem = explain_problem(object_name(path), str(error), writes)
         if isinstance(problem, UsageError):  # there is no such bucket
             raise problem from error

@@ -15,8 +15,7 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import read_corpus
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import is_remote
-from gristmill.storage.files import exists, is_folder
-from gristmill.storage.objects import download
+from gristmill.storage.files import download, exists, is_folder
 from gristmill.text import utf8_size
 from gristmill_cli.run_config import RunConfig
 from preprocessing.tokenizer.loading import count_tokens

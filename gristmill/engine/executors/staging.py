@@ -35,10 +35,10 @@ from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges
 from gristmill.io.files import rejects_path
 from gristmill.paths import SCHEMES, absolute, is_remote, object_name
-from gristmill.storage.files import FileInfo, file_info, is_file, upload_files
+from gristmill.storage.files import FileInfo, download, file_info, is_file, upload_files
 from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.lock import is_held
-from gristmill.storage.objects import ChangedWhileRead, download
+from gristmill.storage.objects import ChangedWhileRead
 
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
 _WAIT_SECONDS = 0.2

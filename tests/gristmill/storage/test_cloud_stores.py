@@ -11,11 +11,10 @@ import pytest
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.storage import lock, objects
-from gristmill.storage.files import list_folder, list_names, remove_folder, write_file
+from gristmill.storage.files import download, list_folder, list_names, remove_folder, write_file
 from gristmill.storage.lock import Lease, lease_seconds
 from gristmill.storage.objects import (
     delete_objects,
-    download,
     find_object,
     list_objects,
     read_object,

@@ -10,11 +10,11 @@ import pytest
 
 from gristmill.errors import StorageError
 from gristmill.storage import objects
+from gristmill.storage.files import download
 from gristmill.storage.objects import (
+    Chunks,
     delete_objects,
-    download,
     find_object,
-    hash_object,
     list_level,
     list_objects,
     read_object,
@@ -42,7 +42,7 @@ def get_range(folder: Path, tmp: Path) -> None:
 
 
 def get_hash(folder: Path, tmp: Path) -> None:
-    assert hash_object(folder / "old") == hashlib.sha256(OLD).hexdigest()
+    assert Chunks(folder / "old").sha256() == hashlib.sha256(OLD).hexdigest()
 
 
 def head(folder: Path, tmp: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_upload_in_parts(folder: Path, store, large: Path, monkeypatch, of: A
     store.fault = Times(fault, 1, of)
     upload(large, folder / "large")
     assert store.fault.made == 1
-    assert hash_object(folder / "large") == hashlib.sha256(large.read_bytes()).hexdigest()
+    assert Chunks(folder / "large").sha256() == hashlib.sha256(large.read_bytes()).hexdigest()
 
 
 def test_an_upload_in_parts_that_fails_leaves_nothing(folder: Path, store, large: Path, monkeypatch) -> None:

@@ -14,8 +14,17 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.io.corpus import scan_corpus
 from gristmill.storage import hub as hub_module
-from gristmill.storage.files import FileInfo, file_info, hash_file, is_folder, list_folder, list_names, read_file
-from gristmill.storage.objects import Chunks, download
+from gristmill.storage.files import (
+    FileInfo,
+    download,
+    file_info,
+    hash_file,
+    is_folder,
+    list_folder,
+    list_names,
+    read_file,
+)
+from gristmill.storage.stores import remote_store_of
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import normalize_text
@@ -137,7 +146,7 @@ def test_what_is_cut_off_is_asked_for_again(hub: Hub) -> None:
     assert read_file(ROOT / "data/web/raw") == DATA
     assert len(hub.requests) == 2
     hub.faults = [_cut_off]
-    changing = Chunks(ROOT / "data/web/raw")
+    changing = remote_store_of(ROOT).chunks(ROOT / "data/web/raw")
     chunks = iter(changing)
     next(chunks)
     hub.commit({"data/web/raw": DATA[::-1]})

@@ -10,11 +10,11 @@ import pytest
 from gristmill.errors import InputError, UsageError
 from gristmill.paths import object_name
 from gristmill.storage import objects
+from gristmill.storage.files import download
 from gristmill.storage.objects import (
+    Chunks,
     delete_objects,
-    download,
     find_object,
-    hash_object,
     list_level,
     list_objects,
     read_object,
@@ -33,7 +33,7 @@ def test_an_object_is_read_as_it_was_written(folder: Path, tmp_path: Path, data:
     written = write_object(folder / "ö a@1", data)
     assert read_object(folder / "ö a@1") == (data, written)
     assert find_object(folder / "ö a@1") == written == dict(list_objects(folder))["ö a@1"]
-    assert hash_object(folder / "ö a@1") == hashlib.sha256(data).hexdigest()
+    assert Chunks(folder / "ö a@1").sha256() == hashlib.sha256(data).hexdigest()
     (tmp_path / "source").write_bytes(data)
     assert upload(tmp_path / "source", folder / "b") == written
     assert download(folder / "b", tmp_path / "target") == written
@@ -91,7 +91,7 @@ def test_a_listing_of_several_pages_is_sorted_and_whole(folder: Path, store, cut
 
 def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
     assert find_object(folder / "a") is None and list_level(folder) == ([], {}) and not list(list_objects(folder))
-    for read in (read_object, hash_object, lambda path: download(path, tmp_path / "target")):
+    for read in (read_object, lambda path: Chunks(path).sha256(), lambda path: download(path, tmp_path / "target")):
         with pytest.raises(FileNotFoundError, match="no such object"):
             read(folder / "a")
     delete_objects([folder / "a", folder / "b"])

@@ -12,7 +12,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.paths import object_name
-from gristmill.storage import files, objects
+from gristmill.storage import bucket_store, objects
 from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import QUIET
 from tests.object_faults import Environment, refuse
@@ -76,7 +76,7 @@ def test_outputs_of_a_task_are_put_together(folder: Path, patient: Store) -> Non
     key = object_name(folder).key
     patient.fault = together = Together(key)
     parts_stage(folder)
-    assert together.most == AT_ONCE == files._UPLOADS
+    assert together.most == AT_ONCE == bucket_store._UPLOADS
     found = {name: data for name, data in patient.tree(key).items() if "/" not in name}
     assert sorted(found) == [f"{number:02}" for number in range(OUTPUTS)]
     assert all(data.startswith(f"{int(name):09}".encode()) for name, data in found.items())
