@@ -71,7 +71,7 @@ class PagedTable:
             before += len(table)
         return np.concatenate(found)
 
-    def of(self, keys: Sequence[DocKey]) -> dict[DocKey, dict[str, Any]]:
+    def rows_of(self, keys: Sequence[DocKey]) -> dict[DocKey, dict[str, Any]]:
         """The rows of some documents, by key."""
         files, found = pa.array(sorted({key.file for key in keys})), dict[DocKey, dict[str, Any]]()
         for group in range(self.file.num_row_groups if keys else 0):

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import zip_longest
 
 import numpy as np
+from markupsafe import Markup
 
 from dedup.clustering.lsh import detection
 from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally, list_faults
@@ -13,19 +13,23 @@ from gristmill.wording import count_of
 from gristmill_cli.duplicates import corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import (
+    NOTHING,
     Number,
+    comparison,
     counted,
     figure,
     fold,
     grid,
+    heading,
     marked,
+    paragraph,
     pointer,
-    said,
+    quotation,
     section,
-    side_by_side,
     table,
     tiles,
-)  # fmt: skip
+    warnings,
+)
 from gristmill_cli.report.pictures import draw_bars, draw_columns, draw_curves, draw_matrix, draw_sankey, top
 from gristmill_cli.report.records import BINS, DataRun
 from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
@@ -33,9 +37,13 @@ from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
 
 _SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
 _STATE = ".gristmill/run"
+_STAGES_NOTE = (
+    "Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "
+    "processors for all tasks, whenever they ran; retries, how often storage made them begin anew."
+)
 
 
-def sections(run: DataRun) -> Iterator[str]:
+def sections(run: DataRun) -> Iterator[Markup]:
     """The parts of the page, those that have something to tell, in order."""
     counts = Counts(run.funnel.tallies if run.funnel else _normalized(run), [])
     yield from _head(run, counts)
@@ -61,23 +69,23 @@ def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
     return record.counts.tallies if record else {}
 
 
-def _head(run: DataRun, counts: Counts) -> Iterator[str]:
-    yield f"<h1>{escape(run.out.name or str(run.out))}</h1>"
-    yield said(f"The corpus {run.options.get('corpus')}, as tokenized by gristmill run.", "soft")
-    warnings = [f"This record cannot be used: {fault}." for fault in run.faults]
+def _head(run: DataRun, counts: Counts) -> Iterator[Markup]:
+    yield heading(run.out.name or str(run.out))
+    yield paragraph(f"The corpus {run.options.get('corpus')}, as tokenized by gristmill run.", "soft")
+    lines = [f"This record cannot be used: {fault}." for fault in run.faults]
     if waiting := [name for name, state in run.states.items() if state != "finished"]:
-        warnings.append(
+        lines.append(
             f"The run has not finished: {', '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} missing. What "
             "follows covers the stages before; the same gristmill run resumes."
         )
     elif not run.funnel and not run.faults:
-        warnings.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
-    warnings += [f"{line[:1].upper()}{line[1:]}" for line in run.alarms]
+        lines.append(f"The run has not finished: there is no {FUNNEL_FILE}. The same gristmill run writes it.")
+    lines += [f"{line[:1].upper()}{line[1:]}" for line in run.alarms]
     if run.funnel and run.funnel.damaged:
-        warnings.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
-    yield "".join(f'<p class="warn">{escape(line)}</p>' for line in warnings)
-    if not warnings:
-        yield said("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
+        lines.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
+    yield warnings(lines)
+    if not lines:
+        yield paragraph("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
     read, kept = counts.total(READ), counts.total(TRAIN)
     numbers = {"documents read": Number(read.documents), "MB of text read": Number(read.bytes / 1e6)}
     if run.funnel:
@@ -87,7 +95,7 @@ def _head(run: DataRun, counts: Counts) -> Iterator[str]:
     yield tiles(numbers)
 
 
-def _so_far(run: DataRun) -> str:
+def _so_far(run: DataRun) -> Markup:
     """What the stages that have finished made of the documents of each source."""
     sources = sorted({source for record in run.stages.values() for source in record.counts.tallies})
     rows = list[list[str | Number]]()
@@ -96,11 +104,11 @@ def _so_far(run: DataRun) -> str:
             where = f"{_STATE}/{name}.json", "counts", "tallies"
             cells = [counted(record.counts, source, reason, *where) for source in sources]
             rows.append([f"{name}: {reason}", Number(record.counts.total(reason).documents), *cells])
-    numbers = table(["documents", "all", *sources], rows, "so_far") if rows else ""
+    numbers = table(["documents", "all", *sources], rows, "so_far") if rows else NOTHING
     return section("Where the documents went, so far", numbers)
 
 
-def _funnel(counts: Counts) -> str:
+def _funnel(counts: Counts) -> Markup:
     sources = sorted(counts.tallies)
     reasons = [reason for reason in counts.reasons if reason not in INCOMING]
     reasons = sorted(reasons, key=lambda it: (it == TRAIN, it == HELD_OUT, -counts.total(it).documents, it))
@@ -123,7 +131,7 @@ def _funnel(counts: Counts) -> str:
     unread = counts.unread_files()
     return section(
         "Where the documents went", figure("documents by source, and what became of them", picture, wide=True),
-        numbers, said(f"files not read: {unread}") if unread else "",
+        numbers, paragraph(f"files not read: {unread}") if unread else NOTHING,
     )  # fmt: skip
 
 
@@ -136,7 +144,7 @@ def _top_with_others(sizes: Mapping[str, float], most: int, always: Sequence[str
     return {name: name if name in chosen else others for name in sizes}
 
 
-def _sizes(counts: Counts) -> str:
+def _sizes(counts: Counts) -> Markup:
     sources = sorted(counts.tallies)
     shown = top(sources, {source: counts.total(READ, source).bytes for source in sources}, _SOURCES)
     ends = {"read": READ, "for training": TRAIN}
@@ -156,13 +164,13 @@ def _sizes(counts: Counts) -> str:
     )  # fmt: skip
 
 
-def _lengths(run: DataRun) -> str:
+def _lengths(run: DataRun) -> Markup:
     """How long documents are, in classes that double: as they were read, and those for training."""
     stages = {"read": "normalize_text", "for training": "tokenize_corpus"}
     found = {name: run.stages[stage].counts.lengths for name, stage in stages.items() if stage in run.stages}
     sums = {name: [sum(its) for its in zip_longest(*lengths.values(), fillvalue=0)] for name, lengths in found.items()}
     if not any(sums.values()):
-        return ""
+        return NOTHING
     most = max(map(len, sums.values()))
     least = min(next((bits for bits, count in enumerate(its) if count), most) for its in sums.values())
     labels = [f"{_brief(1 << bits >> 1)}–{_brief(1 << bits)}" if bits else "0" for bits in range(least, most)]
@@ -200,10 +208,10 @@ def _mean(tally: Tally) -> float:
     return tally.bytes / tally.documents if tally.documents else 0.0
 
 
-def _shares(run: DataRun) -> str:
+def _shares(run: DataRun) -> Markup:
     record = run.stages.get("pass1")
     if not record:
-        return ""
+        return NOTHING
     counts, given = record.counts, record.settings.get("weights", {})
     amounts = {unit: record.settings[unit] for unit in ("bytes", "tokens") if record.settings.get(unit)}
     sources, total = sorted(counts.tallies), counts.total(WRITTEN).documents or 1
@@ -228,14 +236,14 @@ def _shares(run: DataRun) -> str:
         rows.append([cells[name] for name in head])
     shown = top(sources, shares["realised"], _SOURCES)
     bars = {name: [its[source] for source in shown] for name, its in shares.items()}
-    asked = [said(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in sizes.items()))
+    asked = [paragraph(f"asked for, in {unit}: " + ", ".join(f"{name} {size:,.0f}" for name, size in sizes.items()))
              for unit, sizes in amounts.items()]  # fmt: skip
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
     return section("Shares of the mix", *asked, picture, table(head, rows, "shares"))
 
 
-def _alike(run: DataRun) -> str:
-    parts = list[str]()
+def _alike(run: DataRun) -> Markup:
+    parts = list[Markup]()
     if run.clusters:
         labels, values, rows = _histogram(run.clusters)
         largest = max(run.clusters)
@@ -286,10 +294,10 @@ def _alike(run: DataRun) -> str:
                    draw_matrix(shown, square, "removed", "kept"), table(["", *shown], cross, "matrix"))
         )  # fmt: skip
     record = run.stages.get("generate_duplicates_dict")
-    verified = ""
+    verified = NOTHING
     if record:
         totals = {name: record.counts.total(name).documents for name in record.counts.reasons}
-        verified = said(
+        verified = paragraph(
             "Documents of clusters: " + ", ".join(f"{count:,} {name}" for name, count in totals.items()) + "."
         )
     return section("What is alike", verified, grid(*parts))
@@ -308,33 +316,34 @@ def _histogram(sizes: Mapping[int, int]) -> tuple[list[str], list[int], list[lis
     return labels, values, [[label, Number(value)] for label, value in zip(labels, values, strict=True)]
 
 
-def _pairs(run: DataRun) -> str:
+def _pairs(run: DataRun) -> Markup:
     if not run.removals or not (pairs := [*run.removals.least, *run.removals.spread]):
-        return ""
+        return NOTHING
     keys = [key for pair in pairs for key in (pair.removed, pair.kept)]
     found = some_documents(corpus_of(run.out), keys, run.text_column)
-    parts = list[str]()
+    parts = list[Markup]()
     for pair in pairs:
         if pair.removed not in found or pair.kept not in found:
             continue
         names = " next to ".join(label_of(found[key]) for key in (pair.removed, pair.kept))
         removed, kept = found[pair.removed].text, found[pair.kept].text
         alike = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
-        parts.append(f"<p><b>{escape(f'{names}, {alike}')}</b></p>")
+        title = f"{names}, {alike}"
         if removed == kept:
-            parts.append(f"<blockquote>{escape(excerpt(removed))}</blockquote>{said('the texts are equal', 'soft')}")
+            parts += [quotation(title, excerpt(removed)), paragraph("the texts are equal", "soft")]
             continue
-        parts.append(side_by_side(*map(marked, mark_differences(removed, kept))))
-    note = said("The least similar first, then some spread over all. Left the document that was "
+        left, right = mark_differences(removed, kept)
+        parts.append(comparison(title, marked(left), marked(right)))
+    note = paragraph("The least similar first, then some spread over all. Left the document that was "
                 "removed, right the one that was kept, from shortly before their first difference; words that the "
                 "other has not are marked.", "soft")  # fmt: skip
-    note = note if parts else said("The texts are no longer available.")
+    note = note if parts else paragraph("The texts are no longer available.")
     return section("Pairs of documents, removed and kept", note, *parts)
 
 
-def _tokens(run: DataRun) -> str:
+def _tokens(run: DataRun) -> Markup:
     if TRAIN not in run.manifests:
-        return ""
+        return NOTHING
     manifest, held = run.manifests[TRAIN], run.manifests.get(HELD_OUT)
     sources = sorted(manifest.sources)
     rows = list[list[str | Number]]()
@@ -359,9 +368,9 @@ def _tokens(run: DataRun) -> str:
     )  # fmt: skip
 
 
-def _stages(run: DataRun) -> str:
+def _stages(run: DataRun) -> Markup:
     if not run.stages:
-        return ""
+        return NOTHING
     rows = list[list[str | Number]]()
     for name, record in run.stages.items():
         where, read = f"{_STATE}/{name}.json", record.counts.total(READ)
@@ -383,15 +392,14 @@ def _stages(run: DataRun) -> str:
     names = list(run.stages)
     return section(
         "Stages",
-        said("Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "
-             "processors for all tasks, whenever they ran; retries, how often storage made them begin anew.", "soft"),
-        figure("seconds", draw_bars(names, seconds, "seconds")) if any(seconds["seconds"]) else "",
+        paragraph(_STAGES_NOTE, "soft"),
+        figure("seconds", draw_bars(names, seconds, "seconds")) if any(seconds["seconds"]) else NOTHING,
         table(["", "seconds", "core hours", "tasks", "retries", "documents read", "MB read", "MB/s", "of them"], rows,
               "stages"),
     )  # fmt: skip
 
 
-def _options(run: DataRun) -> str:
+def _options(run: DataRun) -> Markup:
     options = [[name, value] for name, value in _flat(run.options)]
     hashes = [[f"{name}/{shard.name}.bin", shard.sha256] for name, manifest in run.manifests.items()
               for shard in manifest.shards[:8]]  # fmt: skip
@@ -400,8 +408,8 @@ def _options(run: DataRun) -> str:
     versions = [[name, value] for name, value in run.versions.items()]
     return section(
         "Options, versions, hashes", fold("options", table(["", ""], options)),
-        fold("versions of libraries", table(["", ""], versions)) if versions else "",
-        fold("SHA-256 of the tokenizer and of the first shards", table(["", ""], hashes)) if hashes else "",
+        fold("versions of libraries", table(["", ""], versions)) if versions else NOTHING,
+        fold("SHA-256 of the tokenizer and of the first shards", table(["", ""], hashes)) if hashes else NOTHING,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from gristmill.errors import UsageError
 from gristmill_planner.pipeline_simulator import Timeline
 from gristmill_planner.timeline import draw_timeline
@@ -45,7 +47,7 @@ def short(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}…{name[-8:]}"
 
 
-def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> str:
+def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> Markup:
     """Ribbons from each name of `left` to each of `right`, as thick as `flows` says."""
     with _style():
         from matplotlib.patches import PathPatch, Rectangle
@@ -116,7 +118,7 @@ def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) 
     return places
 
 
-def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> str:
+def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> Markup:
     """Bars to the right, a group for each label and in it one for each series."""
     with _style():
         from matplotlib.ticker import MaxNLocator
@@ -135,7 +137,7 @@ def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> str:
         return _svg(axes.figure)
 
 
-def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str) -> str:
+def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str) -> Markup:
     """Columns, such as of a histogram; the scale is logarithmic: the few large ones count."""
     with _style():
         axes = _axes()
@@ -150,7 +152,7 @@ def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str)
         return _svg(axes.figure)
 
 
-def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = ()) -> str:
+def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = ()) -> Markup:
     """Lines; and a `histogram` of (x, share of the highest column) behind them."""
     with _style():
         axes = _axes()
@@ -168,7 +170,7 @@ def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float,
         return _svg(axes.figure)
 
 
-def draw_passes(timeline: Timeline) -> str:
+def draw_passes(timeline: Timeline) -> Markup:
     """The passes of a pipeline: a row for each rank, a box for each pass with its micro-batch."""
     with _style():
         axes = _axes(height=0.9 + 0.3 * len(timeline.ranks), width=7.0)
@@ -178,7 +180,7 @@ def draw_passes(timeline: Timeline) -> str:
         return _svg(axes.figure)
 
 
-def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: str, columns: str) -> str:
+def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: str, columns: str) -> Markup:
     """A square of cells with their numbers, the darker the larger the share of the largest."""
     with _style():
         from matplotlib.patches import Rectangle
@@ -205,7 +207,7 @@ def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: s
         return _svg(axes.figure)
 
 
-def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], most: float, rows: str, columns: str) -> str:
+def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], most: float, rows: str, columns: str) -> Markup:
     """A row of cells for each name, from white, 0, to dark, `most`. Beyond 64 the largest of neighbours is drawn."""
     with _style():
         axes = _axes(height=1.4 + min(6.0, 0.2 * len(names)), width=7.0)
@@ -260,7 +262,7 @@ def _legend(axes: "Axes", series: int) -> None:
         axes.figure.legend(loc="outside upper left", ncols=min(series, 3), frameon=False, fontsize=8)
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Any) -> Markup:
     """The figure as an element of a page: without a size of its own, in the page's colours."""
     found = io.StringIO()
     with warnings.catch_warnings():
@@ -272,7 +274,8 @@ def _svg(figure: Any) -> str:
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # the same in each picture; none refers to them
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    return re.sub(r"'DejaVu Sans'", "system-ui, sans-serif", text).replace("<svg", '<svg role="img"', 1)
+    text = text.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("<svg", '<svg role="img"', 1)
+    return Markup(text)  # matplotlib has escaped its labels
 
 
 def top(names: Iterable[str], sizes: Mapping[str, float], most: int) -> list[str]:

@@ -1,13 +1,27 @@
 """Sections of a report on what stages took out: documents by rule, items of benchmarks, lines that repeat."""
 
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from gristmill.counts import CHANGED, READ
 from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
 from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
-from gristmill_cli.report.page import Number, counted, fold, marked, pointer, said, section, side_by_side, table
+from gristmill_cli.report.page import (
+    NOTHING,
+    Number,
+    comparison,
+    counted,
+    fold,
+    join,
+    marked,
+    paragraph,
+    pointer,
+    quotation,
+    section,
+    table,
+)
 from gristmill_cli.report.records import BENCHMARKS, DataRun
 from preprocessing.decontaminate import CONTAMINATED
 
@@ -15,29 +29,28 @@ _EXCERPT = 400  # characters
 _STATE = ".gristmill/run"
 
 
-def show_rules(run: DataRun) -> str:
+def show_rules(run: DataRun) -> Markup:
     """Some documents of each rule."""
     if not run.by_rule:
-        return ""
+        return NOTHING
     found = some_documents(
         _before(run, "quality"), [it.key for some in run.by_rule.values() for it in some], run.text_column
     )
-    parts = list[str]()
+    parts = list[Markup]()
     for rule, some in run.by_rule.items():
-        shown = "".join(
-            f"<p><b>{escape(label_among(it.key, found))}</b>, {escape(f'{it.value:.4g}')}</p>"
-            f"<blockquote>{escape(excerpt(text_among(it.key, found)))}</blockquote>"
+        shown = join(
+            quotation(label_among(it.key, found), excerpt(text_among(it.key, found)), f", {it.value:.4g}")
             for it in some
         )
         parts.append(fold(rule, shown))
-    note = said("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
+    note = paragraph("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
     return section("Documents that rules removed", note, *parts)
 
 
-def show_benchmarks(run: DataRun) -> str:
+def show_benchmarks(run: DataRun) -> Markup:
     """How much of each benchmark was found, in which sources, and some places next to their items."""
     if not run.benchmarks:
-        return ""
+        return NOTHING
     found = run.benchmarks.benchmarks
     keys = [span.key for spans in run.spans.values() for span in spans]
     documents = some_documents(_before(run, "decontaminated"), keys, run.text_column)
@@ -61,27 +74,30 @@ def show_benchmarks(run: DataRun) -> str:
     gone = record.total(CONTAMINATED).documents
     took = f"Policy {policy}: {count_of(run.benchmarks.documents, 'document')} with an item; {gone:,} removed"
     took += f", {run.benchmarks.documents - gone:,} rewritten" if policy == "cut" else ""
-    parts = list[str]()
+    parts = list[Markup]()
     for name, spans in run.spans.items():
-        sides = "".join(
-            f"<p><b>{escape(f'{label_among(span.key, documents)} has {span.item}, {span.match}')}</b></p>"
-            + side_by_side(escape(excerpt(span.text)), escape(excerpt(span.item_text)))
+        sides = join(
+            comparison(
+                f"{label_among(span.key, documents)} has {span.item}, {span.match}",
+                excerpt(span.text),
+                excerpt(span.item_text),
+            )
             for span in spans
         )
         parts.append(fold(f"{name}: places in documents, and the items", sides))
     head = ["", "items", "found", "", "near alone", "too short", *sources]
     return section(
         "Benchmarks",
-        said(f"{took}. On the right, documents of each source in which items were found."),
+        paragraph(f"{took}. On the right, documents of each source in which items were found."),
         table(head, rows, "benchmarks"),
         *parts,
     )
 
 
-def show_lines(run: DataRun) -> str:
+def show_lines(run: DataRun) -> Markup:
     """What documents lost by lines that repeat, by source; and those that lost most, before and after."""
     if not run.lines:
-        return ""
+        return NOTHING
     record, unit = run.stages["remove_lines"].counts, f"{run.options.get('lines', {}).get('unit', 'line')}s"
     rows = list[list[str | Number]]()
     for source in sorted(record.tallies):
@@ -94,14 +110,14 @@ def show_lines(run: DataRun) -> str:
     keys = [key for _, key in run.lines.most]
     folders = _before(run, "lines"), run.out / "lines"
     before, after = (some_documents(folder, keys, run.text_column) for folder in folders)
-    parts = list[str]()
+    parts = list[Markup]()
     for key in keys:
         if key in before and key in after:
-            marks = mark_differences(before[key].text, after[key].text)
-            parts.append(f"<p><b>{escape(label_among(key, before))}</b></p>{side_by_side(*map(marked, marks))}")
+            left, right = mark_differences(before[key].text, after[key].text)
+            parts.append(comparison(label_among(key, before), marked(left), marked(right)))
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
-    total = said(f"{count_of(record.total(CHANGED).bytes, 'byte')} of repeated {unit} left out.")
-    shown = fold("documents that lost most, before and after", "".join(parts)) if parts else ""
+    total = paragraph(f"{count_of(record.total(CHANGED).bytes, 'byte')} of repeated {unit} left out.")
+    shown = fold("documents that lost most, before and after", join(parts)) if parts else NOTHING
     return section(f"Repeated {unit}", total, table(head, rows, "lines"), shown)
 
 

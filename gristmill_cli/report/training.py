@@ -4,15 +4,30 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from html import escape
 from operator import getitem, itemgetter
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.files import RUN_FILE
 from gristmill.wording import count_of
-from gristmill_cli.report.page import Number, figure, fold, grid, pointer, said, section, table, tiles
+from gristmill_cli.report.page import (
+    NOTHING,
+    Number,
+    figure,
+    fold,
+    grid,
+    heading,
+    paragraph,
+    pointer,
+    quotation,
+    section,
+    table,
+    tiles,
+    warnings,
+)
 from gristmill_cli.report.pictures import draw_curves, draw_heat, draw_passes
 from gristmill_cli.run_config import recorded_options
 from gristmill_planner.hardware import Cluster, find_device
@@ -104,12 +119,12 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
     return runs
 
 
-def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
+def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Markup]:
     """The parts of the page."""
-    yield f"<h1>{escape(title)}</h1>"
-    yield "".join(f'<p class="warn">{escape(fault)}</p>' for run in runs for fault in run.faults)
+    yield heading(title)
+    yield warnings(fault for run in runs for fault in run.faults)
     for run in runs:
-        yield said(run.name, "soft") if run.name else ""
+        yield paragraph(run.name, "soft") if run.name else NOTHING
         yield _totals(run)
     yield _curves(runs)
     yield _memory(runs)
@@ -121,7 +136,7 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[str]:
     yield _options(runs)
 
 
-def _totals(run: TrainingRun) -> str:
+def _totals(run: TrainingRun) -> Markup:
     began, step, held = run.last("run"), run.last("step"), run.last("eval")
     speeds = [speed for it in run.of("step") if (speed := finite(it.get("tokens_per_second")))]
     numbers = {
@@ -139,14 +154,14 @@ def _totals(run: TrainingRun) -> str:
     return tiles(shown)
 
 
-def _curves(runs: Sequence[TrainingRun]) -> str:
+def _curves(runs: Sequence[TrainingRun]) -> Markup:
     panels = dict[str, dict[str, tuple[TrainingRun, str, Curve]]]()
     for run in runs:
         for title, curves in read_panels(run.records).items():
             for name, curve in curves.items():
                 label = f"{run.name} {name}".strip() or "all"
                 panels.setdefault(title, {})[label] = run, name, curve
-    figures = list[str]()
+    figures = list[Markup]()
     for title, lines in panels.items():
         rows = list[Row]()
         for label, (run, name, curve) in lines.items():
@@ -159,10 +174,10 @@ def _curves(runs: Sequence[TrainingRun]) -> str:
         drawn = {label: _thinned(curve) for label, (_, _, curve) in list(lines.items())[:_LINES]}
         picture = draw_curves(drawn, "step", "")
         figures.append(figure(title, picture, table(["", "first", "least", "most", "last"], rows)))
-    note = said(
+    note = paragraph(
         f"A plot has at most {_POINTS} points per curve and {_LINES} curves; the numbers cover all of them.", "soft"
     )
-    return section("Curves", note if figures else "", grid(*figures))
+    return section("Curves", note if figures else NOTHING, grid(*figures))
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -170,7 +185,7 @@ def _thinned(curve: Curve) -> Curve:
     return curve if step == 1 else [*curve[:-1:step], curve[-1]]
 
 
-def _memory(runs: Sequence[TrainingRun]) -> str:
+def _memory(runs: Sequence[TrainingRun]) -> Markup:
     """The peak memory that rank 0 measured, and the planner's formula for it, kind by kind."""
     rows, kinds, is_cpu = list[Row](), RankMemory.KINDS, False
     for run in runs:
@@ -186,11 +201,11 @@ def _memory(runs: Sequence[TrainingRun]) -> str:
             *(Number(size, f"{size / _MIB:,.1f}") for size in counted),
         ])  # fmt: skip
     if not rows:
-        return ""
+        return NOTHING
     cpu = " On a CPU the measured peak includes the interpreter and all its libraries." if is_cpu else ""
     note = f"MiB of rank 0. The formula is the planner's; its kinds peak at different moments of a step.{cpu}"
     numbers = table(["", "measured", "formula", *kinds], rows, "memory")
-    return section("Peak memory and the formula", said(note, "soft"), numbers)
+    return section("Peak memory and the formula", paragraph(note, "soft"), numbers)
 
 
 def _formula(run: TrainingRun) -> RankMemory | None:
@@ -215,9 +230,9 @@ def _formula(run: TrainingRun) -> RankMemory | None:
         return None
 
 
-def _passes(runs: Sequence[TrainingRun]) -> str:
+def _passes(runs: Sequence[TrainingRun]) -> Markup:
     """The passes of the last step that each run has traced on every rank of its pipeline."""
-    figures = list[str]()
+    figures = list[Markup]()
     for run in runs:
         if not (run.folder / FOLDER).is_dir():
             continue
@@ -232,21 +247,21 @@ def _passes(runs: Sequence[TrainingRun]) -> str:
             rows.append([f"rank {rank}", Number(len(passes)), Number(busy, f"{busy:.4g}"), Number(idle, f"{idle:.1%}")])
         numbers = table(["", "passes", "seconds at work", "idle"], rows)
         figures.append(figure(f"{run.name} {describe(timeline)}".strip(), draw_passes(timeline), numbers, wide=True))
-    note = said("Blue is forward, orange backward, green a backward pass for weights alone; lighter is every second "
-                "stage of a rank; the number is the micro-batch's.", "soft")  # fmt: skip
-    return section("Passes of the pipeline", note, *figures) if figures else ""
+    note = paragraph("Blue is forward, orange backward, green a backward pass for weights alone; lighter is every "
+                     "second stage of a rank; the number is the micro-batch's.", "soft")  # fmt: skip
+    return section("Passes of the pipeline", note, *figures) if figures else NOTHING
 
 
-def _experts(runs: Sequence[TrainingRun]) -> str:
+def _experts(runs: Sequence[TrainingRun]) -> Markup:
     """How a sparse model's tokens fell on its experts: each measure over time by layer, and the last loads of all."""
-    parts = list[str]()
+    parts = list[Markup]()
     for run in runs:
         records = run.of("experts")
         if not records:
             continue
         layers = list(records[-1].get("max_load") or {})
         drawn = layers[:: -(-len(layers) // _LAYERS)] if layers else []
-        pictures = list[str]()
+        pictures = list[Markup]()
         for kind, title in _OF_EXPERTS.items():
             if not isinstance(records[-1].get(kind), dict):
                 continue
@@ -258,23 +273,23 @@ def _experts(runs: Sequence[TrainingRun]) -> str:
                 ends.append([f"layer {layer}", *(run.number(it, ".3f", kind, layer) for it in shown)])
             numbers = table(["", "first", "last"], ends)
             pictures.append(figure(f"{run.name} {title}".strip(), draw_curves(curves, "step", ""), numbers))
-        heat = ""
+        heat = NOTHING
         if maps := [record for record in records if isinstance(record.get("loads"), dict)]:
             loads = maps[-1]["loads"]
             most = max(map(max, loads.values()))
             title = f"{run.name} loads by layer and expert at step {maps[-1]['step']:,}, from 0 (white) to {most:.2f}"
             heat = figure(
-                title.strip(), draw_heat(list(loads), list(loads.values()), most, "layer", "expert"), "", wide=True
+                title.strip(), draw_heat(list(loads), list(loads.values()), most, "layer", "expert"), wide=True
             )
         parts.append(grid(*pictures) + heat)
-    note = said(
+    note = paragraph(
         "Loads are tokens of an expert over the mean of its layer's experts since the report before; entropy is over "
         "that of equal loads.", "soft",
     )  # fmt: skip
-    return section("Experts", note, *parts) if parts else ""
+    return section("Experts", note, *parts) if parts else NOTHING
 
 
-def _by_source(runs: Sequence[TrainingRun]) -> str:
+def _by_source(runs: Sequence[TrainingRun]) -> Markup:
     rows = list[Row]()
     for run in runs:
         held = run.last("eval")
@@ -288,11 +303,11 @@ def _by_source(runs: Sequence[TrainingRun]) -> str:
                 ]
                 if cells:
                     rows.append([" ".join(part for part in (run.name, name, source) if part), *cells])
-    numbers = table(["", "loss", "bits per byte"], rows, "sources") if rows else ""
+    numbers = table(["", "loss", "bits per byte"], rows, "sources") if rows else NOTHING
     return section("Losses of the last evaluation", numbers)
 
 
-def _seen(runs: Sequence[TrainingRun]) -> str:
+def _seen(runs: Sequence[TrainingRun]) -> Markup:
     """Tokens that were read of each data set and source."""
     forms = {"tokens": ",", "share": ".2%", "requested": ".2%"}
     rows = list[Row]()
@@ -302,21 +317,20 @@ def _seen(runs: Sequence[TrainingRun]) -> str:
             for name in table_of(seen, kind):
                 cells = [run.number(seen, form, kind, name, key) for key, form in forms.items()]
                 rows.append([f"{run.name} {name}".strip(), *cells])
-    return section("Tokens seen", table(["", *forms], rows, "seen") if rows else "")
+    return section("Tokens seen", table(["", *forms], rows, "seen") if rows else NOTHING)
 
 
-def _texts(runs: Sequence[TrainingRun]) -> str:
-    parts = list[str]()
+def _texts(runs: Sequence[TrainingRun]) -> Markup:
+    parts = list[Markup]()
     for run in runs:
         texts = [(it["step"], it["text"]) for it in run.of("eval") if it.get("text")]
         for step, text in [*texts[:1], *texts[1:][-_SAMPLES + 1 :]]:
-            parts.append(f"<p><b>{escape(f'{run.name} after step {step:,}'.strip())}</b></p>")
-            parts.append(f"<blockquote>{escape(str(text))}</blockquote>")
-    note = said("The first sample, and the latest ones.", "soft")
-    return section("Texts sampled from the model", note, *parts) if parts else ""
+            parts.append(quotation(f"{run.name} after step {step:,}".strip(), str(text)))
+    note = paragraph("The first sample, and the latest ones.", "soft")
+    return section("Texts sampled from the model", note, *parts) if parts else NOTHING
 
 
-def _options(runs: Sequence[TrainingRun]) -> str:
+def _options(runs: Sequence[TrainingRun]) -> Markup:
     """The options, those first in which runs differ; and the layout that a run had when it last began."""
     shown = [
         run.options | {f"parallel.{name}": value for name, value in table_of(run.last("run"), "layout").items()}
@@ -328,6 +342,6 @@ def _options(runs: Sequence[TrainingRun]) -> str:
     head = ["", *(run.name for run in runs)]
     return section(
         "Options",
-        table(head, differ, "differ") if differ else "",
-        fold("all options that decide what is trained, and the layout", table(head, rows)) if rows else "",
+        table(head, differ, "differ") if differ else NOTHING,
+        fold("all options that decide what is trained, and the layout", table(head, rows)) if rows else NOTHING,
     )

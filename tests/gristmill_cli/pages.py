@@ -38,6 +38,22 @@ class Numbers(HTMLParser):
         self.text += data
 
 
+class Elements(HTMLParser):
+    """All elements of a page with their attributes, and its text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
 def dumped(page: Path | str, profile: Path | None = None) -> str:
     """The page, a file or an address, as Chromium has it after loading; its profile is kept in a folder."""
     folder = profile or Path(page).parent

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.counts import Counts
-from gristmill_cli.browse.serve import KeepMarks, Pages
+from gristmill_cli.browse.marks import KeepMarks
+from gristmill_cli.browse.pages import Pages
 from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
@@ -68,8 +69,8 @@ def read(address: str, **headers: str) -> str:
         return answer.read().decode()
 
 
-def mark(server: str, key: str, word: str, **headers: str) -> str:
-    form = urlencode({"key": key, "mark": word, "back": "/duplicates"}).encode()
+def mark(server: str, key: str, word: str, back: str = "/duplicates", **headers: str) -> str:
+    form = urlencode({"key": key, "mark": word, "back": back}).encode()
     with urlopen(Request(f"{server}mark", form, headers), timeout=60) as answer:
         return answer.url
 
@@ -144,6 +145,14 @@ def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Pat
         assert funnel is not None
         counts[name] = [Counts(funnel.tallies, []).total(reason).documents for reason in ("duplicate", "in your list")]
     assert counts == {"": [25, 0], "listed": [24, 1]}
+
+
+@pytest.mark.parametrize(
+    "back", ["//example.com", "/\\example.com", "javascript:alert(1)", "/\r\nSet-Cookie: a=b", "/ü"]
+)
+def test_a_mark_leads_to_no_other_site(config: RunConfig, back: str) -> None:
+    with served(config.out) as server:
+        assert mark(server, "b&<i>/a.jsonl@3", "", back) == server
 
 
 def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:

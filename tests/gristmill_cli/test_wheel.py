@@ -58,6 +58,8 @@ def test_the_wheel_has_every_package_and_the_licence(site: Path) -> None:
     installed = {str(path.relative_to(site)) for path in site.rglob("*.py")}
     assert installed == sources
     assert len(list((site / "gristmill_cli").glob("*.toml"))) == 2
+    templates = {path.relative_to(ROOT) for path in (ROOT / "gristmill_cli/templates").rglob("*.*")}
+    assert len(templates) > 10 and all((site / path).is_file() for path in templates)
     assert list(site.glob("gristmill-*.dist-info/licenses/LICENSE"))
 
 
