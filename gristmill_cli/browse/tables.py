@@ -1,6 +1,6 @@
 """Tables of a run for the browser: pages of their rows, an index of the clusters, and a few texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
@@ -53,60 +53,76 @@ class PagedTable:
         """(number, a page) of the rows of which a key has `text` in it or an id is it, and columns are `equal`."""
         if not text and not equal:
             return len(self), self.rows(first, count)
-        total, found = 0, list[dict[str, Any]]()
+        total = 0
+        page = list[dict[str, Any]]()
         for group in range(self.file.num_row_groups):
             table = self.file.read_row_group(group)
             table = table.filter(self._mask(table, text, equal))
             begin = max(0, first - total)
-            found += table.slice(begin, max(0, count - len(found))).to_pylist() if begin < len(table) else []
+            missing = max(0, count - len(page))
+            if begin < len(table):
+                page += table.slice(begin, missing).to_pylist()
             total += len(table)
-        return total, found
+        return total, page
 
     def numbers(self, text: str) -> NDArray[np.int64]:
         """The numbers of the rows of which a key has `text` in it, or an id is it."""
-        found, before = [np.empty(0, np.int64)], 0
+        numbers = [np.empty(0, np.int64)]
+        before = 0
         for group in range(self.file.num_row_groups):
             table = self.file.read_row_group(group)
-            found.append(np.flatnonzero(self._mask(table, text, {}).to_numpy(zero_copy_only=False)) + before)
+            mask = self._mask(table, text, {}).to_numpy(zero_copy_only=False)
+            numbers.append(np.flatnonzero(mask) + before)
             before += len(table)
-        return np.concatenate(found)
+        return np.concatenate(numbers)
 
     def rows_of(self, keys: Sequence[DocKey]) -> dict[DocKey, dict[str, Any]]:
         """The rows of some documents, by key."""
-        files, found = pa.array(sorted({key.file for key in keys})), dict[DocKey, dict[str, Any]]()
-        for group in range(self.file.num_row_groups if keys else 0):
+        row_of_key = dict[DocKey, dict[str, Any]]()
+        if not keys:
+            return row_of_key
+        files = pa.array(sorted({key.file for key in keys}))
+        numbers = pa.array(sorted({key.row for key in keys}))
+        for group in range(self.file.num_row_groups):
             table = self.file.read_row_group(group)
-            rows = pa.array(sorted({key.row for key in keys}))
-            table = table.filter(pc.and_(pc.is_in(table["file"], files), pc.is_in(table["row"], rows)))
-            its = ((DocKey(row["file"], row["row"]), row) for row in table.to_pylist())
-            found |= {key: row for key, row in its if key in keys}
-        return found
+            is_candidate = pc.and_(pc.is_in(table["file"], files), pc.is_in(table["row"], numbers))
+            for row in table.filter(is_candidate).to_pylist():
+                key = DocKey(row["file"], row["row"])
+                if key in keys:
+                    row_of_key[key] = row
+        return row_of_key
 
     def counts(self, column: str) -> dict[str, int]:
         """How many rows have each value of a column."""
         total: dict[str, int] = {}
         for batch in self.file.iter_batches(columns=[column]):
-            for it in batch.column(0).value_counts().to_pylist():
-                total[it["values"]] = total.get(it["values"], 0) + it["counts"]
+            for entry in batch.column(0).value_counts().to_pylist():
+                value = entry["values"]
+                total[value] = total.get(value, 0) + entry["counts"]
         return dict(sorted(total.items()))
 
     def _mask(self, table: pa.Table, text: str, equal: Mapping[str, str]) -> Any:
         mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(table))])
-        file, _, row = text.rpartition("@")
         if text:
-            hits = [
-                pc.and_(pc.equal(table[f"{side}file"], file), pc.equal(table[f"{side}row"], int(row)))
-                if file and row.isascii() and row.isdecimal()
-                else pc.match_substring(table[f"{side}file"], text)
-                for side in ("", "kept_")
-                if f"{side}file" in table.column_names
-            ]
-            ids = [name for name in ("id", "kept_id") if name in table.column_names]
-            hits += [pc.fill_null(pc.equal(table[name], text), False) for name in ids]
-            mask = reduce(pc.or_, hits)
+            mask = reduce(pc.or_, self._matches(table, text))
         for name, value in equal.items():
             mask = pc.and_(mask, pc.equal(table[name], value))
         return pc.fill_null(mask, False)
+
+    def _matches(self, table: pa.Table, text: str) -> Iterator[Any]:
+        """Yield for each column of keys or ids which of its rows match `text`."""
+        file, _, row = text.rpartition("@")
+        is_key = bool(file) and row.isascii() and row.isdecimal()
+        for prefix in ("", "kept_"):
+            if f"{prefix}file" in table.column_names:
+                files = table[f"{prefix}file"]
+                if is_key:
+                    is_row = pc.equal(table[f"{prefix}row"], int(row))
+                    yield pc.and_(pc.equal(files, file), is_row)
+                else:
+                    yield pc.match_substring(files, text)
+            if f"{prefix}id" in table.column_names:
+                yield pc.fill_null(pc.equal(table[f"{prefix}id"], text), False)
 
 
 class ClusterIndex:
@@ -116,23 +132,29 @@ class ClusterIndex:
         self.table = table
         parts = [batch.column(0).to_numpy() for batch in table.file.iter_batches(columns=["cluster"])]
         numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])) if len(numbers) else np.empty(0, np.int64)
-        self.starts, self.sizes = starts, np.diff(np.append(starts, len(numbers)))
+        self.starts = np.empty(0, np.int64)
+        if len(numbers):
+            is_start = np.append(True, numbers[1:] != numbers[:-1])
+            self.starts = np.flatnonzero(is_start)
+        self.sizes = np.diff(np.append(self.starts, len(numbers)))
         self.largest_first = np.argsort(-self.sizes, kind="stable")
 
     def find(self, text: str) -> NDArray[np.int64]:
         """The places of clusters with a key that has `text` in it, the largest first."""
         if not text:
             return self.largest_first
-        its = np.unique(np.searchsorted(self.starts, self.table.numbers(text), side="right") - 1)
-        return its[np.argsort(-self.sizes[its], kind="stable")]
+        rows = self.table.numbers(text)
+        clusters = np.unique(np.searchsorted(self.starts, rows, side="right") - 1)
+        order = np.argsort(-self.sizes[clusters], kind="stable")
+        return clusters[order]
 
     def members(self, place: int, first: int, count: int) -> list[DocKey]:
         """Some keys of a cluster."""
         if not 0 <= place < len(self.starts):
             return []
-        left = min(count, int(self.sizes[place]) - first)
-        return [DocKey(row["file"], row["row"]) for row in self.table.rows(int(self.starts[place]) + first, left)]
+        remaining = int(self.sizes[place]) - first
+        rows = self.table.rows(int(self.starts[place]) + first, min(count, remaining))
+        return [DocKey(row["file"], row["row"]) for row in rows]
 
 
 class RunTables:
@@ -142,15 +164,16 @@ class RunTables:
         """Raises UsageError for a folder that is no run's of data."""
         if not is_data_run(out):
             raise UsageError(f"{out}: expected the --out of a gristmill run, got no run.json of one in it")
-        self.out, self._stack = out, ExitStack()
+        self.out = out
+        self._stack = ExitStack()
 
     def __enter__(self) -> "RunTables":
         named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
         clusters = named if is_file(self.out / named) else CLUSTERS
         tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
-        there = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
-        copies = self._stack.enter_context(local_copies(list(there.values())))
-        self.tables = {name: PagedTable(copy) for name, copy in zip(there, copies, strict=True)}
+        paths = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
+        copies = self._stack.enter_context(local_copies(list(paths.values())))
+        self.tables = {name: PagedTable(copy) for name, copy in zip(paths, copies, strict=True)}
         self.clusters = ClusterIndex(self.tables["clusters"]) if "clusters" in self.tables else None
         return self
 
