@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,21 @@ class RunPlan:
         return [
             *config.memory.warnings(device),
             *config.profile.notes(steps_done),
+            *self._notes_of_lengths(),
             *_idle_options(config, self.model, self.layout),
         ]
+
+    def _notes_of_lengths(self) -> list[str]:
+        """Lines for sequences that are longer than the model has seen before, or no longer than its window."""
+        lines, length, stored = [], self.config.data.seq_len, _stored_model(self.config)
+        if stored is not None and stored.context < length:
+            lines.append(
+                f"data.seq_len {length} is longer than the {stored.context} positions of the model that the run starts "
+                f"from: positions beyond them are new to it, and its export will have {self.model.context} of them"
+            )
+        if (self.model.window or 0) >= length:
+            lines.append(f"model.window {self.model.window} has no effect with data.seq_len {length}")
+        return lines
 
     def header(self, parameters: int, active: int, processes: int, device: str) -> str:
         """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda.
@@ -156,11 +169,30 @@ def _require_different_sets(parts: Sequence[TokenSequences]) -> None:
 
 
 def given_model(config: TrainConfig) -> ModelConfig:
-    """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given."""
+    """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given.
+
+    Sequences beyond its context make that longer. Raises UsageError where learned positions forbid it.
+    """
+    stored = _stored_model(config)
+    if stored is None:
+        return config.model
+    given, length = config.model.merged_with(stored), config.data.seq_len
+    if config.model.context or given.context >= length or given.preset != stored.preset:
+        return given
+    require(
+        given.positions != "learned",
+        f"data.seq_len {length} is longer than the model's {stored.context} positions, which are learned; try "
+        f"--data.seq_len {stored.context}",
+    )
+    return replace(given, context=length)
+
+
+def _stored_model(config: TrainConfig) -> ModelConfig | None:
+    """The model of the checkpoint that a run starts from, or of its own; None for a run that starts from none."""
     for folder in map(Path, [str(config.out_dir), *config.began_from.values()] if config.began_from else []):
         if stored := recorded_model(folder):
-            return config.model.merged_with(stored)
-    return config.model
+            return stored
+    return None
 
 
 def _check_experts(config: TrainConfig, model: ModelConfig) -> None:

@@ -73,11 +73,6 @@ def read_hf_config(
         raise InputError(f"its sizes do not fit together ({error})") from error
     values = {ours: full[theirs] for ours, theirs in family.fields.items() if full[theirs] is not None} | more
     _refuse_zeros(values)
-    window, context = values.get("window", 0), values["context"]
-    if isinstance(window, int) and isinstance(context, int) and window > context:
-        say(f"its sliding_window of {window} tokens is longer than its context of {context}: the model has none here")
-        del values["window"]
-        values.pop("full_attention_every", None)
     try:
         model = msgspec.convert({"preset": family.preset, **family.parts, **values}, ModelConfig)
         check_ranges(model, "model.")

@@ -36,7 +36,7 @@ class ModelConfig(ModelOptions):
         kept = replace(stored, dropout=self.dropout, init_std=self.init_std)
         if "balance" in mine:  # whose defaults are of each kind
             kept = replace(kept, balance_loss=0.0, balance_rate=0.0)
-        return replace(kept if kept.positions == "learned" else replace(kept, context=0), **mine)
+        return replace(kept, **mine)
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
@@ -130,9 +130,9 @@ class ModelConfig(ModelOptions):
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
         require(
-            0 <= (self.window or 0) <= self.context,
-            f"model.window is {self.window} and model.context {self.context}; expected a window of 1 token or more, no "
-            f"longer than the context, or 0 for none; try --model.window {self.context}",
+            (self.window or 0) >= 0,
+            f"model.window is {self.window}; expected a window of 1 token or more, or 0 for none; try --model.window "
+            f"{self.context}",
         )
         require(
             not self.window or self.positions != "alibi",
