@@ -60,7 +60,7 @@ from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_
 if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
-STAGE = Stage("tokenize_corpus", version=3, libraries=("sentencepiece",))
+STAGE = Stage("tokenize_corpus", version=4, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
 

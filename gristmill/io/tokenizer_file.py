@@ -37,8 +37,10 @@ CONFIG = "tokenizer_config.json"  # next to a tokenizer.json: names its special 
 COMPANIONS = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
 _NAMES = (JSON, "tokenizer.model", "tiktoken.model")  # looked for in a folder, in this order
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?")
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<|eot_id|>", "<|im_end|>")
-_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>")
+_ENDS = (
+    "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend▁of▁sentence\uff5c>", "<|eot_id|>", "<|im_end|>",
+)  # fmt: skip  # DeepSeek's have U+FF5C, a bar of full width
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "<\uff5cbegin▁of▁sentence\uff5c>")
 
 
 class _Encoding(NamedTuple):
@@ -213,15 +215,21 @@ class JsonTokenizer:
         return self._vocabulary.get(token, -1)
 
     def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:
-        named = config.get(f"{name}_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        if isinstance(named, str):
+        named = named_token(config, name)
+        if named is not None:
             return self.id_of(named)
         usual = _BEGINS if name == "bos" else _ENDS
         return next((found for token in usual if (found := self.id_of(token)) >= 0), -1)
 
 
 AnyTokenizer = SentencePieceTokenizer | JsonTokenizer
+
+
+def named_token(config: dict[str, Any], name: Literal["bos", "eos"]) -> str | None:
+    """Return the token that a tokenizer_config.json names, or None."""
+    named = config.get(f"{name}_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    return named if isinstance(named, str) else None
 
 
 def open_tokenizer(path: Path) -> AnyTokenizer:
@@ -279,7 +287,13 @@ def special_id(
         return -1
     found = tokenizer.special(config, name) if asked == "model" else tokenizer.id_of(asked)
     if found < 0:
-        what = f"no {name} token is named by it" if asked == "model" else f"{asked!r} is not in its vocabulary"
+        named = named_token(config, name) if isinstance(tokenizer, JsonTokenizer) else None
+        if asked != "model":
+            what = f"{asked!r} is not in its vocabulary"
+        elif named is not None:
+            what = f"{CONFIG} beside it names the {name} token {named!r}, which is not in its vocabulary"
+        else:
+            what = f"no {name} token is named by it"
         raise UsageError(f"{path}: {what}; give --{name} TOKEN, such as '<|endoftext|>', or --{name} none")
     return found
 

@@ -118,6 +118,20 @@ def test_special_tokens_are_those_of_the_config_a_name_or_none(file: Path) -> No
         special_id(found, file, {}, "bos", "model")
     with pytest.raises(UsageError, match="'<none>' is not in its vocabulary; give --eos TOKEN"):
         special_id(found, file, {}, "eos", "<none>")
+    for config in ({"eos_token": "<gone>"}, {"eos_token": {"content": "<gone>"}}):
+        expected = "tokenizer_config.json beside it names the eos token '<gone>', which is not in its vocabulary; give"
+        with pytest.raises(UsageError, match=expected):
+            special_id(found, file, config, "eos", "model")
+
+
+def test_tokens_of_deepseek_have_a_bar_of_full_width(tmp_path: Path) -> None:
+    begin, end = (f"<\uff5c{name}\u2581of\u2581sentence\uff5c>" for name in ("begin", "end"))
+    file_content = content_of("GPT-2").replace(END, end).replace(BEGIN, begin)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file_content, encoding="utf-8")
+    tokenizer = open_tokenizer(file)
+    assert special_id(tokenizer, file, {}, "bos", "model") == tokenizer.id_of(begin) >= 0
+    assert special_id(tokenizer, file, {}, "eos", "model") == tokenizer.id_of(end) >= 0
 
 
 def test_a_file_is_found_in_a_folder_of_a_model(file: Path, tmp_path: Path) -> None:
