@@ -33,8 +33,8 @@ from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, DocKey, Document
 from gristmill.io.readers import Rejects, plan_slices, read_documents
 from gristmill.kernels import kernel
-from gristmill.paths import is_remote
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
     places: dict[str, dict[int, int]] = defaultdict(dict)
     for place, key in enumerate(keys):
         places[key.file][key.row] = place
-    paths = shards_named(minhash, places) if is_remote(minhash) else shard_paths(minhash)
+    is_costly = store_of(minhash).needs_copies  # where only what is needed is fetched
+    paths = shards_named(minhash, places) if is_costly else shard_paths(minhash)
     with local_copies(paths) as copies:
         shards = list(map(open_shard, copies))
         reject_mixed_sketches({shard.path: shard.header for shard in shards})

@@ -14,9 +14,10 @@ from gristmill.counts import INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
-from gristmill.paths import is_remote, object_name, spell_urls
+from gristmill.paths import object_name, scheme_of, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
@@ -159,11 +160,14 @@ def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False,
         UsageError: the run has not finished, has no card, or the target is no dataset.
         StorageError: the Hub refuses it, or cannot be reached.
     """
-    name = object_name(target) if is_remote(target) else None
+    name = object_name(target) if scheme_of(target) == "hf" else None
     kind, _, dataset = name.bucket.partition("/") if name else ("", "", "")
-    if not name or name.scheme != "hf" or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
+    if not name or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
         raise UsageError(f"{target}: expected hf://datasets/ORG/NAME")
-    require(not is_remote(run), f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk")
+    require(
+        not store_of(run).needs_copies,
+        f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk",
+    )
     read_funnel(run)
     folder = run / "tokens"
     require(is_file(folder / CARD), f"{folder / CARD} is missing; write it first: gristmill card {run}")

@@ -20,8 +20,9 @@ from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
-from gristmill.paths import is_remote, spell_urls
+from gristmill.paths import spell_urls
 from gristmill.storage.files import exists, remove_files, remove_partial_files, resolved, write_file
+from gristmill.storage.stores import store_of
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
@@ -161,10 +162,12 @@ def _run_and_print(arguments: list[str]) -> None:
 
 def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
     """Where the results are, and how to train on them: from a disk, not from a bucket, and not without a holdout."""
-    tokens, local = out / "tokens", Path() if is_remote(out) else out
+    tokens = out / "tokens"
+    needs_copies = store_of(out).needs_copies
+    local = Path() if needs_copies else out
     folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
     train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
-    copy = f"copy {tokens} to a disk, and there " if is_remote(out) else ""
+    copy = f"copy {tokens} to a disk, and there " if needs_copies else ""
     found = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
     if not held_out_documents:
         return spell_urls(

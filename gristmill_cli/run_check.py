@@ -1,8 +1,6 @@
 """Check of the whole configuration of `gristmill run`, and of its output folder, before any stage writes a file."""
 
-import errno
 import math
-import os
 import re
 import sys
 from collections import Counter
@@ -14,11 +12,18 @@ from typing import get_type_hints
 
 import msgspec
 
-from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require, wrap_write_errors
+from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
 from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.paths import is_remote
-from gristmill.storage.files import exists, is_file, is_folder, reject_read_only, reject_unknown_scheme, resolved
+from gristmill.storage.files import (
+    check_writable,
+    exists,
+    is_file,
+    is_folder,
+    reject_read_only,
+    reject_unknown_scheme,
+    resolved,
+)
 from gristmill.wording import count_of
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
@@ -106,15 +111,7 @@ def _check_folders(corpus: Path, out: Path) -> None:
                 f"--corpus {corpus} --out {out}: {inner} is {outer} or lies in it, and what is written would be read "
                 "as input: give an --out next to the corpus"
             )
-    if is_remote(out):
-        return
-    with wrap_write_errors(out):
-        existing = next(path for path in (out, *out.absolute().parents) if path.exists() or path.is_symlink())
-        if not existing.is_dir():
-            code = errno.EEXIST if existing == out else errno.ENOTDIR
-            raise OSError(code, os.strerror(code))
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    check_writable(out)
 
 
 def check_output(config: RunConfig) -> None:
@@ -153,7 +150,7 @@ def _has_run(out: Path) -> bool:
 def _reject_scratch_in_corpus(config: RunConfig) -> None:
     """Raise UsageError if another run of the corpus would take the copies that tasks work on for documents."""
     scratch, corpus = config.scratch, config.corpus
-    if scratch and not is_remote(corpus) and scratch.resolve().is_relative_to(corpus.resolve()):
+    if scratch and resolved(scratch).is_relative_to(resolved(corpus)):
         raise UsageError(
             f"--scratch {scratch} lies in --corpus {corpus}, and copies there would be read as documents: give a "
             "folder next to the corpus"

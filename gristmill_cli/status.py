@@ -20,9 +20,10 @@ from gristmill.engine.ledger import Ledger
 from gristmill.engine.report import StepNote
 from gristmill.errors import InputError
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.paths import is_remote, spell_urls
+from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
 from gristmill.storage.lock import is_locked, lease_seconds
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.run_config import recorded_options
 from gristmill_cli.stages.pipeline import stages_in_run
@@ -182,7 +183,7 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
     match = _HOLDER.fullmatch(work.holder)
     host, number, since = (match[2], int(match[1]), match[3]) if match else ("", 0, "")
     is_here, content = host == socket.gethostname(), lambda: {"": next(read_files([lock]), b"")}
-    if not is_remote(lock):
+    if store_of(lock).has_file_locks:
         is_alive = is_locked(lock)
     else:
         is_alive = _watch({"": psutil.pid_exists(number)} if is_here else {}, content(), content)[""]

@@ -14,8 +14,7 @@ from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import read_corpus
 from gristmill.io.tokenizer_file import find_tokenizer_file
-from gristmill.paths import is_remote
-from gristmill.storage.files import download, exists, is_folder
+from gristmill.storage.files import copy_first_bytes, exists, is_folder
 from gristmill.text import utf8_size
 from gristmill_cli.run_config import RunConfig
 from preprocessing.tokenizer.loading import count_tokens
@@ -116,11 +115,8 @@ def _first_texts(file: CorpusFile) -> list[str]:
     """Return the first texts of a file, 32 KiB together; of an object no more is fetched than its first MiB."""
     texts = list[str]()
     size = 0
-    path = file.path
     with TemporaryDirectory() as folder, suppress(DamagedFile):  # a copy of the first bytes has no end
-        if is_remote(path):
-            path = Path(folder, path.name)
-            download(file.path, path, 0, min(file.size, _FETCHED_BYTES))
+        path = copy_first_bytes(file.path, min(file.size, _FETCHED_BYTES), Path(folder))
         for document in read_corpus(path, file.text_column, on_malformed="skip"):
             text = document.text[: _SAMPLED_BYTES - size]
             texts.append(text)

@@ -25,8 +25,8 @@ from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.text_records import take_text
-from gristmill.paths import is_remote
 from gristmill.storage.local import atomic_write, atomic_write_bytes
+from gristmill.storage.stores import store_of
 from preprocessing.contamination.near import ITEM_SIZE, NEAR_LENGTH, NearPlace, NearSearch
 from preprocessing.contamination.ngrams import TextWords, find_keys, find_words, hash_ngrams
 
@@ -191,10 +191,11 @@ def check_items(files: Sequence[CorpusFile]) -> None:
     """
     with TemporaryDirectory() as folder:
         names = ("keys", "entries", "items", "sizes")
-        if sum(file.size for file in files) <= CHECKED_BYTES and not any(is_remote(file.path) for file in files):
+        local = [file for file in files if not store_of(file.path).needs_copies]
+        if sum(file.size for file in files) <= CHECKED_BYTES and len(local) == len(files):
             write_index(files, IndexFiles(*(Path(folder) / name for name in names)), near=False)
             return
-        for file in (file for file in files if not is_remote(file.path)):
+        for file in local:
             next(_read_items(file, Path(folder) / "items"), None)
 
 

@@ -22,9 +22,9 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import STATE_DIR
 from gristmill.io.writers import Sink, open_jsonl_writer
-from gristmill.paths import is_remote
 from gristmill.storage.files import is_file, is_folder
 from gristmill.storage.local import unique_partial_path
+from gristmill.storage.stores import store_of
 from preprocessing.mixing.sampling import select_kth
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
@@ -220,7 +220,7 @@ def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> N
                 f"{train_dir} was split with --holdout_dir {folder}, which would lose its files: give that one, or "
                 "another --train_dir, or remove both"
             )
-    is_copy = bool(folders) and not is_remote(holdout_dir) and not is_folder(holdout_dir / STATE_DIR)
+    is_copy = bool(folders) and not store_of(holdout_dir).needs_copies and not is_folder(holdout_dir / STATE_DIR)
     if is_copy and any(holdout_dir.glob("*")):
         raise OutputError(
             f"{holdout_dir} is not the holdout of {train_dir}, which was copied without it, and its files could be "

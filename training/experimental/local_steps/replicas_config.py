@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from gristmill.config import Range
 from gristmill.errors import require
-from gristmill.paths import is_remote
+from gristmill.storage.stores import store_of
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig
@@ -48,7 +48,7 @@ class ReplicasConfig:
             self._check_absent()
             return
         require(
-            not is_remote(self.folder),
+            store_of(self.folder).has_file_locks,
             f"replicas.folder {self.folder} is in a bucket: replicas meet by files that appear at once and are locked; "
             "try a folder that all of them see, on NFS or Lustre",
         )
