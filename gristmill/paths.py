@@ -48,9 +48,13 @@ def scheme_of(path: Path | str) -> str:
     return match[1] if match else ""
 
 
-def is_remote(path: Path | str) -> bool:
-    """Whether a path is that of an object or a folder of objects."""
-    return scheme_of(path) != ""
+def below(root: Path, path: Path) -> Path:
+    """Return the path of a file given relative to `root`; that of an object is returned as it is.
+
+    >>> below(Path("/data"), Path("a")), below(Path("/data"), Path("s3://bucket/a"))
+    (PosixPath('/data/a'), PosixPath('s3:/bucket/a'))
+    """
+    return path if scheme_of(path) else root / path
 
 
 def object_name(path: Path | str) -> ObjectName:
@@ -67,6 +71,18 @@ def object_name(path: Path | str) -> ObjectName:
     rest = os.path.normpath("/" + text[found.end() :]).lstrip("/")
     end = len(_HUB_DATASET.match(rest)[0]) if found[1] == "hf" else len(rest.partition("/")[0])  # type: ignore[index]
     return ObjectName(found[1], rest[:end], rest[end + 1 :])
+
+
+def copy_name(folder: Path, path: Path) -> Path:
+    """Return where the copy of a file is in a folder: below it by its full path, as two files may have one name.
+
+    >>> copy_name(Path("/tmp"), Path("s3://bucket/a")), copy_name(Path("/tmp"), Path("/data/a"))
+    (PosixPath('/tmp/s3/bucket/a'), PosixPath('/tmp/data/a'))
+    """
+    if scheme_of(path):
+        name = object_name(path)
+        return folder / name.scheme / name.bucket / name.key
+    return folder / absolute(path).relative_to("/")
 
 
 def is_top(path: Path | str) -> bool:

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.errors import wrap_write_errors
 from gristmill.io.files import PART, stage_in
-from gristmill.paths import absolute, is_remote, join, name_of, relative_to
+from gristmill.paths import absolute, join, name_of, relative_to
 from gristmill.storage.files import (
     list_names,
     locked_file,
@@ -28,8 +27,8 @@ from gristmill.storage.files import (
     remove_folder,
     remove_partial_files,
     write_file,
+    write_unflushed,
 )
-from gristmill.storage.local import unique_partial_path
 
 READS = "", "reads"  # the record of the inputs: see outputs.py
 READS_OF_PARTS = "", "reads of parts"  # those of all parts whose records were taken over: "input 0 of 3"
@@ -275,15 +274,7 @@ class Ledger:
 
     def write(self, record: DoneRecord) -> None:
         """Write the record of a task that has just finished. Raises OutputError if it cannot be written."""
-        path = self._loose_path(record.id)
-        if is_remote(path):
-            write_file(path, _encode(record))
-            return
-        temporary = unique_partial_path(path)
-        with wrap_write_errors(path):
-            self.loose.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(_encode(record))
-            temporary.replace(path)  # not flushed to disk: a record that a power cut empties is no record
+        write_unflushed(self._loose_path(record.id), _encode(record))  # one that a power cut empties is no record
 
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""

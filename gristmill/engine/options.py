@@ -12,8 +12,9 @@ import tyro
 
 from gristmill.budget import free_memory, usable_cores
 from gristmill.errors import UsageError
-from gristmill.paths import is_remote, object_name, paths_in
-from gristmill.storage.files import is_folder
+from gristmill.paths import paths_in
+from gristmill.storage.files import is_folder, reject_remote
+from gristmill.storage.stores import store_of
 
 _PROCESSES_A_CORE = 2
 _LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
@@ -82,8 +83,8 @@ class RunOptions:
     def check(self) -> None:
         """Raise UsageError if an option is out of range."""
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
-        if self.scratch and is_remote(self.scratch):
-            raise UsageError(f"--scratch {object_name(self.scratch).url}: expected a folder of this machine")
+        if self.scratch:
+            reject_remote(self.scratch, option="--scratch")
         if self.scratch and not is_folder(self.scratch) and os.access(self.scratch, os.F_OK):  # a device, too
             raise UsageError(f"--scratch {self.scratch}: expected a folder, and it is a file")
         if self.shard:
@@ -99,7 +100,7 @@ class RunOptions:
 
     def check_scratch(self, arguments: Any) -> None:
         """Raise UsageError for a size if `arguments`, all that a command works with, name no object to fetch."""
-        if self.scratch_size and not any(map(is_remote, paths_in(arguments))):
+        if self.scratch_size and not any(store_of(path).needs_copies for path in paths_in(arguments)):
             raise UsageError(
                 f"--scratch_size {self.scratch_size} has no effect, as it bounds copies of what lies in a bucket, and "
                 "all paths are local: leave it out"

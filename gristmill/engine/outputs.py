@@ -4,7 +4,6 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,18 +26,17 @@ from gristmill.io.files import (
     mark_unfinished,
     rejects_name,
 )
-from gristmill.paths import absolute, folders_above, is_remote, join, name_of
+from gristmill.paths import absolute, folders_above, join, name_of
 from gristmill.storage.files import (
     FileInfo,
     exists,
     is_file,
     is_folder,
-    list_names,
-    remove_files,
+    remove_if_unused,
     remove_partial_files,
     walk,
 )
-from gristmill.storage.local import PARTIAL
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 
 Records = dict[TaskId, DoneRecord]
@@ -121,7 +119,8 @@ class DoneTasks:
 
     def states(self, task: Task) -> dict[Path, FileInfo]:
         """Return the state of a task's inputs now: of all objects, and of local files that this run did not write."""
-        written = {path: self.written.get(name_of(path)) for path in paths_read_by([task]) if is_remote(path)}
+        copied = (path for path in paths_read_by([task]) if store_of(path).needs_copies)
+        written = {path: self.written.get(name_of(path)) for path in copied}
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         single = (path for path in task.inputs if isinstance(path, Path))
         paths = (path for path in (*single, *written) if name_of(path) not in self.written)
@@ -167,10 +166,7 @@ class DoneTasks:
 
     def remove_leftovers(self) -> None:
         """Remove what killed workers left next to outputs, also of skipped tasks, and of inputs that are gone."""
-        if not is_remote(loose := self.ledger.loose):
-            remove_files(loose / name for name in list_names(loose) if name.endswith(PARTIAL))
-            with suppress(OSError):  # there are records, or there is no folder
-                loose.rmdir()
+        remove_if_unused(self.ledger.loose)  # if there are no records
         remove_partial_files(file for name in {*self.written, *self.earlier} for file in (name, rejects_name(name)))
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
@@ -204,8 +200,9 @@ class DoneTasks:
         """Return the SHA-256 of each remote file of an input, cached for each file set."""
         if found in self._set_hashes:
             return self._set_hashes[found]
-        paths = filter(is_remote, found.paths if isinstance(found, FileSet) else (found,))
-        hashes = {path: tag for path in paths if (tag := self._tag(path)) != MISSING and is_hash(tag)}
+        read = found.paths if isinstance(found, FileSet) else (found,)
+        copied = (path for path in read if store_of(path).needs_copies)
+        hashes = {path: tag for path in copied if (tag := self._tag(path)) != MISSING and is_hash(tag)}
         if isinstance(found, FileSet):
             self._set_hashes[found] = hashes
         return hashes

@@ -25,9 +25,9 @@ from gristmill.counts import INCOMING, READ, Counts
 from gristmill.engine.ledger import DoneRecord, Ledger
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Task
-from gristmill.paths import is_remote
 from gristmill.storage.files import list_names
 from gristmill.storage.lock import seconds_in
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 
 _NOTE = ".step"
@@ -70,9 +70,9 @@ def step_progress(
 
 @contextmanager
 def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOptions) -> Iterator[None]:
-    """Context: a file next to the ledger says which step of a run is at work; none in a bucket, to save requests."""
+    """Context: a file next to the ledger says which step of a run is at work; none where it would cost requests."""
     path = ledger.file.with_name(f"{run}{_NOTE}")
-    if options.shard or is_remote(path):
+    if options.shard or store_of(path).needs_copies:
         yield
         return
     workers = 0 if options.executor == "ray" else options.processes

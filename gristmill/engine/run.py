@@ -32,7 +32,7 @@ from gristmill.engine.report import explain, print_summary, rerun_reason, step_p
 from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.files import PART, STATE_DIR, reject_unfinished_files, rejects_name
-from gristmill.paths import absolute, is_remote, name_of
+from gristmill.paths import absolute, name_of
 from gristmill.storage.files import (
     FileInfo,
     file_info,
@@ -47,6 +47,7 @@ from gristmill.storage.files import (
 from gristmill.storage.listings import list_kept_again
 from gristmill.storage.local import flush_later
 from gristmill.storage.lock import stage_lock
+from gristmill.storage.stores import store_of
 
 GOAL: TaskId = ("", "goal")  # the record of a stage as one task
 
@@ -289,10 +290,11 @@ def open_stage(
     state, whole = root / STATE_DIR, run_name(stage.name, label)
     ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
-    lock = state / f"{whole if is_remote(state) else name}.lock"
+    may_share = store_of(state).has_file_locks  # else a call for a part excludes all others
+    lock = state / f"{name if may_share else whole}.lock"
     work = " ".join([name, *words_of_work(sys.argv[1:]), *map(str, map(resolved, (*reads, *publishes, *files)))])
     with ExitStack() as stack:
-        for above in reversed(ledger.wholes if not is_remote(state) else []):
+        for above in reversed(ledger.wholes if may_share else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))
         place = stack.enter_context(open_execution_context(options, lock, work))
         stack.enter_context(_listed_once(reads, [root, *publishes, *files]))
@@ -330,13 +332,14 @@ def run_task(
     task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
     `hashes` gives.
     """
-    local, began = {path: info for path, info in inputs.items() if not is_remote(path)}, time.process_time()
+    in_place = {path: info for path, info in inputs.items() if not store_of(path).needs_copies}
+    began = time.process_time()
     memory = {} if task.memory is None else {"memory": task.memory}
     with staged(task, inputs, scratch, hashes) as copy:
-        _reject_changed(local, ledger)
+        _reject_changed(in_place, ledger)
         with memory_budget(budget), flush_later():
             result = copy.run(**memory)
-        _reject_changed(local, ledger)
+        _reject_changed(in_place, ledger)
         counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
         counts = copy.name_objects(counts)
         counts.check_conserved(f"{ledger.file.stem} {task.name}")

@@ -29,7 +29,7 @@ from gristmill.io.documents import (
 from gristmill.io.files import list_finished
 from gristmill.io.text_records import fields_named
 from gristmill.io.web.extraction import EXTRACTS, Extract
-from gristmill.paths import is_remote
+from gristmill.paths import below
 from gristmill.storage.files import file_info, is_file, is_folder, reject_unknown_scheme
 
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of storage/files.py
@@ -260,8 +260,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def folder(self, root: Path, name: str) -> Path:
         """Its folder, or file."""
-        own = Path(self.path or name)
-        return own if is_remote(own) else root / own
+        return below(root, Path(self.path or name))
 
 
 def scan_sources(

@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 import sentencepiece
 
 from gristmill.errors import UsageError
-from gristmill.paths import is_remote
 from gristmill.storage.files import is_file, read_file
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -319,7 +318,7 @@ def find_tokenizer_file(given: Path) -> Path:
     for name in _NAMES:
         if is_file(given / name):
             return given / name
-    if not is_remote(given) and not given.exists() and _REPOSITORY.fullmatch(str(given)):
+    if not given.exists() and _REPOSITORY.fullmatch(str(given)):
         return _download(str(given))
     raise UsageError(
         f"{given}: expected a tokenizer, and there is no such file: give a tokenizer.json, a SentencePiece model, a "

@@ -16,9 +16,9 @@ from gristmill.engine.executors.task_queue import TaskQueue
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import log_seconds
 from gristmill.errors import UsageError
-from gristmill.paths import is_remote
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.storage.lock import lease_seconds, stage_lock
+from gristmill.storage.stores import store_of
 
 
 class ExecutionContext(NamedTuple):
@@ -56,7 +56,8 @@ def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> I
         return
     with ExitStack() as stack:
         is_private = bool(options.shard) or options.executor == "ray"
-        near = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
+        is_in_place = not store_of(lock).needs_copies
+        near = lock.with_suffix(".scratch") if is_in_place else None  # outputs are renamed from there, not copied
         folder = options.scratch or (near if is_private else None)
         if near:
             stack.callback(_remove_empty, near)
@@ -81,7 +82,7 @@ def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> I
             copies = NodeScratch(secrets.token_hex(8), folder and folder.absolute(), options.scratch_bytes, fence)
             executor = stack.enter_context(ray_executor(options.address, options.memory_per_worker, copies))
         else:
-            worker_lock = None if is_remote(lock) else lock  # orphans do no harm if outputs are staged
+            worker_lock = lock if store_of(lock).has_file_locks else None  # orphans do no harm if outputs are staged
             executor = stack.enter_context(LocalExecutor(options.processes, worker_lock))
             scratch = scratch.with_heartbeat(lock)
             check = stack.enter_context(acquire(heartbeat=scratch.heartbeat))

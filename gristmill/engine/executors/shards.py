@@ -38,13 +38,12 @@ from gristmill.errors import (
     UsageError,
     WorkerDied,
 )
-from gristmill.paths import is_remote
 from gristmill.storage.files import is_file
 from gristmill.storage.lock import lease_seconds
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 
 _ATTEMPTS = 3  # at a task, if the object store fails
-_LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the queue
 _POLLS = 8  # at least, in the time after which a process counts as dead
 _PACKAGES = ("gristmill", "preprocessing", "dedup")
 _ALWAYS = ("numpy", "numba", "msgspec")  # work in every stage; what decides bytes of some stages is in LIBRARIES
@@ -71,7 +70,7 @@ class ShardExecutor:
         self.manifest: StepManifest | None = None  # of the session in which this process is in charge
         self._running: dict[int, str] = {}  # names of this process's tasks, by position in the step
         self._helped: set[tuple[str, int]] = set()  # session and step; step 0: the session was seen
-        self._poll = min(_REMOTE_POLL if is_remote(queue.folder) else _LOCAL_POLL, lease_seconds() / _POLLS)
+        self._poll = min(store_of(queue.folder).poll_seconds, lease_seconds() / _POLLS)
 
     @property
     def retried(self) -> int:

@@ -34,11 +34,12 @@ from gristmill.engine.task import FileSet, Result, Task, parts_of, paths_read_by
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges
 from gristmill.io.files import rejects_path
-from gristmill.paths import SCHEMES, absolute, is_remote, object_name
+from gristmill.paths import SCHEMES, copy_name
 from gristmill.storage.files import FileInfo, download, file_info, is_file, upload_files
 from gristmill.storage.local import atomic_write, flush_all, sha256_file
 from gristmill.storage.lock import is_held
 from gristmill.storage.objects import ChangedWhileRead
+from gristmill.storage.stores import store_of
 
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
 _WAIT_SECONDS = 0.2
@@ -69,7 +70,8 @@ class Scratch:
 
     def with_heartbeat(self, lock: Path) -> "Scratch":
         """Return the space with a heartbeat of the lease `lock`; a local lock, which orphans hold, needs none."""
-        return replace(self, heartbeat=self.folder / f"{lock.name}.heartbeat" if is_remote(lock) else None)
+        heartbeat = None if store_of(lock).has_file_locks else self.folder / f"{lock.name}.heartbeat"
+        return replace(self, heartbeat=heartbeat)
 
     @contextmanager
     def reserve(self, task: str, inputs: int, outputs: int = 0) -> Iterator[Path]:
@@ -182,8 +184,10 @@ class StagedTask:
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
         if self.scratch and not self.scratch.may_publish():
             raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
-        flush_all([self._local(path) for path in written if not is_remote(path)])  # before the record vouches for them
-        put = upload_files({path: self._local(path) for path in written if is_remote(path)})
+        sent = [path for path in written if store_of(path).needs_copies]
+        kept = [path for path in written if not store_of(path).needs_copies]
+        flush_all([self._local(path) for path in kept])  # before the record vouches for them
+        put = upload_files({path: self._local(path) for path in sent})
         return [(path, *self._put(path, put.get(path))) for path in written]
 
     def _local(self, path: Path) -> Path:
@@ -216,9 +220,9 @@ def staged(
     `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
     object is gone or another one.
     """
-    is_remote_read = any(map(is_remote, paths_read_by([task])))
-    fetched = list(remote_ranges(task.arguments, set(task.outputs))) if is_remote_read else []
-    moved = [path for path in task.outputs if is_remote(path) or (scratch and scratch.is_private)]
+    reads_copies = any(store_of(path).needs_copies for path in paths_read_by([task]))
+    fetched = list(remote_ranges(task.arguments, set(task.outputs))) if reads_copies else []
+    moved = [path for path in task.outputs if store_of(path).needs_copies or (scratch and scratch.is_private)]
     if not fetched and not moved:
         yield StagedTask(task)
         return
@@ -226,9 +230,9 @@ def staged(
     ends = [(start, end, inputs[path].size) for path, ranges in fetched if path in inputs for start, end in ranges]
     size = sum((of_all if end is None else min(of_all, end)) - start for start, end, of_all in ends)
     with scratch.reserve(task.name, size, max(size, task.size)) as folder:
-        places = {path: _inside(folder, path) for path, _ in fetched}
+        places = {path: copy_name(folder, path) for path, _ in fetched}
         for output in moved:
-            places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
+            places |= {path: copy_name(folder, path) for path in (output, rejects_path(output))}
         with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +241,8 @@ def staged(
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
         copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch, folder)
-        is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
+        has_remote = any(store_of(path).needs_copies for path in places)
+        is_all_here = len(moved) == len(task.outputs) and has_remote  # else output's disk is full
         try:
             with _names_full_disk(scratch) if is_all_here else nullcontext():
                 yield copy
@@ -304,14 +309,6 @@ def _move(local: Path, path: Path) -> None:
             shutil.copyfile(local, temporary)
 
 
-def _inside(folder: Path, path: Path) -> Path:
-    """The place of a file's copy: its full path below the folder, as files of one name may be in several folders."""
-    if is_remote(path):
-        name = object_name(path)
-        return folder / name.scheme / name.bucket / name.key
-    return folder / absolute(path).relative_to("/")
-
-
 def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha256: str | None) -> None:
     """Copy ranges of an object to the same offsets of the local file `target`.
 
@@ -345,7 +342,7 @@ def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges
     """Every remote path in a value that is no output, with the bytes of it that are read, once each."""
     found: dict[Path, Ranges] = {}
     for path, ranges in _ranges(value, WHOLE):
-        if path not in outputs and is_remote(path):
+        if path not in outputs and store_of(path).needs_copies:
             found[path] = found.get(path, ()) + ranges
     yield from ((path, merge_ranges(ranges)) for path, ranges in found.items())
 
