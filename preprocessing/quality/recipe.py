@@ -36,8 +36,14 @@ RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _LINE_ENDS = (".", "?", "!", '"', "'")
 _POLICY = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
-_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z0-9-]{2,63}")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_MAIL = re.compile(
+    rf"://[^\s/?#@<>]*@"  # user of a URL, such as ssh://git@host: no address
+    rf"|(?<![A-Za-z0-9])(?P<mail>[A-Za-z0-9](?:[A-Za-z0-9._%+'-]{{0,62}}[A-Za-z0-9_%+'-])?"
+    rf"@(?:{_LABEL}\.){{1,8}}[A-Za-z](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9]))(?![A-Za-z0-9]|:[\w.~-]+/)"
+)
 _IP = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
+_LATER = re.compile(r"(?<=^lines)_[2-9]$")
 _NOBODY, _NOWHERE = "email@example.com", "192.0.2.1"  # RFC 2606 and RFC 5737: for documentation
 _EXAMPLES = {  # of rules that have other values than numbers
     "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
@@ -156,7 +162,8 @@ class PersonalRules:
         """The text with replacements, itself if it has no such address, and how many there are."""
         mails, public = 0, 0
         if self.mail and "@" in text:
-            text, mails = _MAIL.subn(_NOBODY, text)
+            mails = sum(match["mail"] is not None for match in _MAIL.finditer(text))
+            text = _MAIL.sub(lambda match: _NOBODY if match["mail"] else match[0], text)
         if self.ip:
             public = sum(_is_public(found) for found in _IP.findall(text))
             text = _IP.sub(lambda found: _NOWHERE if _is_public(found[0]) else found[0], text) if public else text
@@ -265,7 +272,7 @@ def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
 
 def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
     known = [*MEASURES, *_REWRITES, *_FURTHER]
-    if key not in known:
+    if key not in known and _base(key) != "lines":
         raise UsageError(f"recipe {recipe}: unknown rule {key!r}; {one_of(key, known)}")
     if not isinstance(value, dict):
         example = _EXAMPLES.get(key, f"{key}.max = 1")
@@ -274,7 +281,7 @@ def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
         return _language(recipe, value)
     if key in _FURTHER:
         return _list(recipe, key, value, lists)
-    return _rewrite(recipe, key, value) if key in _REWRITES else _bounds(recipe, key, value)
+    return _rewrite(recipe, key, value) if _base(key) in _REWRITES else _bounds(recipe, key, value)
 
 
 def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple[str, str]) -> None:
@@ -332,14 +339,19 @@ def _bounds(recipe: str, key: str, value: Mapping[str, Any]) -> Bounds:
 
 
 def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | PersonalRules:
-    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(_REWRITES[key])}
+    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(_REWRITES[_base(key)])}
     for name, given in value.items():
         if name not in kinds:
             raise UsageError(f"recipe {recipe}: {key}: unknown rule {name!r}; {one_of(name, list(kinds))}")
         if type(given) is not kinds[name] or (isinstance(given, int) and given < 0):
             expected = "true or false" if kinds[name] is bool else "a whole number of 0 or more"
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {expected}, got {given!r}")
-    return _REWRITES[key](**value)
+    return _REWRITES[_base(key)](**value)
+
+
+def _base(key: str) -> str:
+    """Return the section that a key such as lines_2 is one of: rules for lines may come several times."""
+    return _LATER.sub("", key)
 
 
 def read_list(path: Path) -> frozenset[str]:

@@ -53,7 +53,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
     "preprocessing.tokenize_corpus:STAGE": (4, "4c4ab53d81726c33"),
-    "preprocessing.filter_quality:STAGE": (3, "0f06ecb8e2a36a81"),
+    "preprocessing.filter_quality:STAGE": (4, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (2, "39614aa25c732ac2"),
     "preprocessing.decontaminate:STAGE": (5, "c7e8198e492338c6"),
 }

@@ -106,6 +106,43 @@ def test_lines_are_left_out(rules: str, text: str, kept: str) -> None:
     assert parse_recipe("lines = {}", "test").judge(text, WordSplitter()).text != kept
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((f"a {sign}me@e.com{sign} b", f"a {sign}email@example.com{sign} b") for sign in "*_`'\"|/!~#?=^&$"),
+        ("**me@e.com**", "**email@example.com**"),
+        ("<me@e.com>, {me@e.com}, [me@e.com]", "<email@example.com>, {email@example.com}, [email@example.com]"),
+        ("- me@e.com-", "- email@example.com-"),
+        ("mailto:o'hara+tag@mail.e.co.uk?x", "mailto:email@example.com?x"),
+        ("邮箱me@e.com。", "邮箱email@example.com。"),
+        ("ssh://git@host.com/x https://u:p@host.com/", None),
+        ("git@host.com:a/b.git lodash@4.17.21 me@localhost @me x@", None),
+    ],
+)
+def test_signs_around_an_address_stay(text: str, expected: str | None) -> None:
+    rules = parse_recipe("personal = { mail = true }", "test")
+    judged = rules.judge(text, WordSplitter())
+    assert judged.text == (expected or text)
+    assert judged.replaced == judged.text.count("email@example.com")
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("We set cookies {now}, read our cookie policy.", "curly_brackets"),
+        ("This lorem ipsum needs javascript to be on.", "lorem_ipsum"),
+        ("This lorem ipsum uses cookies a lot.", "lorem_ipsum"),
+        ("This needs javascript {here} to be on.", ""),
+        ("Our cookie policy is short.", ""),
+        ("lorem ipsum { without an end", ""),
+    ],
+)
+def test_c4_looks_at_lines_in_the_order_of_datatrove(line: str, rule: str) -> None:
+    prose = "\n".join(f"The mill has ground sack {n} of grain." for n in range(6))
+    judged = load_recipe("c4").judge(f"{prose}\n{line}", WordSplitter())
+    assert judged.rule == rule and (rule or judged.text == prose)
+
+
 def test_personal_data_is_replaced() -> None:
     text = "Write to jo.do+x@mail.example.org, or 8.8.8.8, not 10.0.0.1 nor 1.2.3.4.5 nor 999.1.1.1."
     judged = parse_recipe("personal = { mail = true, ip = true }", "test").judge(text, WordSplitter())
@@ -129,7 +166,7 @@ def test_shipped_recipes_have_the_published_numbers() -> None:
         for name in shipped_recipes()
     }
     assert len(names["gopher"]) == 21 and names["fineweb"][:21] == names["gopher"]
-    assert names["c4"] == ["LineRules", "lorem_ipsum", "curly_brackets", "sentences"]
+    assert names["c4"] == ["LineRules", "lorem_ipsum", "LineRules", "curly_brackets", "LineRules", "sentences"]
     assert names["fineweb-en"] == ["language", *names["fineweb"]]
     assert names["fineweb"][21:] == [*names["c4"], "ended_lines", "short_lines", "repeated_nonblank_characters",
                                      "newlines_per_word", "PersonalRules"]  # fmt: skip
