@@ -155,7 +155,7 @@ def test_files_that_a_damaged_ledger_does_not_name_any_more(source: Path, tmp_pa
     ledger.write_bytes(ledger.read_bytes()[:-100])
     with (
         open_stage(STAGE, tmp_path / "out", QUIET) as run,
-        pytest.raises(OutputError, match=r"its ledger .*/upper\.ledger is damaged"),
+        pytest.raises(OutputError, match=r"the ledger .*/upper\.ledger is damaged"),
     ):
         reject_unknown_files(tmp_path / "out", [], ("c",), run.ledger)
 
