@@ -3,7 +3,6 @@
 Holdout → sorted digests → train documents whose digest is not among them.
 """
 
-import hashlib
 import mmap
 import sys
 from bisect import bisect_left
@@ -32,7 +31,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
-from gristmill.text import utf8_size
+from gristmill.text import text_digest, utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
 IN_HOLDOUT = "in the holdout"
@@ -147,11 +146,6 @@ def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, .
                     sink.write(document.to_json())
                 counts.add(document.original_key.source, reason, utf8_size(document.text))
     return counts
-
-
-def text_digest(text: str) -> bytes:
-    """SHA-256 of a text in UTF-8, 32 bytes."""
-    return hashlib.sha256(text.encode()).digest()
 
 
 class Digests:

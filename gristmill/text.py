@@ -4,6 +4,7 @@ The length filter and near-duplicate detection compare texts in this form, as Sl
 text that is written is never changed.
 """
 
+import hashlib
 import string
 import sys
 from typing import Any
@@ -28,6 +29,11 @@ def utf8_size(text: str) -> int:
     if len(text) <= _PIECE:
         return len(text.encode())
     return sum(len(text[start : start + _PIECE].encode()) for start in range(0, len(text), _PIECE))
+
+
+def text_digest(text: str) -> bytes:
+    """SHA-256 of a text in UTF-8, 32 bytes."""
+    return hashlib.sha256(text.encode()).digest()
 
 
 def working_memory(text: str, record: Any) -> int:
