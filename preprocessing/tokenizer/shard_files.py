@@ -1,0 +1,224 @@
+"""Shards of tokens from parts: the tokenizer's facts, joining parts into shards, and the manifest of a folder."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.engine.run import StageRun, StepResult
+from gristmill.engine.task import Result, Stage, Task
+from gristmill.errors import UsageError
+from gristmill.io.files import is_unfinished, rejects_path
+from gristmill.io.token_shards import (
+    MANIFEST,
+    SHARD_SUFFIXES,
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    TokenizerRecord,
+    token_dtype,
+    with_suffix,
+)
+from gristmill.io.tokenizer_file import (
+    COMPANIONS,
+    Kind,
+    companions_of,
+    find_tokenizer_file,
+    read_config,
+    require_tokenizers,
+    special_id,
+)
+from gristmill.storage.files import remove_files
+from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
+from gristmill.wording import count_of
+from preprocessing.tokenizer.loading import JsonEncoder, load_encoder
+from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
+
+DATA_PATH = "data_path.txt"
+
+
+class TokenizerFacts(msgspec.Struct):
+    """Facts of a tokenizer that a stage needs; `fallback` is the reason that a slower library encodes, if any.
+
+    `begin` and `end` are the ids that begin and end each document, or -1. Without byte pieces, a character that is in
+    no piece of a SentencePiece model becomes the unknown id.
+    """
+
+    sha256: str
+    vocab_size: int
+    begin: int
+    end: int
+    kind: Kind
+    fallback: str
+    has_bytes: bool = True
+
+
+class ShardReport(msgspec.Struct):
+    """Counts of one part or shard, for the manifest; `differed` says where gigatoken and tokenizers did not agree."""
+
+    shard: ShardRecord
+    sources: dict[str, SourceRecord]
+    lossy_documents: int = 0  # with U+2581, which SentencePiece decodes as a space, so that a text is not restored
+    differed: str = ""
+
+
+def find_usable_tokenizer(tokenizer: Path, folders: Sequence[Path]) -> Path:
+    """Return the file of a tokenizer that can be copied to each of the folders. Raises UsageError if it cannot."""
+    tokenizer = find_tokenizer_file(tokenizer)
+    if any((folder / tokenizer.name).resolve() == tokenizer.resolve() for folder in folders):
+        raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
+    if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH, *COMPANIONS):
+        raise UsageError(
+            f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model, or "
+            "tokenizer.json"
+        )
+    return tokenizer
+
+
+def stage_of(stage: Stage, tokenizer: Path) -> Stage:
+    """Return a stage that encodes, with the library that decides the ids of this tokenizer among its versions."""
+    if tokenizer.suffix == ".model":
+        return stage
+    require_tokenizers(str(tokenizer))
+    names = ("tokenizers" if name == "sentencepiece" else name for name in stage.libraries)
+    return replace(stage, libraries=tuple(names))
+
+
+def read_facts(run: StageRun, tokenizer: Path, bos: str, eos: str) -> TokenizerFacts:
+    """Run the step that loads the tokenizer; print a note if it is slow to encode with, or may lose characters."""
+    quiet = run.options.quiet
+    companions = companions_of(tokenizer)
+    arguments = {"tokenizer": tokenizer, "companions": companions, "bos": bos, "eos": eos}
+    if tokenizer.suffix == ".model":
+        from gristmill.kernels import note_compilation  # here, as they import numba
+        from preprocessing.tokenizer.bpe import encode_texts
+
+        note_compilation(encode_texts, seconds=5, quiet=quiet)
+    read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, arguments)])
+    facts = read.values(TokenizerFacts)[0]
+    if facts.fallback and not quiet:
+        library = "SentencePiece" if facts.kind == "sentencepiece" else "tokenizers"
+        print(f"note: {library} itself encodes the texts, which is slower: {facts.fallback}", file=sys.stderr)
+    if not facts.has_bytes and not quiet:
+        print(
+            f"note: {tokenizer} has no byte pieces: characters that are in none of its pieces become its unknown id, "
+            "and are lost. Models of train_tokenizer lose none",
+            file=sys.stderr,
+        )
+    return facts
+
+
+def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) -> Result:
+    """Task: load a tokenizer; the value is its TokenizerFacts. UsageError if it cannot be used."""
+    model, encoder = load_encoder(tokenizer)
+    named = read_config(companions)
+    begin = special_id(model, tokenizer, named, "bos", bos)
+    end = special_id(model, tokenizer, named, "eos", eos)
+    has_bytes = isinstance(encoder, JsonEncoder) or encoder.has_bytes
+    sha256, size = sha256_file(tokenizer), model.vocab_size
+    return Result(Counts({}, []), TokenizerFacts(sha256, size, begin, end, model.kind, encoder.fallback, has_bytes))
+
+
+def shard_tasks(
+    parts: Sequence[tuple[Path, ...]], sizes: Sequence[int], reports: Sequence[ShardReport], target: int, out_dir: Path
+) -> Iterator[Task]:
+    """Yield a task for each shard: it joins parts of at most `target` bytes, and the files of their malformed records.
+
+    Args:
+        parts: The files of each part: a .bin, .idx and .sources, and files of malformed records.
+        sizes: Bytes of each part's .bin.
+        reports: The report of each part.
+        target: Most bytes of a shard's .bin, if it is of several parts.
+        out_dir: Folder of the shards.
+    """
+    files = len(SHARD_SUFFIXES)
+    for number, group in enumerate(plan_token_shards(sizes, target)):
+        prefix = out_dir / shard_name(number)
+        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
+        arguments = {
+            "parts": [parts[part][:files] for part in group], "reports": [reports[part] for part in group],
+            "rejects": [path for part in group for path in parts[part][files:]], "tokens": outputs[0],
+        }  # fmt: skip
+        yield Task(prefix.name, write_shard, arguments, outputs, sum(sizes[part] for part in group))
+
+
+def manifest_task(
+    joined: StepResult, tokenizer: Path, facts: TokenizerFacts, out_dir: Path, name: str = "manifest"
+) -> Task:
+    """Return the task that writes the manifest of a folder, and copies the tokenizer to it."""
+    manifest = out_dir / MANIFEST
+    data_path = out_dir / DATA_PATH
+    copies = {path: out_dir / path.name for path in (tokenizer, *companions_of(tokenizer))}
+    arguments = {"reports": joined.values(ShardReport), "facts": facts, "copies": list(copies.items()),
+                 "manifest": manifest, "data_path": data_path}  # fmt: skip
+    return Task(name, write_manifest, arguments, (manifest, data_path, *copies.values()))
+
+
+def note_engines_that_differed(reports: Sequence[str]) -> None:
+    """Print a note if gigatoken and tokenizers did not agree: `reports` say where, or are empty."""
+    differed = [report for report in reports if report]
+    if differed:
+        print(
+            f"note: tokenizers encoded parts of {count_of(len(differed), 'shard')}, as gigatoken gave {differed[0]}; "
+            "the ids are those of tokenizers",
+            file=sys.stderr,
+        )
+
+
+def shard_prefix(tokens: Path) -> Path:
+    """Path of a shard without the suffix .bin."""
+    return tokens.with_name(tokens.name.removesuffix(".bin"))
+
+
+def write_shard(parts: list[tuple[Path, ...]], reports: list[ShardReport], rejects: list[Path], tokens: Path) -> Result:
+    """Task: join parts into the shard `tokens` (.bin), .idx, .sources; the value is its ShardReport."""
+    prefixes = [shard_prefix(part[0]) for part in parts]
+    joined = ShardReport(join_parts(prefixes, [report.shard for report in reports], shard_prefix(tokens)), {})
+    for report in reports:
+        merge_reports(joined, report)
+    rejects_path(tokens).unlink(missing_ok=True)
+    if rejects:
+        concatenate(rejects, rejects_path(tokens))
+    return Result(Counts({}, []), joined)
+
+
+def merge_reports(total: ShardReport | Manifest, part: ShardReport) -> None:
+    """Add the counts of a part to those of a shard, or of all shards."""
+    total.lossy_documents += part.lossy_documents
+    if isinstance(total, ShardReport):
+        total.differed = total.differed or part.differed
+    for source, more in part.sources.items():
+        add_to(total.sources.setdefault(source, SourceRecord()), more.documents, more.tokens, more.bytes)
+
+
+def write_manifest(
+    reports: list[ShardReport], facts: TokenizerFacts, copies: list[tuple[Path, Path]], manifest: Path, data_path: Path
+) -> None:
+    """Task: write manifest.json and data_path.txt from the reports of all shards, in order; copy the tokenizer."""
+    for original, copy in copies:
+        with atomic_write(copy) as temporary:
+            shutil.copyfile(original, temporary)
+    record = TokenizerRecord(copies[0][1].name, facts.sha256, facts.vocab_size, facts.end, facts.begin)
+    found = Manifest(record, token_dtype(record.vocab_size).name, [report.shard for report in reports], {})
+    for report in reports:
+        merge_reports(found, report)
+    found.sources = dict(sorted(found.sources.items()))
+    atomic_write_bytes(data_path, blend(found).encode())
+    found.save(manifest.parent)
+
+
+def add_to(record: ShardRecord | SourceRecord, documents: int, tokens: int, size: int) -> None:
+    """Add documents to a record."""
+    record.documents += documents
+    record.tokens += tokens
+    record.bytes += size
+
+
+def remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
+    """Remove shards that a run which was killed wrote, and did not record; they are written again."""
+    if is_unfinished(out_dir, run.name):
+        remove_files(set(shards_in(out_dir)) - set(map(Path, run.ledger.outputs())))
