@@ -48,6 +48,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "drop-holdout": Command(
             "dedup.dedup_train:dedup_train", "remove holdout documents from the train set", ("dedup_train",)
         ),
+        "decide": Command("preprocessing.mix:mix", "decide on a mix and its holdout, without writing text"),
+        "encode": Command("preprocessing.encode:encode", "encode a mix once, and shuffle its tokens into shards"),
         "train-tokenizer": Command(
             "preprocessing.train_tokenizer:train_tokenizer", "train a tokenizer: SentencePiece, or byte-level BPE"
         ),

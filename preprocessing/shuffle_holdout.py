@@ -38,14 +38,14 @@ from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import absolute
-from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_amounts, source_weights
-from preprocessing.mixing.drops import DUPLICATE, check_all_found, split_drops
+from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
 from preprocessing.mixing.split import (
     SPLIT,
+    check_holdout,
     find_limits,
     note_missing_parts,
     reject_other_holdout,
@@ -115,9 +115,9 @@ def pass1(
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
+        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
-        _note_provenance(duplicates, is_of_others, options)
+        note_provenance(duplicates, is_of_others, options)
         source_weight, epochs = find_epochs(run, source_weight, amounts, groups, drops, seed, FAN_OUT)
         text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
         buckets = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
@@ -149,45 +149,6 @@ def pass1(
         for line in warn_of_losses(counts, DUPLICATE).values():
             print(f"warning: {line}", file=sys.stderr)
     return counts
-
-
-def _note_provenance(duplicates: Path | None, is_of_others: bool, options: RunOptions) -> None:
-    """Say that nothing tells which document of each cluster was kept, if there is no table of that, or a wrong one."""
-    if duplicates and not options.quiet and (is_of_others or not _provenance(duplicates)):
-        table = duplicates.with_suffix(".parquet")
-        lacking = (
-            f"{table} does not list the keys of {duplicates}, and is not used"
-            if is_of_others
-            else f"there is no {table}"
-        )
-        print(
-            f"note: {lacking}, to say which document of each cluster was kept: where that one is short, or of a source "
-            "with weight 0, the whole cluster is dropped (generate_duplicates_dict writes this table)",
-            file=sys.stderr,
-        )
-
-
-def _provenance(duplicates: Path) -> Path | None:
-    """The table of which document was kept in place of each duplicate: the .parquet file of the same name."""
-    table = duplicates.with_suffix(".parquet")
-    return table if is_file(table) else None
-
-
-def _drops_task(
-    drops: dict[tuple[str, ...], Path],
-    duplicates: Path | None,
-    short_docs: Path | None,
-    absent: tuple[str, ...],
-    keep_list: Path | None,
-    options: RunOptions,
-) -> Task:
-    """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
-    outputs = list(drops.values())
-    arguments = {
-        "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
-        "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
-    }  # fmt: skip
-    return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
 def _text_bytes(part: Slice) -> int:
@@ -300,12 +261,6 @@ def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:
 
 def _outputs(part: int, train_dir: Path, holdout_dir: Path) -> tuple[Path, Path]:
     return train_dir / f"example_train_{part}.jsonl.zst", holdout_dir / f"example_holdout_{part}.jsonl.zst"
-
-
-def check_holdout(fraction: float) -> None:
-    """Raise UsageError for a fraction below 0, of 1 or more, or nan."""
-    if not 0 <= fraction < 1:
-        raise UsageError(f"--holdout {fraction}: expected a fraction of 0 or more and less than 1, such as 0.0017")
 
 
 if __name__ == "__main__":

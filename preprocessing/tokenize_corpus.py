@@ -31,9 +31,7 @@ from gristmill.io.token_shards import (
     with_suffix,
     write_sources,
 )
-from gristmill.io.tokenizer_file import (
-    AnyTokenizer,
-)
+from gristmill.io.tokenizer_file import AnyTokenizer
 from gristmill.io.vocabulary import ESCAPED_SPACE
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.loading import LONG_TEXT, JsonEncoder, load_encoder, with_one_engine
@@ -54,7 +52,7 @@ from preprocessing.tokenizer.shard_files import (
 if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
-STAGE = Stage("tokenize_corpus", version=3, libraries=("sentencepiece",))
+STAGE = Stage("tokenize_corpus", version=4, libraries=("sentencepiece",))
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
 
 

@@ -3,7 +3,7 @@
 import base64
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -226,6 +226,38 @@ def read_documents(
             record = b""
             yield found.pop()  # a large document is the caller's alone, and gone before the next is read
             hold.release()
+
+
+def read_chosen(part: Slice, rows: Sequence[int]) -> Iterator[Document]:
+    """Yield the documents of a slice in the given rows, which ascend; other records are not decoded, nor counted.
+
+    Raises InputError if one of the rows is no document, DamagedFile and InputError as read_documents.
+    """
+    hold = MemoryReservation()
+    wanted = iter(rows)
+    expected = next(wanted, None)
+    for row, record in _records(part) if rows else ():
+        if row != expected or isinstance(record, Skipped):
+            continue
+        try:
+            document = _to_document(record, DocKey(part.name, row), part)
+        except Malformed as error:
+            raise InputError(
+                f"{part.path} line {line_of(record, row)} is malformed ({error}), and was a document before: run the "
+                "stages that read it again"
+            ) from error
+        if len(document.text) > _LONG_TEXT:
+            hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
+        found = [document]
+        del document
+        record = b""
+        yield found.pop()  # a large document is the caller's alone, and gone before the next is read
+        hold.release()
+        expected = next(wanted, None)
+        if expected is None:
+            return
+    if expected is not None:
+        raise InputError(f"{part.path} has no row {expected}, and had it before: run the stages that read it again")
 
 
 Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither

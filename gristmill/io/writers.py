@@ -56,9 +56,9 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
             yield file
 
 
-def zstd_compressor() -> zstandard.ZstdCompressor:
+def zstd_compressor(level: int = ZSTD_LEVEL) -> zstandard.ZstdCompressor:
     """Compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
+    return zstandard.ZstdCompressor(level=level, write_checksum=True)
 
 
 def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:

@@ -1,5 +1,6 @@
 """Drops: the rows of each corpus file to leave out, as short documents, as duplicates, or as a list of yours says."""
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,7 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.counts import Counts
-from gristmill.engine.task import Result
+from gristmill.engine.options import RunOptions
+from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.artefacts import encode_names, integers, open_table, stream_table
 from gristmill.io.documents import DocKey, source_of
@@ -50,6 +52,45 @@ def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
     with np.load(path) as stored:
         columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in DROPPED)
         return dict(zip(files, map(Drops, *columns), strict=True))
+
+
+def note_provenance(duplicates: Path | None, is_of_others: bool, options: RunOptions) -> None:
+    """Say that nothing tells which document of each cluster was kept, if there is no table of that, or a wrong one."""
+    if duplicates and not options.quiet and (is_of_others or not _provenance(duplicates)):
+        table = duplicates.with_suffix(".parquet")
+        lacking = (
+            f"{table} does not list the keys of {duplicates}, and is not used"
+            if is_of_others
+            else f"there is no {table}"
+        )
+        print(
+            f"note: {lacking}, to say which document of each cluster was kept: where that one is short, or of a source "
+            "with weight 0, the whole cluster is dropped (generate_duplicates_dict writes this table)",
+            file=sys.stderr,
+        )
+
+
+def _provenance(duplicates: Path) -> Path | None:
+    """The table of which document was kept in place of each duplicate: the .parquet file of the same name."""
+    table = duplicates.with_suffix(".parquet")
+    return table if is_file(table) else None
+
+
+def drops_task(
+    drops: dict[tuple[str, ...], Path],
+    duplicates: Path | None,
+    short_docs: Path | None,
+    absent: tuple[str, ...],
+    keep_list: Path | None,
+    options: RunOptions,
+) -> Task:
+    """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
+    outputs = list(drops.values())
+    arguments = {
+        "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
+        "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
+    }  # fmt: skip
+    return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
 def split_drops(

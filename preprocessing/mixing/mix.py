@@ -24,6 +24,7 @@ from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.writers import ZSTD_LEVEL
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
@@ -274,7 +275,15 @@ def _fan_in(files: int, line_bytes: int, fan_out: int, fan: int) -> int:
     return max(2, min(fan, expected, math.ceil(files / _MIN_TASKS)))
 
 
-def gather(run: StageRun, files: Sequence[Path], parts: int, line_bytes: int, fan: int, folder: Path) -> int:
+def gather(
+    run: StageRun,
+    files: Sequence[Path],
+    parts: int,
+    line_bytes: int,
+    fan: int,
+    folder: Path,
+    compression: int = ZSTD_LEVEL,
+) -> int:
     """Run the steps of all levels; return n, the number of files that each part then has.
 
     Those of a part are part_path(folder, part, i) for i < n. `line_bytes` is the size of all lines.
@@ -283,7 +292,7 @@ def gather(run: StageRun, files: Sequence[Path], parts: int, line_bytes: int, fa
     ranges = {(0, parts): tuple(files)}  # first part, and the one after the last → files
     for number, level in enumerate(levels):
         target = folder if number == len(levels) - 1 else run.work / f"level {number + 1}"
-        run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target))
+        run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target, compression))
         ranges = {
             found: tuple(part_path(target, found[0], i) for i in range(level.tasks))
             for whole in ranges
@@ -293,22 +302,22 @@ def gather(run: StageRun, files: Sequence[Path], parts: int, line_bytes: int, fa
 
 
 def _gather_tasks(
-    level: GatherLevel, ranges: dict[tuple[int, int], tuple[Path, ...]], parts: int, target: Path
+    level: GatherLevel, ranges: dict[tuple[int, int], tuple[Path, ...]], parts: int, target: Path, compression: int
 ) -> Iterator[Task]:
     for (start, end), files in ranges.items():
         for i in range(level.tasks):
             outputs = {first: part_path(target, first, i) for first, _ in level.divide(start, end)}
             found = FileSet(files[i * level.fan_in : (i + 1) * level.fan_in])
-            arguments = {"files": found, "parts": parts, "outputs": outputs}
+            arguments = {"files": found, "parts": parts, "outputs": outputs, "compression": compression}
             yield Task(f"{start}-{i}", gather_rows, arguments, tuple(outputs.values()))
 
 
-def gather_rows(files: FileSet, parts: int, outputs: dict[int, Path]) -> None:
+def gather_rows(files: FileSet, parts: int, outputs: dict[int, Path], compression: int = ZSTD_LEVEL) -> None:
     """Task: write the rows of all files to `outputs`: each gets the parts from its key up to the next one's."""
     starts = list(outputs)
     width = starts[1] - starts[0] if len(starts) > 1 else parts
     with ExitStack() as stack:
-        writers = [stack.enter_context(write_bucket_file(path)) for path in outputs.values()]
+        writers = [stack.enter_context(write_bucket_file(path, compression)) for path in outputs.values()]
         scatter = stack.enter_context(
             open_scatter(
                 lambda rows: (partition_of(numbers_of(rows, "draw"), parts) - starts[0]) // width,

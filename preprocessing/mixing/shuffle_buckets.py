@@ -25,7 +25,7 @@ from gristmill.batches import partition_of
 from gristmill.budget import reserve_memory, worker_share
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.writers import zstd_compressor
+from gristmill.io.writers import ZSTD_LEVEL, zstd_compressor
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 
@@ -61,14 +61,15 @@ class Frame(NamedTuple):
 
 @dataclass
 class BucketWriter:
-    """Writes frames to a file, and the table of frames at its end."""
+    """Writes frames to a file, and the table of frames at its end; `level` is that of their compression."""
 
     file: BinaryIO
     frames: list[Frame] = field(default_factory=list)
+    level: int = ZSTD_LEVEL
 
     def write(self, bucket: int, rows: pa.RecordBatch) -> None:
         """Write a frame: rows (ROWS) of one bucket."""
-        data = zstd_compressor().compress(rows.serialize())
+        data = zstd_compressor(self.level).compress(rows.serialize())
         line_bytes = int(np.ptp(line_offsets(rows)))
         self.frames.append(Frame(bucket, self.file.tell(), len(data), rows.num_rows, line_bytes))
         self.file.write(data)
@@ -80,10 +81,10 @@ class BucketWriter:
 
 
 @contextmanager
-def write_bucket_file(path: Path) -> Iterator[BucketWriter]:
+def write_bucket_file(path: Path, level: int = ZSTD_LEVEL) -> Iterator[BucketWriter]:
     """Yield a writer; the bucket file appears atomically when the block ends without an error."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        writer = BucketWriter(file)
+        writer = BucketWriter(file, level=level)
         yield writer
         writer.finish()
 
@@ -213,6 +214,14 @@ class Scatter:
         self._rows += len(sizes)
         for line in lines:
             self._lines.append(line)
+
+    def add_long(self, numbers: pa.RecordBatch, pieces: Iterable[bytes | memoryview]) -> None:
+        """Add one row: its numbers (NUMBERS), and its line in pieces, of which one at a time is in memory."""
+        start = self._lines.size
+        for piece in pieces:
+            self._lines.append(piece)
+            del piece  # before the next is made
+        self.add(numbers, np.array([self._lines.size - start], np.int64), ())
 
     def write_full(self) -> None:
         """Write all rows if they are many; call it after `add`, when what was added is no longer in memory."""

@@ -49,6 +49,12 @@ _LONG_LINE = 1 << 16  # bytes: one that is written by itself
 Limits = dict[str, int | None]  # the largest holdout number of each source that is held out; None: none is
 
 
+def check_holdout(fraction: float) -> None:
+    """Raise UsageError for a fraction below 0, of 1 or more, or nan."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"--holdout {fraction}: expected a fraction of 0 or more and less than 1, such as 0.0017")
+
+
 def find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fraction: float, fan_in: int) -> Limits:
     """The largest holdout number that is held out of each source.
 
@@ -58,11 +64,13 @@ def find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fracti
     numbers: dict[str, list[Path]] = {source: [] for source in manifest.documents}
     for name, source in manifest.holdout_files.items():
         numbers[source].append(input_dir / name)
-    ranks = {
-        source: max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
-        for source, total in manifest.documents.items()
-    }
+    ranks = {source: held_out_documents(total, fraction) for source, total in manifest.documents.items()}
     return select_kth(run, "limits", numbers, ranks, fan_in)
+
+
+def held_out_documents(total: int, fraction: float) -> int:
+    """Return how many of a source's documents are held out."""
+    return max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
 
 
 def split_tasks(
@@ -79,21 +87,11 @@ def split_tasks(
 def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdout: Path, memory: int) -> Counts:
     """Task: shuffle one part: sort its rows, which are in the bucket `files`, and write each to train or to holdout.
 
-    `memory` bytes are half for the rows' numbers and half for their lines. Lines that take more are in a temporary
-    file; a part whose numbers take more is first scattered to another, by ranges of its order.
+    `memory` is that of ordered_rows.
     """
     counts, sources = Counts({}, []), sorted(limits)
-    opened = [BucketFile.open(path, share.bucket) for path in files.paths]
-    with (
-        _in_ranges(opened, share, memory // 2, train) as ranges,
-        open_jsonl_writer(train) as train_lines,
-        open_jsonl_writer(holdout) as holdout_lines,
-        closing(LineBuffer(train.parent, memory // 2)) as lines,
-    ):
-        for found in ranges:
-            lines.clear()
-            rows = _load(found, sources, lines)
-            order = pc.sort_indices(rows, [(name, "ascending") for name in ("order", "source", "line")]).to_numpy()
+    with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:
+        for rows, order in ordered_rows(share, files, sources, train, memory):
             is_held_out = _is_held_out(rows, [limits[source] for source in sources])[order]
             for sink, reason, chosen in (
                 (train_lines, WRITTEN, order[~is_held_out]), (holdout_lines, HELD_OUT, order[is_held_out]),
@@ -102,6 +100,26 @@ def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdou
                 _count(counts, sources, rows, chosen, reason)
             del rows
     return counts
+
+
+def ordered_rows(
+    share: Share, files: FileSet, sources: Sequence[str], output: Path, memory: int
+) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+    """Yield the rows of a part, in consecutive ranges of their order, and the order of those of each range.
+
+    `memory` bytes are half for the rows' numbers and half for their lines. Lines that take more are in a temporary
+    file beside `output`; a part whose numbers take more is first scattered to another, by ranges of its order.
+    """
+    opened = [BucketFile.open(path, share.bucket) for path in files.paths]
+    with (
+        _in_ranges(opened, share, memory // 2, output) as ranges,
+        closing(LineBuffer(output.parent, memory // 2)) as lines,
+    ):
+        for found in ranges:
+            lines.clear()
+            rows = _load(found, sources, lines)
+            yield rows, pc.sort_indices(rows, [(name, "ascending") for name in ("order", "source", "line")]).to_numpy()
+            del rows
 
 
 @dataclass(frozen=True)
@@ -175,16 +193,24 @@ def _is_held_out(rows: pa.RecordBatch, limits: Sequence[int | None]) -> NDArray[
 
 
 def _write_lines(sink: Sink, rows: pa.RecordBatch, order: NDArray[np.integer]) -> None:
-    """Write lines in this order: short ones together, a long one from where it lies."""
+    """Write lines in this order."""
+    for _, data in lines_in_order(rows, order):
+        sink.write(data)
+
+
+def lines_in_order(
+    rows: pa.RecordBatch, order: NDArray[np.integer]
+) -> Iterator[tuple[NDArray[np.integer], memoryview]]:
+    """Yield rows in this order, and their lines one after another: short ones together, a long one as it lies."""
     starts, data = line_offsets(rows), line_bytes(rows)
     sizes = np.diff(starts)[order]
     is_long = sizes > _LONG_LINE
     is_last = (np.diff(np.cumsum(sizes) // _OUTPUT_BYTES) != 0) | is_long[1:] | is_long[:-1]
     for chosen in np.split(order, np.flatnonzero(is_last) + 1):
         if len(chosen) == 1:
-            sink.write(data[starts[chosen[0]] : starts[chosen[0] + 1]].data)
+            yield chosen, data[starts[chosen[0]] : starts[chosen[0] + 1]].data
         elif len(chosen):
-            sink.write(memoryview(rows.column("line").take(pa.array(chosen)).buffers()[2]))
+            yield chosen, memoryview(rows.column("line").take(pa.array(chosen)).buffers()[2] or b"")
 
 
 def _count(

@@ -1,0 +1,184 @@
+"""Stage: encode each document of a mix once, shuffle its tokens, and write train set and holdout as token shards.
+
+`mix` has decided which documents are in the mix and how often. A task for each slice of the corpus encodes them, and
+writes a row of tokens for each copy to a random part's bucket, as pass1 does with lines; beyond some hundred files or
+parts these are gathered in levels. Each part is then sorted into a random order, and parts are joined into shards. So
+text is read once, and what is moved are tokens. All files but the shards are temporary.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+from gristmill.budget import Budget
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.outputs import reject_unknown_files
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import group_slices
+from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.io.corpus import list_corpus
+from gristmill.io.documents import paths_of
+from gristmill.io.files import reject_unfinished
+from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype
+from preprocessing.mixing.mix import gather
+from preprocessing.mixing.mix_manifest import MixManifest, decisions_path, mix_manifest_path
+from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
+from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, part_files, write_token_part
+from preprocessing.tokenizer.shard_files import (
+    ShardReport,
+    TokenizerFacts,
+    find_usable_tokenizer,
+    manifest_task,
+    note_engines_that_differed,
+    read_facts,
+    remove_unrecorded_shards,
+    shard_tasks,
+    stage_of,
+)
+
+STAGE = Stage("encode", version=1, libraries=("zstandard", "pyarrow", "sentencepiece"))
+TRAIN = "train"
+HOLDOUT = "holdout"
+MIN_PARTS = 8  # for the workers
+MAX_PART_BYTES = 128 << 20  # of tokens, estimated; twice as many if measured
+FAN_OUT = 256  # files that a task opens at once; a corpus of more slices or parts is gathered in levels
+_BYTES_A_TOKEN = 3  # of text, assumed
+
+
+def encode(
+    input_dir: Path,
+    mix_dir: Path,
+    tokenizer: Path,
+    out_dir: Path,
+    options: RunOptions = RunOptions(),
+    *,
+    shard_size: str = "512MiB",
+    bos: str = "none",
+    eos: str = "model",
+    text_column: str = "text",
+) -> Counts:
+    """Encode the documents of a mix into shuffled token shards that Megatron-LM reads.
+
+    Writes OUT/tokens/train and OUT/tokens/holdout, each with the shards tokens_00000.bin, .idx and .sources and so on;
+    manifest.json with counts per source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's
+    --data-path; and a copy of the tokenizer.
+
+    Args:
+        input_dir: The clean corpus that mix read.
+        mix_dir: OUT/mix, which mix wrote.
+        tokenizer: A tokenizer.json, a SentencePiece .model, or a rank file of tiktoken; the folder of a model that has
+            one; or a repository ORG/NAME of the Hugging Face Hub. All but SentencePiece need gristmill[tokenizers].
+        out_dir: OUT/tokens, the folder of both sets of token shards.
+        options: Workers, memory, and when to stop; they change no output.
+        shard_size: Most bytes of a shard's .bin. A part of the shuffle, of some 128 MiB, is not divided.
+        bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
+        eos: The token that ends each document, likewise.
+        text_column: The column or field of the corpus that holds the text.
+
+    Returns:
+        Documents read, and written to train and held out, per source; copies count as documents.
+    """
+    targets = {name: out_dir / name for name in (TRAIN, HOLDOUT)}
+    tokenizer = find_usable_tokenizer(tokenizer, list(targets.values()))
+    shard_bytes = parse_size(shard_size, "--shard_size")
+    files = list_corpus(input_dir, text_column=text_column)
+    manifest = MixManifest.load(mix_dir)
+    reject_unfinished(mix_dir)
+    slices = manifest.cut(files, mix_dir)
+    groups = group_slices(slices)
+    decisions = {group: decisions_path(group, mix_dir) for group in groups}
+    with open_stage(
+        stage_of(STAGE, tokenizer), out_dir, options,
+        reads={input_dir: paths_of(files), mix_dir: None}, publishes=list(targets.values()),
+    ) as run:  # fmt: skip
+        run.tag(mix_manifest_path(mix_dir))  # was read above
+        for target in targets.values():
+            remove_unrecorded_shards(run, target)
+            reject_unknown_files(target, (), SHARD_SUFFIXES, run.ledger)
+        facts = read_facts(run, tokenizer, bos, eos)
+        row_bytes = manifest.text_bytes * token_dtype(facts.vocab_size).itemsize // _BYTES_A_TOKEN
+        buckets = max(MIN_PARTS, math.ceil(row_bytes / MAX_PART_BYTES))
+        is_gathered = max(len(groups), buckets) > FAN_OUT
+        tasks = []
+        for group, path in decisions.items():
+            output = run.work / "encoded" / f"{group[0].label}{SUFFIX}"
+            arguments = {
+                "decisions": path, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end,
+                "seed": manifest.seed, "buckets": 1 if is_gathered else buckets, "output": output,
+            }  # fmt: skip
+            tasks.append(Task.on_slices(group, encode_group, arguments, (output,)))
+        encoded = run.step("encode", tasks)
+        buckets_of_parts = _gather(run, encoded, buckets) if is_gathered else _scattered(run, encoded, buckets)
+        sources = sorted(manifest.weights)
+        parts = run.step("shuffle", _part_tasks(run, buckets_of_parts, sources, facts, options))
+        for number, (name, target) in enumerate(targets.items()):
+            joined = run.step(f"join {name}", _join_tasks(run, parts, number, shard_bytes, target))
+            run.step(f"manifest {name}", [manifest_task(joined, tokenizer, facts, target)])
+        counts = run.finish(parts.counts)
+    if not options.quiet:
+        note_engines_that_differed([report.differed for report in encoded.values(EncodedGroup)])
+    return counts
+
+
+PartRows = tuple[Share, FileSet]  # where the rows of a part are
+
+
+def _scattered(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
+    """Return where the rows of each part are: in bucket files that hold rows of all parts.
+
+    There is one part a bucket, or more if there are far more tokens than the bytes of text let expect.
+    """
+    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
+    expected = math.ceil(row_bytes / MAX_PART_BYTES)
+    parts_a_bucket = math.ceil(expected / buckets) if expected > 2 * buckets else 1
+    parts = buckets * parts_a_bucket
+    files = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in encoded.records))
+    return [(Share(part, parts, part // parts_a_bucket, parts_a_bucket), files) for part in range(parts)]
+
+
+def _gather(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
+    """Gather the rows of each part in levels; return where they are: each part has files of its own."""
+    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
+    expected = math.ceil(row_bytes / MAX_PART_BYTES)
+    parts = buckets * (math.ceil(expected / buckets) if expected > 2 * buckets else 1)
+    files = [run.ledger.path(record.outputs[0]) for record in encoded.records]
+    folder = run.work / "parts"
+    files_a_part = gather(run, files, parts, row_bytes, FAN_OUT, folder, COMPRESSION)
+    found = []
+    for part in range(parts):
+        paths = tuple(part_path(folder, part, number) for number in range(files_a_part))
+        found.append((Share(part, parts), FileSet(paths)))
+    return found
+
+
+def _part_tasks(
+    run: StageRun, parts: Sequence[PartRows], sources: list[str], facts: TokenizerFacts, options: RunOptions
+) -> Iterator[Task]:
+    """Yield the task of each part, which writes its documents to a part of the train set, and one of the holdout."""
+    memory = Budget.of(options.memory_bytes, min(options.processes, len(parts))).share
+    for number, (share, files) in enumerate(parts):
+        train, holdout = part_files(run.work / "shuffled", number)
+        arguments = {
+            "share": share, "files": files, "sources": sources, "dtype": token_dtype(facts.vocab_size).name,
+            "train": train[0], "holdout": holdout[0],
+        }  # fmt: skip
+        yield Task(f"part {number}", write_token_part, arguments, (*train, *holdout), memory=memory)
+
+
+def _join_tasks(run: StageRun, parts: StepResult, number: int, shard_bytes: int, target: Path) -> Iterator[Task]:
+    """Return the tasks that join the parts of the train set (number 0), or of the holdout (1), into shards."""
+    count = len(SHARD_SUFFIXES)
+    outputs = [record.outputs[number * count : (number + 1) * count] for record in parts.records]
+    files = [tuple(map(run.ledger.path, three)) for three in outputs]
+    sizes = [three[0].size for three in outputs]
+    reports = [both[number] for both in parts.values(list[ShardReport])]
+    return shard_tasks(files, sizes, reports, shard_bytes, target)
+
+
+if __name__ == "__main__":
+    command(encode)

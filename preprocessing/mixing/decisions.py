@@ -1,0 +1,340 @@
+"""Decisions of a mix: how often each document is in the train set, or that it is held out.
+
+They are made from facts (facts.py), without the texts, by the same random numbers as pass 1 and pass 2 draw: epochs are
+exact for each source, and so is the holdout, of which only a document's first copy may be. Then no document whose text
+is held out is left in the train set.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gristmill.counts import LEFT_OUT, READ, REPEATED, WRITTEN, Counts
+from gristmill.engine.run import StageRun
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import FileSet, Result, Task
+from gristmill.errors import InputError
+from gristmill.io.artefacts import encode_names, stream_table, write_table
+from gristmill.io.external_sort import ExternalSorter, write_records
+from preprocessing.mixing.drops import load_drops
+from preprocessing.mixing.facts import DIGEST, Facts, load_facts
+from preprocessing.mixing.mix import Amounts, files_of
+from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
+from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
+from preprocessing.mixing.split import HELD_OUT, Limits, held_out_documents
+
+IN_HOLDOUT = "in the holdout"
+HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
+_SORTED = np.dtype([("digest", DIGEST)])
+_FACTS_SHARE = 16  # bytes of facts that a task reads, for a byte of the digests of the holdout
+_COLUMNS = ("file", "row", "copies", "bytes")
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What is known of the documents of a group of slices: the names of its corpus files; facts, and drops."""
+
+    label: str
+    source: str
+    names: tuple[str, ...]
+    facts: Path
+    drops: Path
+
+    @classmethod
+    def of(cls, group: SliceGroup, facts: Path, drops: Path) -> "GroupFacts":
+        """The files of a group of slices."""
+        return cls(group[0].label, group[0].source, files_of(group), facts, drops)
+
+
+@dataclass(frozen=True)
+class DecidedFile:
+    """Decisions on one corpus file: ascending rows (n), copies of each (or HELD_OUT_COPY), and UTF-8 bytes of each.
+
+    A row that is neither in the train set nor in the holdout is not there.
+    """
+
+    name: str
+    rows: NDArray[np.int64]
+    copies: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def choose_epochs(
+    run: StageRun,
+    weights: Mapping[str, float],
+    amounts: Amounts,
+    groups: Sequence[GroupFacts],
+    seed: int,
+    fan_in: int,
+) -> tuple[dict[str, float], dict[str, SourceEpochs]]:
+    """Return the weights and the epochs of all sources, as find_epochs does, from facts.
+
+    Only a source with an amount, or a fractional weight, is measured.
+    """
+    sampled_sources = {source for source, weight in weights.items() if weight % 1} | amounts.of.keys()
+    numbers: dict[str, list[Path]] = {source: [] for source in weights if source in sampled_sources}
+    documents = dict.fromkeys(numbers, 0)
+    amount_kept = dict.fromkeys(numbers, 0)
+    sampled = [group for group in groups if group.source in numbers]
+    tasks = []
+    for group in sampled:
+        output = run.work / "sampling" / f"{group.label}.zst"
+        arguments = {"group": group, "seed": seed, "by_tokens": bool(amounts.tokenizer), "output": output}
+        tasks.append(Task(group.label, write_epoch_numbers, arguments, (output,)))
+        numbers[group.source].append(output)
+    measured = run.step("sampling", tasks).values(tuple[int, int])
+    for group, (number, amount) in zip(sampled, measured, strict=True):
+        documents[group.source] += number
+        amount_kept[group.source] += amount
+    asked = {source: amounts.weight(source, amount_kept[source]) for source in amounts.of}
+    weights = {**weights, **asked}
+    ranks = {source: round(weights[source] % 1 * total) for source, total in documents.items()}
+    limits = select_kth(run, "epochs", numbers, ranks, fan_in)
+    return weights, {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Documents (n) of one corpus file, why each is dropped ('' if it is not), and copies of each, 0 if dropped."""
+
+    facts: Facts
+    reasons: NDArray[np.str_]
+    copies: NDArray[np.int64]
+
+
+def _is_kept(facts: Facts, reasons: Sequence[str]) -> NDArray[np.bool_]:
+    return np.array([not reason for reason in reasons], np.bool_).reshape(len(facts.rows))
+
+
+def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: Path) -> Result:
+    """Task: write a random number for each document that is not dropped, to sample by.
+
+    The value is how many they are, and how many bytes of text they have, or tokens.
+    """
+    drops = load_drops(group.drops, group.names)
+    chunks = [np.empty(0, np.uint64)]
+    amount = 0
+    for facts in load_facts(group.facts, group.names):
+        is_kept = _is_kept(facts, drops[facts.name].reasons(facts.rows))
+        chunks.append(random_numbers(seed, "weight", facts.name, facts.rows)[is_kept])
+        amount += int((facts.tokens if by_tokens else facts.sizes)[is_kept].sum())
+    write_numbers(output, np.concatenate(chunks))
+    return Result(Counts({}, []), (sum(map(len, chunks)), amount))
+
+
+def _draw_copies(group: GroupFacts, epochs: SourceEpochs, seed: int) -> Iterator[_Drawn]:
+    """Yield the documents of each file of a group, with the copies that its weight asks for."""
+    drops = load_drops(group.drops, group.names)
+    for facts in load_facts(group.facts, group.names):
+        reasons = drops[facts.name].reasons(facts.rows)
+        copies = epochs.copies(random_numbers(seed, "weight", facts.name, facts.rows))
+        copies[~_is_kept(facts, reasons)] = 0
+        yield _Drawn(facts, np.array(reasons, np.str_).reshape(len(copies)), copies)
+
+
+def choose_holdout(
+    run: StageRun,
+    groups: Sequence[GroupFacts],
+    epochs: Mapping[str, SourceEpochs],
+    fraction: float,
+    seed: int,
+    fan_in: int,
+) -> tuple[Limits, Path, int]:
+    """Return the largest holdout number that is held out of each source, the digests of the holdout, and their bytes.
+
+    Exactly `fraction` of the source's documents are held out, and at least one of a source with two or more (unless
+    `fraction` is 0), as of pass2.
+    """
+    numbers: dict[str, list[Path]] = {source: [] for source in epochs}
+    documents = dict.fromkeys(epochs, 0)
+    tasks = []
+    for group in groups:
+        output = run.work / "holdout numbers" / f"{group.label}.zst"
+        arguments = {"group": group, "epochs": epochs[group.source], "seed": seed, "output": output}
+        tasks.append(Task(group.label, write_holdout_numbers, arguments, (output,)))
+        numbers[group.source].append(output)
+    written = run.step("holdout numbers", tasks).values(int)
+    for group, number in zip(groups, written, strict=True):
+        documents[group.source] += number
+    ranks = {source: held_out_documents(total, fraction) for source, total in documents.items()}
+    limits = select_kth(run, "holdout limits", numbers, ranks, fan_in)
+    outputs = []
+    tasks = []
+    for group in groups:
+        output = run.work / "holdout digests" / f"{group.label}.digests"
+        limit = limits[group.source]
+        arguments = {"group": group, "epochs": epochs[group.source], "limit": limit, "seed": seed, "output": output}
+        if limit is not None:
+            tasks.append(Task(group.label, write_holdout_digests, arguments, (output,)))
+            outputs.append(output)
+    run.step("holdout digests", tasks)
+    digests = run.work / "holdout.digests"
+    arguments = {"files": FileSet(tuple(outputs)), "output": digests}
+    task = Task("digests", sort_digests, arguments, (digests,), memory=run.options.memory_bytes)
+    (record,) = run.step("digests", [task]).records
+    return limits, digests, record.outputs[0].size
+
+
+def write_holdout_numbers(group: GroupFacts, epochs: SourceEpochs, seed: int, output: Path) -> Result:
+    """Task: write a random number for each document that is in the mix, to choose the holdout by; count them."""
+    chunks = [np.empty(0, np.uint64)]
+    for drawn in _draw_copies(group, epochs, seed):
+        chunks.append(random_numbers(seed, "holdout", drawn.facts.name, drawn.facts.rows[drawn.copies > 0]))
+    write_numbers(output, np.concatenate(chunks))
+    return Result(Counts({}, []), sum(map(len, chunks)))
+
+
+def _is_held_out(drawn: _Drawn, limit: int | None, seed: int) -> NDArray[np.bool_]:
+    """Return whether each document (n) is held out, given the limit of its source."""
+    if limit is None:
+        return np.zeros(len(drawn.copies), np.bool_)
+    numbers = random_numbers(seed, "holdout", drawn.facts.name, drawn.facts.rows)
+    return (drawn.copies > 0) & (numbers <= np.uint64(limit)) & (numbers != np.uint64(NOT_ELIGIBLE))
+
+
+def write_holdout_digests(group: GroupFacts, epochs: SourceEpochs, limit: int, seed: int, output: Path) -> None:
+    """Task: write the digests of the documents of a group that are held out."""
+    found = (
+        drawn.facts.digests[_is_held_out(drawn, limit, seed)] for drawn in _draw_copies(group, epochs, seed)
+    )  # fmt: skip
+    write_records(output, found)
+
+
+def sort_digests(files: FileSet, output: Path, memory: int) -> None:
+    """Task: write the digests in all files as one file, sorted."""
+    runs = output.with_name(f"{output.name}.runs")
+    with ExternalSorter(runs, _SORTED, ("digest",), memory // 2) as sorter:
+        for path in files.paths:
+            sorter.add(np.fromfile(path, _SORTED))
+        write_records(output, sorter)
+
+
+def decide_tasks(
+    groups: Sequence[GroupFacts],
+    outputs: Sequence[Path],
+    epochs: Mapping[str, SourceEpochs],
+    limits: Limits,
+    digests: Path,
+    seed: int,
+    digest_bytes: int,
+    facts_bytes: Sequence[int],
+) -> Iterator[Task]:
+    """Yield the tasks that decide; each reads facts of _FACTS_SHARE times as many bytes as the holdout's digests.
+
+    Else what tasks fetch would grow with the square of the corpus, as every task reads all digests.
+    """
+    together: list[int] = []
+    size = 0
+    for number in range(len(groups)):
+        together.append(number)
+        size += facts_bytes[number]
+        if size >= _FACTS_SHARE * digest_bytes or number == len(groups) - 1:
+            chosen = [groups[i] for i in together]
+            written = [outputs[i] for i in together]
+            sources = {one.source for one in chosen}
+            arguments = {
+                "groups": chosen, "epochs": {source: epochs[source] for source in sorted(sources)},
+                "limits": {source: limits[source] for source in sorted(sources)}, "digests": digests, "seed": seed,
+                "outputs": written,
+            }  # fmt: skip
+            yield Task(chosen[0].label, decide_groups, arguments, tuple(written), size)
+            together = []
+            size = 0
+
+
+def decide_groups(
+    groups: list[GroupFacts],
+    epochs: dict[str, SourceEpochs],
+    limits: Limits,
+    digests: Path,
+    seed: int,
+    outputs: list[Path],
+) -> Result:
+    """Task: write the decisions on the documents of some groups, and count them by reason.
+
+    The value is, of each group, the bytes of text that its rows will have, copies included.
+    """
+    counts = Counts({}, [])
+    held_out = np.fromfile(digests, DIGEST)
+    text_bytes = []
+    for group, output in zip(groups, outputs, strict=True):
+        found = []
+        for drawn in _draw_copies(group, epochs[group.source], seed):
+            found.append(_decide(drawn, group.source, limits[group.source], held_out, seed, counts))
+        write_decisions(output, found)
+        text_bytes.append(sum(int((np.abs(file.copies) * file.sizes).sum()) for file in found))
+    return Result(counts, text_bytes)
+
+
+def _decide(
+    drawn: _Drawn, source: str, limit: int | None, held_out: NDArray[np.bytes_], seed: int, counts: Counts
+) -> DecidedFile:
+    """Return the decisions on the documents of one file, and count them."""
+    facts = drawn.facts
+    copies = drawn.copies
+    is_chosen = _is_held_out(drawn, limit, seed)
+    in_holdout = (copies > 0) & _contains(held_out, facts.digests)
+    train = np.where(in_holdout, 0, copies)
+    sizes = facts.sizes
+
+    def count(reason: str, documents: NDArray[np.int64]) -> None:
+        total = int(documents.sum())
+        if total:
+            counts.add(source, reason, int((documents * sizes).sum()), total)
+
+    count(READ, np.ones(len(copies), np.int64))
+    for reason in sorted(set(drawn.reasons.tolist()) - {""}):
+        count(reason, (drawn.reasons == reason).astype(np.int64))
+    count(LEFT_OUT, ((copies == 0) & (drawn.reasons == "")).astype(np.int64))
+    count(REPEATED, np.maximum(copies - 1, 0))
+    count(HELD_OUT, is_chosen.astype(np.int64))
+    count(IN_HOLDOUT, np.where(in_holdout, copies - is_chosen, 0))
+    count(WRITTEN, train)
+    decided = np.where(is_chosen, HELD_OUT_COPY, train)
+    is_used = decided != 0
+    return DecidedFile(facts.name, facts.rows[is_used], decided[is_used], sizes[is_used])
+
+
+def _contains(ordered: NDArray[np.bytes_], digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
+    """Return whether each digest (n) is among the `ordered` ones."""
+    if not len(ordered):
+        return np.zeros(len(digests), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, digests), len(ordered) - 1)
+    return ordered[at] == digests
+
+
+def write_decisions(path: Path, files: Sequence[DecidedFile]) -> None:
+    """Write the decisions on some files as a Parquet table."""
+    lengths = [len(file.rows) for file in files]
+    numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
+    empty = [np.empty(0, np.int64)]
+    columns = {
+        "file": pa.DictionaryArray.from_arrays(numbers, pa.array([file.name for file in files], pa.string())),
+        "row": pa.array(np.concatenate(empty + [file.rows for file in files])),
+        "copies": pa.array(np.concatenate(empty + [file.copies for file in files])),
+        "bytes": pa.array(np.concatenate(empty + [file.sizes for file in files])),
+    }
+    write_table(path, columns)
+
+
+def load_decisions(path: Path) -> dict[str, DecidedFile]:
+    """Return the decisions in a table that write_decisions wrote, by file. Raises InputError if it is damaged."""
+    files: dict[str, DecidedFile] = {}
+    tables = list(stream_table(path, _COLUMNS))
+    if not tables:
+        return files
+    table = pa.concat_tables(tables)
+    encoded = encode_names(table.column("file"), path)
+    numbers = encoded.indices.to_numpy()
+    columns = {name: table.column(name).to_numpy() for name in _COLUMNS[1:]}
+    for number, name in enumerate(encoded.dictionary.to_pylist()):
+        chosen = np.flatnonzero(numbers == number)
+        rows = columns["row"][chosen]
+        if np.any(np.diff(rows) <= 0):
+            raise InputError(f"{path}: rows of {name} are not in order: remove it, and run mix again")
+        files[name] = DecidedFile(name, rows, columns["copies"][chosen], columns["bytes"][chosen])
+    return files

@@ -1,0 +1,264 @@
+"""Rows of tokens: each document of a mix is encoded once, and its tokens are scattered and shuffled as lines are.
+
+A row's line is the ids of a document, with those that begin and end it, as the bytes of the shards' dtype.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gristmill.batches import batched, partition_of
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import FileSet, Result
+from gristmill.io.documents import Document, Slice
+from gristmill.io.readers import read_chosen
+from gristmill.io.token_shards import (
+    SHARD_SUFFIXES,
+    ShardRecord,
+    SourceRecord,
+    TokenShardWriter,
+    token_dtype,
+    with_suffix,
+    write_sources,
+)
+from gristmill.io.vocabulary import ESCAPED_SPACE
+from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile, load_decisions
+from preprocessing.mixing.sampling import random_numbers
+from preprocessing.mixing.shuffle_buckets import (
+    NUMBERS,
+    Scatter,
+    Share,
+    line_offsets,
+    numbers_of,
+    open_scatter,
+    write_bucket_file,
+)
+from preprocessing.mixing.split import HELD_OUT, lines_in_order, ordered_rows
+from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder, with_one_engine
+from preprocessing.tokenizer.shard_files import ShardReport, shard_prefix
+
+if TYPE_CHECKING:
+    from preprocessing.tokenizer.loading import AnyEncoder
+
+COMPRESSION = 1  # of ids: a higher level saves little, and takes most of the time
+_BATCH_CHARACTERS = 1 << 20  # of texts that are encoded together
+_IS_HELD_OUT, _IS_LOSSY = 1, 2  # bits of the column `holdout` of a row of tokens
+
+
+class EncodedGroup(msgspec.Struct):
+    """What a task encoded: bytes of all rows; `differed` says where gigatoken and tokenizers did not agree."""
+
+    row_bytes: int
+    differed: str = ""
+
+
+def encode_group(
+    group: SliceGroup,
+    decisions: Path,
+    tokenizer: Path,
+    begin: int,
+    end: int,
+    seed: int,
+    buckets: int,
+    output: Path,
+) -> Result:
+    """Task: encode the documents of a group that are in the mix, and write a row for each copy to a bucket file.
+
+    `begin` and `end` are the ids that begin and end each document; -1: none. The value is an EncodedGroup.
+    """
+    model, encoder = load_encoder(tokenizer)
+    is_lossy = model.kind == "sentencepiece"
+    rows = _RowEncoder(encoder, (begin, end), token_dtype(model.vocab_size), seed, is_lossy)
+    size, differed = with_one_engine(encoder, lambda: rows.write(group, load_decisions(decisions), buckets, output))
+    return Result(Counts({}, []), EncodedGroup(size, differed))
+
+
+class _RowEncoder:
+    """Encodes documents into rows; `ends` are the ids that begin and end each document."""
+
+    def __init__(
+        self, encoder: "AnyEncoder", ends: tuple[int, int], dtype: np.dtype, seed: int, is_lossy: bool
+    ) -> None:
+        self._encoder = encoder
+        self._begin, self._end = ends
+        self._dtype = dtype
+        self._seed = seed
+        self._is_lossy = is_lossy
+        self._first = np.array([self._begin] if self._begin >= 0 else [], np.int32)
+
+    def write(self, group: SliceGroup, decided: dict[str, DecidedFile], buckets: int, output: Path) -> int:
+        """Write the bucket file of a group; return the bytes of all rows."""
+        with (
+            write_bucket_file(output, COMPRESSION) as writer,
+            open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
+        ):
+            for part in group:
+                if part.name in decided:
+                    self._add_slice(scatter, part, decided[part.name])
+        return sum(frame.line_bytes for frame in writer.frames)
+
+    def _add_slice(self, scatter: Scatter, part: Slice, decided: DecidedFile) -> None:
+        documents = read_chosen(part, decided.rows.tolist())
+        done = 0
+        for batch in batched(documents, size=_BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
+            for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
+                for documents_together in [[one] for one in some] if is_long else [list(some)]:
+                    chosen = slice(done, done + len(documents_together))
+                    rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
+                    if is_long:
+                        self._add_long(scatter, rows)
+                    else:
+                        self._add_short(scatter, rows)
+                    done = chosen.stop
+                    del documents_together, rows
+                del some
+            del batch  # a large document is gone before its frame is written, and the next is read
+            scatter.write_full()
+
+    def _flags(self, documents: Sequence[Document]) -> NDArray[np.uint64]:
+        """Return _IS_LOSSY for each document of which the tokens do not restore the text, else 0."""
+        if not self._is_lossy:
+            return np.zeros(len(documents), np.uint64)
+        return np.array([_IS_LOSSY * (ESCAPED_SPACE in document.text) for document in documents], np.uint64)
+
+    def _add_short(self, scatter: Scatter, rows: "_Rows") -> None:
+        """Add the rows of documents that are encoded together."""
+        ids, offsets = self._encoder.encode([document.text for document in rows.documents], self._end)
+        if len(self._first):
+            ids = np.insert(ids, offsets[:-1], self._begin)
+            offsets = offsets + np.arange(len(offsets))
+        data = np.ascontiguousarray(ids, self._dtype).data.cast("B")
+        ends = (offsets * self._dtype.itemsize).tolist()
+        sizes = np.diff(offsets) * self._dtype.itemsize
+        for copy in range(rows.most_copies):
+            chosen = np.flatnonzero(rows.copies > copy)
+            numbers = rows.numbers(copy, chosen, self._seed)
+            if len(chosen) == len(rows.documents):
+                scatter.add(numbers, sizes, [data])
+            else:
+                scatter.add(numbers, sizes[chosen], (data[ends[i] : ends[i + 1]] for i in chosen.tolist()))
+
+    def _add_long(self, scatter: Scatter, rows: "_Rows") -> None:
+        """Add the rows of one long document, which is encoded in parts, for each copy anew: they may not fit memory."""
+        (document,) = rows.documents
+        for copy in range(rows.most_copies):
+            parts = self._encoder.encode_parts(document.text, self._end, what=f"the text {document.key}")
+            pieces = (np.ascontiguousarray(ids, self._dtype).data.cast("B") for ids in chain([self._first], parts))
+            scatter.add_long(rows.numbers(copy, np.zeros(1, np.int64), self._seed), pieces)
+
+
+class _Rows:
+    """Documents (n) of a slice, and what was decided on them."""
+
+    def __init__(
+        self,
+        part: Slice,
+        documents: Sequence[Document],
+        decided: DecidedFile,
+        chosen: slice,
+        flags: NDArray[np.uint64],
+    ) -> None:
+        copies = decided.copies[chosen]
+        is_held_out = copies == HELD_OUT_COPY
+        self.documents = documents
+        self.copies = np.where(is_held_out, 1, copies)
+        self._part = part
+        self._rows = decided.rows[chosen]
+        self._sizes = decided.sizes[chosen]
+        self._flags = flags | np.where(is_held_out, _IS_HELD_OUT, 0).astype(np.uint64)
+
+    @property
+    def most_copies(self) -> int:
+        return int(self.copies.max(initial=0))
+
+    def numbers(self, copy: int, chosen: NDArray[np.int64], seed: int) -> pa.RecordBatch:
+        """Return the numbers (NUMBERS) of a copy of the `chosen` documents: the same as of pass 1."""
+        name = self._part.name
+        rows = self._rows[chosen]
+        columns = [
+            random_numbers(seed, f"part {copy}", name, rows),
+            random_numbers(seed, f"order {copy}", name, rows),
+            self._flags[chosen],
+            self._sizes[chosen],
+            [self._part.source] * len(chosen),
+        ]
+        return pa.record_batch(columns, schema=NUMBERS)
+
+
+def write_token_part(
+    share: Share, files: FileSet, sources: list[str], dtype: str, train: Path, holdout: Path, memory: int
+) -> Result:
+    """Task: shuffle one part: sort its rows, and write the tokens of each to `train` or to `holdout` (.bin).
+
+    `memory` is that of ordered_rows. The value is the ShardReport of both.
+    """
+    counts = Counts({}, [])
+    with _PartWriter(train, sources, dtype) as in_train, _PartWriter(holdout, sources, dtype) as held_out:
+        for rows, order in ordered_rows(share, files, sources, train, memory):
+            is_held_out = (numbers_of(rows, "holdout")[order] & np.uint64(_IS_HELD_OUT)) != 0
+            in_train.write(rows, order[~is_held_out])
+            held_out.write(rows, order[is_held_out])
+            del rows
+    reports = [in_train.report(), held_out.report()]
+    for report, reason in zip(reports, (WRITTEN, HELD_OUT), strict=True):
+        for source, record in report.sources.items():
+            counts.add(source, READ, record.bytes, record.documents)
+            counts.add(source, reason, record.bytes, record.documents)
+    return Result(counts, reports)
+
+
+class _PartWriter(TokenShardWriter):
+    """Writes rows of tokens as a part, a shard with the source of each document."""
+
+    def __init__(self, tokens: Path, sources: list[str], dtype: str) -> None:
+        super().__init__(shard_prefix(tokens), np.dtype(dtype))
+        self._names = sources
+        self._sources = [np.empty(0, np.int64)]
+        self._sizes = np.zeros(len(sources), np.int64)
+        self._tokens = np.zeros(len(sources), np.int64)
+        self._lossy = 0
+
+    def write(self, rows: pa.RecordBatch, order: NDArray[np.integer]) -> None:
+        """Append rows in this order."""
+        lengths = np.diff(line_offsets(rows)) // self.dtype.itemsize
+        for chosen, data in lines_in_order(rows, order):
+            self.add_all(np.frombuffer(data, self.dtype), lengths[chosen].tolist())
+        source = rows.column("source").to_numpy()[order].astype(np.int64)
+        self._sources.append(source)
+        np.add.at(self._sizes, source, rows.column("size").to_numpy()[order])
+        np.add.at(self._tokens, source, lengths[order])
+        self._lossy += int(np.count_nonzero(numbers_of(rows, "holdout")[order] & np.uint64(_IS_LOSSY)))
+
+    def report(self) -> ShardReport:
+        """Write the file of sources, and return the report of the part, which is published."""
+        numbers = np.concatenate(self._sources)
+        documents = np.bincount(numbers, minlength=len(self._names))
+        present = np.flatnonzero(documents)
+        names = [self._names[i] for i in present]
+        sources = {
+            self._names[i]: SourceRecord(int(documents[i]), int(self._tokens[i]), int(self._sizes[i])) for i in present
+        }
+        number_of = np.zeros(len(self._names), np.uint32)
+        number_of[present] = np.arange(len(present), dtype=np.uint32)
+        digest = write_sources(self.prefix, number_of[numbers], names)
+        record = ShardRecord(
+            self.prefix.name, len(numbers), self.tokens, int(self._sizes.sum()), self.sha256, self.idx_sha256, names,
+            digest,
+        )  # fmt: skip
+        return ShardReport(record, sources, self._lossy)
+
+
+def part_files(folder: Path, part: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files of a part of the train set, and of the holdout: .bin, .idx and .sources of each."""
+    train = folder / "train" / f"part_{part:05}"
+    holdout = folder / "holdout" / f"part_{part:05}"
+    of_train = tuple(with_suffix(train, suffix) for suffix in SHARD_SUFFIXES)
+    of_holdout = tuple(with_suffix(holdout, suffix) for suffix in SHARD_SUFFIXES)
+    return of_train, of_holdout
