@@ -65,7 +65,7 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
         make(corpus / "notes" / f"{number:02}.txt").write_text(text)
     (corpus / "unused").mkdir()
     named = run(corpus, tmp_path / "out", "--dry_run")
-    assert "note: 60 .txt files of 'notes' are not read" in named.stderr and "read_also txt reads them" in named.stderr
+    assert "note: 60 .txt files of 'notes' not read" in named.stderr and "read_also txt reads them" in named.stderr
     config.write_text(
         '[sources.book]\ncolumn = "content"\n[sources.code]\npath = "raw"\ncolumn = "meta.text"\n'
         '[sources.news]\ntemplate = "{title}\\n\\n{body}"\nweight = 2\n[sources.notes]\nformat = "txt"\n'

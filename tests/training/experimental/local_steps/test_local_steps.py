@@ -231,7 +231,7 @@ def test_replicas_may_be_more_or_fewer_where_they_have_the_same_weights(
         assert values(out_dir, "step", "loss")[H] == pytest.approx(values(exact.out_dir, "step", "loss")[H], rel=1e-12)
         assert values(out_dir, "eval", "loss")[-1] != values(exact.out_dir, "eval", "loss")[-1]
     out_dir = begin_at(H + 1, exact.out_dir, tmp_path / "between")
-    with pytest.raises((UsageError, RankError), match=r"has 2 replicas that have taken 1 of 3 local steps, .* step 6"):
+    with pytest.raises((UsageError, RankError), match=r"has 2 replicas after 1 of 3 local steps, .* step 6"):
         run_ranks(3, train, replace(exact, out_dir=out_dir))
 
 
