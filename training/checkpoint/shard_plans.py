@@ -140,9 +140,10 @@ class ShardLoadPlanner(LoadPlanner):
         missing = [i.fqn for i, _ in needed if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
             others = count_of(len(missing) - 1, "other tensor")
+            more = f" (and lacks {others} of this run's {len(needed)})" if len(missing) > 1 else ""
             raise InputError(
-                f"the checkpoint has no {missing[0]} (and lacks {others} of this run's {len(needed)}): it "
-                "is of another model or optimizer; give the configuration it was saved with"
+                f"the checkpoint has no {missing[0]}{more}: it is of another model or optimizer; "
+                "give the configuration it was saved with"
             )
         return LoadPlan([item for index, spec in needed for item in self._read_items(index, spec)])
 

@@ -91,7 +91,10 @@ def test_nothing_is_said_of_a_decay_that_fits(options: dict[str, Any]) -> None:
         ({"schedule": "wsd", "cooldown_steps": 60}, "more than the 100 steps .* try --optim.warmup_steps 40"),
         ({"lr": 5e-5, "min_lr": 1e-4}, "min_lr is 0.0001 and optim.lr 5e-05: .* rise .* try --optim.min_lr 5e-06"),
         ({"schedule": "linear", "cooldown_shape": "1-sqrt"}, "schedule linear, which has no cooldown; .* wsd, or"),
-        ({"decay_steps": 30}, "warmup_steps is 50 and optim.decay_steps 30: .* try a lower --optim.warmup_steps, or a later"),
+        (
+            {"decay_steps": 30},
+            "warmup_steps is 50 and optim.decay_steps 30: .* try a lower --optim.warmup_steps, or a later",
+        ),
     ],
 )
 def test_a_decay_that_does_not_fit_is_an_error(options: dict[str, Any], message: str) -> None:
