@@ -275,10 +275,10 @@ class RunConfig(RunOptions, _Corpus):
     strict: bool = False
     """End with exit code 3 after the first stage whose counts raise an alarm."""
 
-    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE|None")] = None
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
     """First stage to run, of those that --dry_run lists; those before it must have finished, and are not looked at
     again."""
-    until: Annotated[str | None, tyro.conf.arg(metavar="STAGE|None")] = None
+    until: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
     """Last stage to run."""
     dry_run: bool = False
     """Check the configuration and print the stages with their options and state; run and write nothing."""
