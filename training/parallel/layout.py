@@ -4,12 +4,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from gristmill.config import Range
-from gristmill.errors import require
+from gristmill.errors import UsageError, require
+from gristmill.wording import count_of
 from training.model.model_config import ModelConfig
 from training.parallel.context.options import ContextOptions
 from training.parallel.data.options import DataOptions
 from training.parallel.expert.options import ExpertOptions
 from training.parallel.pipeline.options import PipelineOptions
+from training.parallel.size_error import SizeError
 from training.parallel.tensor.options import TensorOptions
 
 
@@ -29,16 +31,57 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
     }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> Self:
-        """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit."""
+        """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit.
+
+        The sizes that its message suggests fit.
+        """
+        full = self._filled(processes)
+        try:
+            full.check(processes, model, seq_len)
+        except SizeError as error:
+            advice = self._advice(error, processes, model, seq_len)
+            raise UsageError(f"{error.fault}; {advice}") from error
+        return full
+
+    def _filled(self, processes: int) -> Self:
+        """Return a copy with every 0 filled in."""
         full = replace(
             self,
             dp=self.dp or max(1, processes // max(1, self.ranks_of_replica)),
             virtual_stages=self.virtual_stages or (self.pipeline.stages_per_rank or 2 if self.pipeline else 1),
         )
         full = replace(full, zero_group=full.zero_group or (full.dp if full.zero else 1))
-        full = replace(full, micro_batches=full.micro_batches or (full.stages if full.pp > 1 else 1))
-        full.check(processes, model, seq_len)
-        return full
+        return replace(full, micro_batches=full.micro_batches or (full.stages if full.pp > 1 else 1))
+
+    def _advice(self, error: SizeError, processes: int, model: ModelConfig, seq_len: int) -> str:
+        """Options that pass the checks which `error` failed: for the processes that were started, or with others."""
+        layouts: dict[int, Layout] = {}
+        for size in error.sizes:
+            changed: dict[str, Any] = {error.option: size}
+            layouts[size] = replace(self, **changed)
+        fitting = [size for size, layout in layouts.items() if layout._fits(processes, model, seq_len)]
+        sizes = ", ".join(map(str, sorted(fitting)))
+        advice = [f"--parallel.{error.option} {size}" for size in fitting[:1]]
+        if not fitting:
+            for size, layout in layouts.items():
+                needed = max(1, layout.dp) * layout.ranks_of_replica
+                if layout._fits(needed, model, seq_len):
+                    count = count_of(needed, "process", "processes")
+                    advice = [f"--parallel.{error.option} {size} with {count}"]
+                    break
+        several = f"; with {count_of(processes, 'process', 'processes')} {sizes} are possible" * (len(fitting) > 1)
+        advice += filter(None, [error.other])
+        return (
+            f"try {', or '.join(advice)}{several}" if advice else f"expected one of {', '.join(map(str, error.sizes))}"
+        )
+
+    def _fits(self, processes: int, model: ModelConfig, seq_len: int) -> bool:
+        """True if this layout, resolved, passes all checks."""
+        try:
+            self._filled(processes).check(processes, model, seq_len)
+        except UsageError:
+            return False
+        return True
 
     def describe(self) -> str:
         """One line for logs, such as "dp 4 x ZeRO-2 x tp 2"; ep divides ranks that are counted there."""

@@ -199,9 +199,7 @@ def test_the_layout_of_the_file(config: Path) -> None:
     assert "dp 2 x tp 2 x pp 2 (1f1b)" in text
     assert "It fits." in text
     config.write_text(CONFIG + "[parallel]\ntp = 5\n")
-    with pytest.raises(
-        UsageError, match=r"model.heads 12 .* parallel.tp 5; try --parallel.tp 4; 1, 2, 3, 4, 6, 12 are"
-    ):
+    with pytest.raises(UsageError, match=r"model.heads 12 .* parallel.tp 5; try --parallel.tp 1"):
         plan(str(config), gpus=5, configured=True)
     config.write_text(CONFIG.replace("layers = 12", "layers = 800"))
     assert "It does not fit" in printed(plan(str(config), gpus=1, gpu="v100", configured=True))
@@ -317,7 +315,11 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
         (("vocab_size = 50304", ""), [], "does not say how large the vocabulary is"),
         (("seq_len = 1024", "seq_length = 1024"), [], "unknown key data.seq_length; did you mean data.seq_len?"),
         (("[optim]", "[parallel]\nexperts = 8\n[optim]"), [], "unknown key parallel.experts"),  # of another version
-        (("[optim]", "[parallel]\ntp = 5\n[optim]"), ["--configured", "--gpus", "5"], "try --parallel.tp 4; 1, 2, 3"),
+        (
+            ("[optim]", "[parallel]\ntp = 5\n[optim]"),
+            ["--configured", "--gpus", "4"],
+            "try --parallel.tp 4; with 4 processes 1, 2, 4 are",
+        ),
         (
             ("vocab_size = 50304", "vocab_size = 8"),
             ["--configured", "--gpus", "4"],

@@ -8,6 +8,7 @@ from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
 from training.parallel.layout import Layout
+from training.parallel.size_error import require_size
 from training.parallel.tensor.options import possible_sizes
 
 
@@ -105,7 +106,9 @@ def _check_ranks(layout: GridOptions) -> None:
     side = max(2, layout.grid[1])
     expected = side**3 if cube else depth * side * side
     kind = "cube of l x l x l ranks" if cube else f"grid of q x q ranks times parallel.depth {depth}"
-    require(tp == expected, f"parallel.tp {tp} is no {kind}; try --parallel.tp {expected}")
+    sides = [*range(side, 1, -1), side + 1]
+    sizes = [size**3 if cube else depth * size * size for size in sides]
+    require_size(tp == expected, f"parallel.tp {tp} is no {kind}", "tp", sizes, "--parallel.tensor 1d")
     require(
         not layout.sequence_parallel,
         f"parallel.sequence_parallel with parallel.tensor {tensor}: a grid divides all activations already; "

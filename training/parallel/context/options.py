@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
+from training.parallel.size_error import require_size
 from training.parallel.tensor.options import TensorOptions, kv_copies
 
 
@@ -39,9 +40,12 @@ class ContextOptions(TensorOptions):
     def check_context(self, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless the model's sequences, of `seq_len` tokens, can be divided over cp."""
         cp, tp = self.cp, self.tp
-        require(
+        require_size(
             cp > 1 or self.context == "ring",
-            f"parallel.context {self.context} has no effect with parallel.cp 1; try --parallel.cp 2",
+            f"parallel.context {self.context} has no effect with parallel.cp 1",
+            "cp",
+            range(2, model.heads + 1),
+            "--parallel.context ring",
         )
         if cp == 1:
             return
@@ -51,11 +55,13 @@ class ContextOptions(TensorOptions):
             "--parallel.tp",
         )
         common = math.gcd(model.heads, model.kv_heads * kv_copies(model, tp)) // tp
-        possible = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
-        require(
+        require_size(
             self.context == "ring" or common % cp == 0,
             f"model.heads {model.heads} and kv_heads {model.kv_heads} are not divisible by parallel.tp {tp} x "
-            f"parallel.cp {cp}, over which ulysses divides them; try --parallel.context ring, or cp of {possible}",
+            f"parallel.cp {cp}, over which ulysses divides them",
+            "cp",
+            [size for size in range(min(cp, common), 1, -1) if common % size == 0],
+            "--parallel.context ring",
         )
         parts = self.sequence_parts
         of_tp = f" and its tokens over parallel.tp {tp}" if self.sequence_parallel else ""

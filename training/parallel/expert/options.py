@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gristmill.config import Range
-from gristmill.errors import require
 from training.model.model_config import ModelConfig
+from training.parallel.size_error import require_size
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,16 @@ class ExpertOptions:
         ep = self.ep
         if ep == 1:
             return
-        possible = ", ".join(str(n) for n in range(1, model.experts + 1) if model.experts % n == replicas % n == 0)
-        require(
-            model.experts > 0,
-            f"parallel.ep {ep} divides experts, and the model is dense; try --parallel.ep 1, or --model.experts 8",
-        )
-        require(
-            model.experts % ep == 0,
-            f"model.experts {model.experts} are not divisible by parallel.ep {ep}; {possible} are possible",
-        )
-        require(
-            replicas % ep == 0,
-            f"the {replicas} ranks of parallel.dp x cp are not divisible by parallel.ep {ep}; {possible} are possible",
-        )
-        require(
-            shards % ep == 0 or ep % shards == 0,
-            f"the {shards} ranks over which ZeRO shards are not divisible by parallel.ep {ep}, nor the other way; try "
-            f"--parallel.ep {shards}",
-        )
+        sizes = [size for size in range(model.experts, 0, -1) if model.experts % size == replicas % size == 0]
+        nearest = sorted(sizes, key=lambda size: (size > ep, abs(ep - size)))
+        fault = f"parallel.ep {ep} divides experts, and the model is dense"
+        require_size(model.experts > 0, fault, "ep", [1], "--model.experts 8")
+        fault = f"model.experts {model.experts} are not divisible by parallel.ep {ep}"
+        require_size(model.experts % ep == 0, fault, "ep", nearest)
+        fault = f"the {replicas} ranks of parallel.dp x cp are not divisible by parallel.ep {ep}"
+        require_size(replicas % ep == 0, fault, "ep", nearest)
+        fault = f"the {shards} ranks over which ZeRO shards are not divisible by parallel.ep {ep}, nor the other way"
+        require_size(shards % ep == 0 or ep % shards == 0, fault, "ep", nearest)
 
 
 def is_expert(name: str) -> bool:

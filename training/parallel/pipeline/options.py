@@ -8,6 +8,7 @@ from gristmill.errors import require
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline.schedules import SCHEDULES, Pass, PipelineSchedule, RankStages, Schedule
+from training.parallel.size_error import require_size
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,14 @@ class PipelineOptions:
             f"parallel.virtual_stages is {self.virtual_stages}; schedule {self.schedule} is defined for "
             f"{per_rank or '2 or more'} stages per rank; try --parallel.virtual_stages {per_rank or 2}",
         )
-        require(
+        most = model.layers // self.virtual_stages
+        require_size(
             model.layers >= self.stages,
             f"model.layers {model.layers} cannot fill {self.stages} pipeline stages ({self.pp} ranks x "
-            f"{self.virtual_stages}); try --parallel.pp {max(1, model.layers // self.virtual_stages)}",
+            f"{self.virtual_stages})",
+            "pp",
+            range(most, 0, -1),
+            f"--model.layers {self.stages}",
         )
 
     def _check_micro_batches(self, pipeline: PipelineSchedule) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
+from training.parallel.size_error import require_size
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,26 @@ class TensorOptions:
     def check_tensor(self, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless tp divides the model, and with sequence parallelism the sequences."""
         tp, possible = self.tp, possible_sizes(model)
-        advice = (
-            f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
-        )
+        nearest = sorted(possible, key=lambda size: (size > tp, abs(tp - size)))
         for name in ("heads", "ffn_width", "expert_width"):
             size = getattr(model, name)
-            require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
-        require(
-            divides_heads(model, tp),
-            f"model.kv_heads {model.kv_heads} is not divisible by parallel.tp {tp}, nor the other way; {advice}",
-        )
+            fault = f"model.{name} {size} is not divisible by parallel.tp {tp}"
+            require_size(size % tp == 0, fault, "tp", nearest)
+        fault = f"model.kv_heads {model.kv_heads} is not divisible by parallel.tp {tp}, nor the other way"
+        require_size(divides_heads(model, tp), fault, "tp", nearest)
         require(
             tp == 1 or not model.qk_norm_joint or model.norm == "rms",
             f"model.qk_norm_joint, model.norm {model.norm} and parallel.tp {tp}: of norms over all heads RMSNorm is "
             "divided; try --model.norm rms, or --parallel.tp 1",
         )
-        require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
-        require(
+        fault = f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}"
+        require_size(tp in possible, fault, "tp", nearest)
+        require_size(
             not self.sequence_parallel or tp > 1,
-            "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1; try --parallel.tp 2",
+            "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1",
+            "tp",
+            [size for size in possible if size > 1],
+            "--parallel.sequence_parallel false",
         )
         require(
             not self.sequence_parallel or seq_len % tp == 0,

@@ -84,8 +84,16 @@ def test_experts_are_divided_then_their_rows_among_their_replicas() -> None:
 @pytest.mark.parametrize(
     ("layout", "processes", "said"),
     [
-        ({"ep": 4}, 4, r"model.experts 6 are not divisible by parallel.ep 4; 1, 2 are possible"),
-        ({"dp": 3, "ep": 2}, 3, r"the 3 ranks of parallel.dp x cp are not divisible by parallel.ep 2; 1, 3 are poss"),
+        (
+            {"ep": 4},
+            4,
+            r"model.experts 6 are not divisible by parallel.ep 4; try --parallel.ep 2",
+        ),
+        (
+            {"dp": 3, "ep": 2},
+            3,
+            r"the 3 ranks of parallel.dp x cp are not divisible by parallel.ep 2; try --parallel.ep 1",
+        ),
         ({"dp": 6, "zero": 1, "zero_group": 3, "ep": 2}, 6, r"the 3 ranks over which ZeRO shards are not divisible"),
         ({"dp": 2, "ep": 2, "local_steps": 2}, 2, r"replicas with weights of their own have all experts"),
     ],
