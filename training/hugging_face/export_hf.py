@@ -81,9 +81,13 @@ def export_hf(
             config = write_hf_config(family, model, end, weights_dtype, begin) | carried.get("config", {})
             _write_json(partial / CONFIG_FILE, config)
             padding = range(record.tokenizer.vocab_size, model.vocab_size)
-            generation = carried.get("generation_config") or _generation_config(end, begin)
+            generation = carried.get("generation_config")
+            if not generation:
+                named = {name: ids for name, ids in carried.get("config", {}).items() if ids is not None}
+                generation = _generation_config(end, begin) | named
             if padding:
-                generation = generation | {"suppress_tokens": list(padding)}
+                suppressed = {*(generation.get("suppress_tokens") or []), *padding}
+                generation = generation | {"suppress_tokens": sorted(suppressed)}
             _write_json(partial / GENERATION_FILE, generation)
             advice = ""
             if tokenizer is not None:
