@@ -15,6 +15,7 @@ _HEAD_BYTES = 1 << 16  # that are searched for a <meta>; browsers look in the wh
 _SAMPLE_BYTES = 4096  # in which zeros show UTF-16
 _ZEROS, _NO_ZEROS = 0.2, 0.02  # shares of zeros among the bytes of even and of odd places of UTF-16
 _SURE = 8  # characters in UTF-8 that no text in another encoding has by chance
+_LONE_SHARE = 0.01  # of characters of UTF-16 that are half a pair: random bytes have 0.03
 _BROKEN_SHARE = 0.05  # of the characters of UTF-8 that may be broken
 _TAG = re.compile(rb"<!--|</?[a-zA-Z][^\s/>]*|<[!/?]")
 _ATTRIBUTE = re.compile(rb"""[\s/]*([^\s/>=][^\s/>=]*)\s*(?:=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
@@ -37,7 +38,9 @@ def decode_page(content: bytes, declared: str | None, is_html: bool, host: str =
     if codec == REPLACEMENT:
         raise NoText("encoding that browsers do not read")
     text, replaced = decode_text(content[start:], codec)
-    if is_binary(text.encode() if codec in UTF_16 else content):
+    is_utf16 = codec in UTF_16
+    sample = text.encode() if is_utf16 else content
+    if is_binary(sample) or (is_utf16 and replaced > len(text) * _LONE_SHARE):
         raise NoText("binary data declared as text")
     return text, replaced
 

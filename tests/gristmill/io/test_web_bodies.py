@@ -4,6 +4,7 @@ import gzip
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import brotli
 import pytest
@@ -136,6 +137,14 @@ BINARY = [b"%PDF-1.4\n1 0 obj <text> endobj " * 9, b"\x89PNG\r\n\x1a\n" + b"\0\1
 def test_binary_data_under_the_type_of_a_text_is_counted(tmp_path: Path, body: bytes, content: str) -> None:
     documents, went = read(tmp_path, response("http://a/b", body, content), response("http://a/next", BODY))
     assert len(documents) == 1 and went == {"skipped: binary data declared as text": 1}
+
+
+def test_random_bytes_are_binary_whatever_they_are_declared_as(tmp_path: Path) -> None:
+    labels = ["utf-8", "utf-16le", "utf-16be", "gbk", "big5", "shift_jis", "euc-kr", "windows-1252", "koi8-r", "none"]
+    contents = [Random(number).randbytes(3000) for number in range(5)]
+    archive = [response(label, content, f"text/html; charset={label}") for label in labels for content in contents]
+    documents, went = read(tmp_path, *archive)
+    assert not documents and went == {"skipped: binary data declared as text": 50}
 
 
 def test_a_page_with_a_few_control_characters_is_a_page(tmp_path: Path) -> None:
