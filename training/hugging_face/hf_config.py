@@ -102,7 +102,7 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[s
     full, known = dict(family.defaults), known_fields(family)
     for key, value in config.items():
         name = family.aliases.get(key, key)
-        if name not in known and value is not None and _is_inert(name, value):
+        if name not in known and value is not None and _is_inert(family, name, value):
             say(f"its {key} is {json.dumps(value)[:60]}, which changes nothing of what the model computes")
             continue
         if name not in known and value is not None:
@@ -116,7 +116,9 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[s
     return full
 
 
-def _is_inert(name: str, value: Any) -> bool:
+def _is_inert(family: ModelFamily, name: str, value: Any) -> bool:
+    if name == "auto_map" and family.model_type == "deepseek_v3":  # code that transformers has by now
+        return True
     if name == "layer_types":
         return isinstance(value, list) and {*map(str, value)} == {"full_attention"}
     return name in _INERT and ((accepted := _INERT[name]) is None or value in accepted)

@@ -233,3 +233,13 @@ def test_opt_with_projections_of_its_embedding_is_refused() -> None:
         read_hf_config(config | {"word_embed_proj_dim": 512})
     with pytest.raises(UsageError, match="its do_layer_norm_before is False; our model implements True only"):
         read_hf_config(config | {"do_layer_norm_before": False, "word_embed_proj_dim": 512})
+
+
+def test_code_that_a_published_deepseek_names_passes_with_a_note() -> None:
+    """DeepSeek-V3 and Moonlight name code of their own, which transformers has by now; of others it may differ."""
+    said: list[str] = []
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}}
+    assert read_hf_config(fields_of("deepseek_v3") | code, said.append) == read_hf_config(fields_of("deepseek_v3"))
+    assert [line.partition(" is ")[0] for line in said] == ["its auto_map"]
+    with pytest.raises(UsageError, match="its auto_map is "):
+        read_hf_config(fields_of("llama") | code)
