@@ -117,8 +117,9 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[s
 
 
 def _is_inert(family: ModelFamily, name: str, value: Any) -> bool:
-    if name == "auto_map" and family.model_type == "deepseek_v3":  # code that transformers has by now
-        return True
+    if name == "auto_map" and family.model_type == "deepseek_v3" and isinstance(value, dict):
+        files = {str(code).partition(".")[0] for code in value.values()}
+        return files <= {"configuration_deepseek", "modeling_deepseek"}  # code that transformers has by now
     if name == "layer_types":
         return isinstance(value, list) and {*map(str, value)} == {"full_attention"}
     return name in _INERT and ((accepted := _INERT[name]) is None or value in accepted)
