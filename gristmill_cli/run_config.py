@@ -22,7 +22,7 @@ from gristmill.io.files import RUN_FILE
 from gristmill.io.web.extraction import Extract
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
-from preprocessing.steps.minimum_length import SizeUnit
+from preprocessing.minimum_length import SizeUnit
 from preprocessing.train_tokenizer import ModelType
 
 

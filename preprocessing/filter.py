@@ -22,15 +22,16 @@ from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import paths_of, source_of
-from gristmill.io.facts import count_files, paths_of_facts, read_index, written_by_file
+from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS, count_files, paths_of_facts, read_index, written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.storage.files import locked_file
 from gristmill.text import utf8_size
-from preprocessing.steps.minimum_length import SHORT, SizeUnit, check_threshold, is_short
+from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
 
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
+SHORT = "short"
 KEPT = "kept"
 _FIND = "find"  # name of the step whose outputs are merged
 _FACTS_FILES = 64  # read by one task
@@ -86,17 +87,26 @@ def filter(
     return counts
 
 
-def list_short(facts_dir: Path, output_file: Path, options: RunOptions = RunOptions()) -> Counts:
-    """List the short documents as `filter` does, from the facts of a pass with the step MinimumLength.
+def list_short(
+    facts_dir: Path,
+    output_file: Path,
+    threshold: int,
+    options: RunOptions = RunOptions(),
+    unit: SizeUnit = "character",
+) -> Counts:
+    """List the short documents as `filter` does, from the facts of a pass with the step FormDigest: no text is read.
 
     Args:
         facts_dir: Folder of facts that prepare wrote.
         output_file: The key set, .pickle or .parquet.
+        threshold: Minimum size of the matching form of a document to keep, in units.
         options: Workers, memory, and when to stop; they change no output.
+        unit: Unit of the threshold: character, or byte of UTF-8.
 
     Returns:
         Documents read, kept and short, per source.
     """
+    check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
     files = read_index(facts_dir)
     paths = [facts_dir / file.path for file in files]
@@ -112,20 +122,21 @@ def list_short(facts_dir: Path, output_file: Path, options: RunOptions = RunOpti
         for bundle in batched(paths, count=_FACTS_FILES):
             name = bundle[0].relative_to(facts_dir).as_posix()
             output = run.ledger.root / STATE_DIR / run.output / f"{name}.short.parquet"
-            arguments = {"facts": FileSet(tuple(bundle)), "output": output}
+            arguments = {"facts": FileSet(tuple(bundle)), "threshold": threshold, "unit": unit, "output": output}
             tasks.append(Task(name, find_short_rows, arguments, (output,)))
         found = run.step(_FIND, tasks)
         run.step("merge", [_merge_task(run, found, output_file)])
         return run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
 
 
-def find_short_rows(facts: FileSet, output: Path) -> Counts:
+def find_short_rows(facts: FileSet, threshold: int, unit: SizeUnit, output: Path) -> Counts:
     """Task: write the keys of the short documents in some files of facts."""
     counts = Counts({}, [])
     rows = defaultdict[str, list[NDArray[np.int64]]](list)
+    measure = FORM_CHARACTERS if unit == "character" else FORM_BYTES
     for path in facts.paths:
-        for name, found in written_by_file(path, (SHORT, "bytes")):
-            is_short_row = found[SHORT].to_numpy(zero_copy_only=False)
+        for name, found in written_by_file(path, (measure, "bytes")):
+            is_short_row = found[measure].to_numpy() < threshold
             sizes = found["bytes"].to_numpy()
             for reason, chosen in ((SHORT, is_short_row), (KEPT, ~is_short_row)):
                 if chosen.any():

@@ -145,6 +145,38 @@ def compared_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character
     return sets
 
 
+def digest_forms(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the digests (n × 2) that digest_texts gives, and the bytes (n) and characters (n) of the matching forms.
+
+    >>> digests, sizes, characters = digest_forms(["Hello, world!", "Ça  va?", "!?"])
+    >>> bool((digests == digest_texts(["Hello, world!", "Ça  va?", "!?"])).all()), sizes.tolist(), characters.tolist()
+    (True, [11, 6, 0], [11, 5, 0])
+    """
+    digests = list[bytes]()
+    sizes = np.empty(len(texts), np.int64)
+    characters = np.empty(len(texts), np.int64)
+    for packed, data, offsets in pack(texts):
+        forms = np.empty(form_size(len(data)), np.uint8)
+        bounds = np.zeros(len(offsets), np.int64)
+        _write_forms(data, offsets, forms, bounds)
+        sizes[packed] = np.diff(bounds)
+        _count_characters(forms, bounds, characters[packed])
+        for (start, end), (first, last) in zip(pairwise(bounds.tolist()), pairwise(offsets.tolist()), strict=True):
+            form = forms.data[start:end] if start < end else data.data[first:last]
+            digests.append(hashlib.sha256(form).digest()[:16])
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2), sizes, characters
+
+
+@kernel
+def _count_characters(forms: np.ndarray, bounds: np.ndarray, characters: np.ndarray) -> None:
+    """Write how many characters each form has: bytes of UTF-8 that continue none."""
+    for i in range(len(characters)):
+        count = 0
+        for byte in forms[bounds[i] : bounds[i + 1]]:
+            count += (byte & 0xC0) != 0x80
+        characters[i] = count
+
+
 def _matching_forms(texts: Sequence[str]) -> Iterator[memoryview]:
     for _, data, offsets in pack(texts):
         forms, bounds = np.empty(form_size(len(data)), np.uint8), np.zeros(len(offsets), np.int64)

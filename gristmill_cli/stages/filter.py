@@ -6,7 +6,7 @@ from gristmill.counts import Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import UNKNOWN_COUNT, RunContext, StageSpec
 from preprocessing.filter import KEPT, filter
-from preprocessing.steps.minimum_length import check_threshold
+from preprocessing.minimum_length import check_threshold
 
 
 class FilterShort(StageSpec):

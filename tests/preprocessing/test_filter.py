@@ -19,7 +19,7 @@ from gristmill.io import readers as reading
 from gristmill.io.keys import read_keys, write_keys
 from gristmill.text import matching_form
 from preprocessing.filter import filter as find_short
-from preprocessing.steps.minimum_length import is_short
+from preprocessing.minimum_length import is_short
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.patience import patience
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,6 @@ from preprocessing.filter import list_short
 from preprocessing.filter_quality import filter_quality
 from preprocessing.normalize_text import normalize_text
 from preprocessing.prepare import prepare
-from preprocessing.steps.minimum_length import MinimumLength
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
 from preprocessing.steps.text_digest import TextDigest
@@ -106,7 +106,7 @@ def recipe(tmp_path: Path) -> str:
 
 def steps_of(recipe: str = "") -> list[DocumentStep]:
     rules = [RecipeRules.of(recipe)] if recipe else []
-    return [Normalise(), *rules, TextDigest(), MinimumLength(60), FormDigest(), MinHashSignature(SKETCH)]
+    return [Normalise(), *rules, TextDigest(), FormDigest(), MinHashSignature(SKETCH)]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -162,7 +162,7 @@ def one_pass(raw: Path, out: Path, steps: list[DocumentStep], options: RunOption
 
 def join_facts(out: Path, options: RunOptions) -> dict[str, Counts]:
     pairs = out / "dup/duplicate_pairs_exact.txt"
-    short = list_short(out / "facts", out / "short.pickle", options)
+    short = list_short(out / "facts", out / "short.pickle", 60, options)
     copies = pair_exact_copies(out / "facts", pairs, options=options)
     signed = select_signatures(out / "facts", out / "minhash", SKETCH, pairs.with_suffix(".parquet"), options)
     return {"short": short, "copies": copies, "signed": signed}
@@ -276,7 +276,7 @@ def test_what_has_changed_is_done_again_and_nothing_else(raw: Path, recipe: str,
 
     assert tasks_run(steps_of(recipe))
     assert not tasks_run(steps_of(recipe))
-    assert tasks_run([*steps_of(recipe)[:3], MinimumLength(61), *steps_of(recipe)[4:]])
+    assert tasks_run([*steps_of(recipe)[:4], MinHashSignature(replace(SKETCH, seed=2))])
     (tmp_path / "domains.txt").write_text("bad.com\ngood.org\n")
     assert tasks_run(steps_of(recipe))
     assert not tasks_run(steps_of(recipe))
@@ -287,15 +287,31 @@ def test_what_has_changed_is_done_again_and_nothing_else(raw: Path, recipe: str,
     assert not [path for path in (tmp_path / "facts").rglob("*") if "b.jsonl.gz" in path.name]
 
 
+@pytest.mark.parametrize("unit", ["character", "byte"])
+def test_another_threshold_reads_no_text(raw: Path, tmp_path: Path, unit: Any) -> None:
+    options = RunOptions(workers=1, quiet=True, max_malformed=0.9)
+    prepare(raw, tmp_path / "documents", tmp_path / "facts", steps_of(), options)
+    shutil.copytree(tmp_path / "documents", tmp_path / "kept")
+    for path in (tmp_path / "documents").rglob("*.jsonl*"):
+        path.unlink()
+    for threshold in (1, 60, 200):
+        found = list_short(tmp_path / "facts", tmp_path / f"{threshold}.pickle", threshold, options, unit)
+        expected = find_short(
+            tmp_path / "kept", tmp_path / f"five{threshold}.pickle", 0, "all", threshold, options, unit=unit
+        )
+        assert documents_of(found) == documents_of(expected)
+        assert (tmp_path / f"{threshold}.pickle").read_bytes() == (tmp_path / f"five{threshold}.pickle").read_bytes()
+
+
 def test_damaged_facts_are_refused(raw: Path, tmp_path: Path, quiet: RunOptions) -> None:
     lenient = replace(quiet, max_malformed=0.9)
     prepare(raw, tmp_path / "documents", tmp_path / "facts", steps_of(), lenient)
     path = next((tmp_path / "facts").rglob("*.facts.parquet"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match="is not what prepare wrote"):
-        list_short(tmp_path / "facts", tmp_path / "short.pickle", lenient)
+        list_short(tmp_path / "facts", tmp_path / "short.pickle", 60, lenient)
     with pytest.raises(UsageError, match="expected the facts of a corpus, got no index"):
-        list_short(tmp_path, tmp_path / "short.pickle", lenient)
+        list_short(tmp_path, tmp_path / "short.pickle", 60, lenient)
 
 
 KILLED = """
@@ -329,7 +345,7 @@ def test_a_killed_pass_goes_on_and_gives_the_same_bytes(raw: Path, recipe: str, 
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     with pytest.raises(InputError, match="prepare"):
-        list_short(tmp_path / "killed/facts", tmp_path / "short.pickle")
+        list_short(tmp_path / "killed/facts", tmp_path / "short.pickle", 60)
     again = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     assert "tasks done before" in again.stderr
     options = RunOptions(workers=1, quiet=True, max_malformed=0.9)

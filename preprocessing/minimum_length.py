@@ -1,6 +1,5 @@
-"""Step: note which documents are too short to learn from: they are still compared, and the mix drops them."""
+"""Minimum length: which texts are too short to learn from, by the length of their matching form."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from string import punctuation
 from typing import Literal
@@ -9,25 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
-from gristmill.steps import Batch, DocumentStep, Outcome
 from gristmill.text import matching_form, utf8_size
 
 SizeUnit = Literal["character", "byte"]
-SHORT = "short"
-
-
-@dataclass(frozen=True)
-class MinimumLength(DocumentStep):
-    """Note whether the matching form of a text has fewer than `threshold` units."""
-
-    name = "minimum length"
-    libraries = ("unicode",)
-    makes = {SHORT: "bool"}  # noqa: RUF012
-    threshold: int = 200
-    unit: SizeUnit = "character"
-
-    def apply(self, batch: Batch) -> Outcome:
-        return Outcome(facts={SHORT: [is_short(text, self.threshold, self.unit) for text in batch.texts]})
 
 
 def check_threshold(threshold: int) -> None:
