@@ -30,6 +30,7 @@ from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn
 from gristmill.command import command
 from gristmill.counts import READ, Counts
+from gristmill.engine.facts import count_files, list_facts, plan_facts, without_vectors
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
@@ -40,7 +41,6 @@ from gristmill.errors import OutputError, UsageError
 from gristmill.io.artefacts import open_table_writer
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.facts import count_files, paths_of_facts, read_index
 from gristmill.io.files import STATE_DIR, mark_finished
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file, remove_files
@@ -134,20 +134,20 @@ def pair_exact_copies(
         Documents read, copies and unique documents (including the first of each group), per source.
     """
     _check(facts_dir, out_file, "matching_form", scope)
-    files = read_index(facts_dir)
     outputs = (out_file, out_file.with_suffix(".parquet"))
-    paths = [facts_dir / file.path for file in files]
+    paths = list_facts(facts_dir)
     with open_stage(
         STAGE,
         out_file.parent,
         options,
         label=out_file.name,
-        reads={facts_dir: paths_of_facts(facts_dir, files)},
+        reads={facts_dir: paths},
         files=outputs,
     ) as run:
-        done = run.goal({"scope": scope, "facts": FileSet(tuple(paths))}, outputs)
+        done = run.goal({"scope": scope, "facts": FileSet(without_vectors(paths))}, outputs)
         if done is not None:
             return run.finish(done)
+        files = plan_facts(run, facts_dir)
         groups = group_facts(files)
         tasks = list[Task]()
         for group in groups:

@@ -27,6 +27,7 @@ from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import READ, Counts
+from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.report import note_count_mismatch
@@ -37,15 +38,7 @@ from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import CorpusFile, Document, paths_of, source_of
-from gristmill.io.facts import (
-    FactsFile,
-    VectorReader,
-    count_files,
-    paths_of_facts,
-    read_index,
-    vector_path,
-    written_by_file,
-)
+from gristmill.io.facts import FactsFile, VectorReader, vector_path, written_by_file
 from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.readers import Rejects, Slice, read_documents
@@ -164,11 +157,11 @@ def select_signatures(
     Returns:
         Documents read, signed, skipped and too short (no shingle), per source.
     """
-    files = [file for file in read_index(facts_dir) if file.documents]
-    paths = [facts_dir / file.path for file in files]
-    with open_stage(
-        STAGE, output_dir, options, reads={facts_dir: paths_of_facts(facts_dir, files)}, publishes=[output_dir]
-    ) as run:
+    found_facts = list_facts(facts_dir)
+    with open_stage(STAGE, output_dir, options, reads={facts_dir: found_facts}, publishes=[output_dir]) as run:
+        listed = plan_facts(run, facts_dir)
+        files = [file for file in listed if file.documents]
+        paths = [facts_dir / file.path for file in files]
         shards = [_shards_of(file, output_dir) for file in files]
         planned = [shard for of_file in shards for shard in of_file.values()]
         reject_unknown_files(output_dir, planned, (SUFFIX,), run.ledger)
@@ -182,7 +175,7 @@ def select_signatures(
             }  # fmt: skip
             tasks.append(Task(file.path, write_signed, given, tuple(of_file.values())))
         signed = run.step("select", tasks)
-        counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(read_index(facts_dir)))))
+        counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(listed))))
     if run.ran and not options.quiet:
         _print_notes(counts, sketch, skip if keys else None)
     return counts

@@ -165,7 +165,8 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
         if fault := _number_fault(value, kind):
             raise UsageError(f"{where} {fault}") from error
         if unknown := re.search("unknown field `(.*?)`", str(error)):
-            known = typing.get_args(kind)[1].__struct_fields__  # of a table of Structs
+            members = typing.get_args(kind)  # of a table, or an array of tables, of Structs
+            known = next(member.__struct_fields__ for member in members if hasattr(member, "__struct_fields__"))
             raise UsageError(f"{where}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
         detail = f" ({error})" if typing.get_origin(kind) is dict else ""
         raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}") from error
@@ -220,6 +221,9 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
             if name not in options and not name.startswith(tables):
                 advice = suggestion(name, list(options))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{advice}")
+            if any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in _items(options, name)):
+                header = f"[[{name.removeprefix('--')}]]"
+                raise UsageError(f"{name}: expected tables {header} in a file; try --config FILE")
         if bool in (options.get(name), *typing.get_args(options.get(name))):
             option, equals, value = argument.rpartition("=")
             is_value = equals or not argument.startswith("--")
@@ -229,6 +233,12 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
         else:
             checked.append(argument)
     return checked
+
+
+def _items(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return the types of the items of an option that is a tuple; none of others."""
+    kind = options.get(name)
+    return typing.get_args(kind) if typing.get_origin(kind) is tuple else ()
 
 
 def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:

@@ -14,7 +14,9 @@ import msgspec
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
 from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
+from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.steps import check_steps
 from gristmill.storage.files import (
     check_writable,
     exists,
@@ -30,6 +32,8 @@ from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
 from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.drops import read_keep_list
 from preprocessing.mixing.sampling import check_seed
+from preprocessing.steps.normalise import Normalise
+from preprocessing.steps.user_function import UserFunction
 
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
 
@@ -57,6 +61,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     for stage in STAGES:
         with _section(stage.section):
             stage.check(config, sources)
+    check_steps([Normalise(), *map(UserFunction.of, config.steps)], CORE.names)
     if config.keep_list:
         read_keep_list(config.keep_list)
     with _section("alarms"):

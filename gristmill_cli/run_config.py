@@ -23,6 +23,7 @@ from gristmill.io.web.extraction import Extract
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.minimum_length import SizeUnit
+from preprocessing.steps.user_function import StepOptions
 from preprocessing.train_tokenizer import ModelType
 
 
@@ -239,6 +240,8 @@ class _Corpus:
     """The column or field of the corpus that holds the text, or one in another: meta.text; it keeps its name."""
     sources: dict[str, Source] = field(default_factory=dict)
     """Tables [sources.NAME] of the file; the texts are written as the field that --text_column names."""
+    steps: Annotated[tuple[StepOptions, ...], tyro.conf.Fixed] = ()
+    """Tables [[steps]] of the file: functions of yours, which keep, score or rewrite documents after normalisation."""
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
 

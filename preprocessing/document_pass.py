@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gristmill.batches import batched
-from gristmill.counts import MALFORMED, Counts
+from gristmill.counts import MALFORMED, SKIPPED, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
-from gristmill.engine.task import Result
+from gristmill.engine.task import FileSet, Result
 from gristmill.errors import UsageError
-from gristmill.io.artefacts import open_table
+from gristmill.io.artefacts import open_table, open_table_writer
 from gristmill.io.documents import Document
 from gristmill.io.facts import (
     TYPES,
@@ -27,6 +27,7 @@ from gristmill.io.facts import (
     open_facts_writer,
     open_vector_writer,
     schema_of_facts,
+    stream_facts,
     write_index,
 )
 from gristmill.io.readers import Rejects, Slice, read_documents
@@ -37,6 +38,17 @@ from gristmill.text import utf8_size
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 20
 Steps = tuple[DocumentStep, ...]
+NOTED = "noted"  # reason of documents that stay where they are
+REMOVED = pa.schema(
+    {
+        "file": pa.string(),
+        "row": pa.int64(),
+        "rule": pa.string(),
+        "value": pa.float64(),
+        "detail": pa.string(),
+        "id": pa.string(),
+    }
+)
 
 
 class SliceNote(msgspec.Struct):
@@ -164,7 +176,10 @@ class _SliceWorker:
             rows = np.array([document.key.row for document in documents], np.int64)
             self.written.end = int(rows[-1]) + 1
             self.written.documents += len(rows)
-        self._count(done, raw_sizes, sizes, is_written)
+        if sink:
+            self._count(done, raw_sizes, sizes, is_written)
+        else:
+            self.counts.add(self.part.source, NOTED, int(sizes.sum()), len(sizes))
         removed = np.flatnonzero(~is_written).tolist()
         ids: list[str | None] = [None] * len(documents)
         for number in removed:
@@ -175,7 +190,7 @@ class _SliceWorker:
             "row": pa.array(rows, mask=~is_written),
             "reason": pa.array(done.reasons, pa.string()).dictionary_encode(),
             "value": pa.array(done.values, pa.float64()),
-            "detail": pa.array([detail or None for detail in done.details], pa.string()),
+            "detail": pa.array(done.details, pa.string(), mask=is_written),
             "id": pa.array(ids, pa.string()),
             "raw_bytes": pa.array(raw_sizes),
             "bytes": pa.array(sizes, mask=~is_written),
@@ -239,7 +254,7 @@ class _SliceWorker:
         rows, reasons, sizes = zip(*malformed, strict=True)
         noted = {
             "raw_row": pa.array(rows, pa.int64()),
-            "reason": pa.array([f"{MALFORMED}: {reason}" for reason in reasons], pa.string()),
+            "reason": pa.array(reasons, pa.string()),
             "raw_bytes": pa.array(sizes, pa.int64()),
         }
         others = [name for name in schema.names if name != "raw_file"]
@@ -287,6 +302,21 @@ def number_rows(facts: Path, first: int, output: Path) -> None:
             columns = {name: table.column(name).combine_chunks() for name in table.column_names}
             columns["row"] = pc.add(columns["row"], pa.scalar(first, pa.int64()))
             writer.add(columns)
+
+
+def list_removed(facts: FileSet, output: Path) -> None:
+    """Task: write a table of the documents that steps removed, with the rule of each, from files of facts in order."""
+    columns = ["raw_file", "raw_row", "reason", "value", "detail", "id"]
+    with open_table_writer(output, REMOVED) as write:
+        for path in facts.paths:
+            for table in stream_facts(path, columns):
+                reasons = table.column("reason").cast(pa.string())
+                no_documents = pc.or_(
+                    pc.starts_with(reasons, f"{MALFORMED}: "), pc.starts_with(reasons, f"{SKIPPED}: ")
+                )
+                chosen = table.filter(pc.and_(pc.not_equal(reasons, ""), pc.invert(no_documents)))
+                arrays = [chosen.column(name).cast(kind.type) for name, kind in zip(columns, REMOVED, strict=True)]
+                write(dict(zip(REMOVED.names, arrays, strict=True)))
 
 
 def index_facts(files: list[FactsFile], output: Path) -> None:

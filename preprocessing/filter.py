@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
+from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
@@ -22,7 +23,7 @@ from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import paths_of, source_of
-from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS, count_files, paths_of_facts, read_index, written_by_file
+from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS, written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
@@ -108,16 +109,17 @@ def list_short(
     """
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
-    files = read_index(facts_dir)
-    paths = [facts_dir / file.path for file in files]
+    found_facts = list_facts(facts_dir)
     with open_stage(
         STAGE,
         output_file.parent,
         options,
-        reads={facts_dir: paths_of_facts(facts_dir, files)},
+        reads={facts_dir: found_facts},
         files=[output_file],
         label=output_file.name,
     ) as run:
+        files = plan_facts(run, facts_dir)
+        paths = [facts_dir / file.path for file in files]
         tasks = list[Task]()
         for bundle in batched(paths, count=_FACTS_FILES):
             name = bundle[0].relative_to(facts_dir).as_posix()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import pyarrow as pa
 from tyro.conf import Positional
 
 from gristmill.command import command
@@ -20,20 +19,11 @@ from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
+from preprocessing.document_pass import REMOVED
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
-STAGE = Stage("filter_quality", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
-_SCHEMA = pa.schema(
-    {
-        "file": pa.string(),
-        "row": pa.int64(),
-        "rule": pa.string(),
-        "value": pa.float64(),
-        "detail": pa.string(),
-        "id": pa.string(),
-    }
-)
+STAGE = Stage("filter_quality", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
 
 def filter_quality(
@@ -72,13 +62,15 @@ def filter_quality(
             table=table,
         )  # fmt: skip
         counts = run.finish(done.counts)
-    if (replaced := sum(done.values(int))) and not options.quiet:
-        print(
-            f"{STAGE.name}: {count_of(replaced, 'mail or IP address', 'mail and IP addresses')} replaced in "
-            "the documents written",
-            file=sys.stderr,
-        )
+    note_replaced(sum(done.values(int)), options)
     return counts
+
+
+def note_replaced(replaced: int, options: RunOptions) -> None:
+    """Print how many addresses were replaced, if any were."""
+    if replaced and not options.quiet:
+        addresses = count_of(replaced, "mail or IP address", "mail and IP addresses")
+        print(f"{STAGE.name}: {addresses} replaced in the documents written", file=sys.stderr)
 
 
 def removed_path(target_dir: Path) -> Path:
@@ -109,7 +101,7 @@ def judge_slices(
                 document.replace_text(verdict.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
-    write_rows(rows, _SCHEMA, removed)
+    write_rows(rows, REMOVED, removed)
     return Result(counts, replaced)
 
 

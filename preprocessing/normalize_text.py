@@ -1,6 +1,5 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
-import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,13 +21,13 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources
-from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, parse_name, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.web.extraction import Extract
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
-from preprocessing.steps.normalise import check_ftfy, normaliser
+from preprocessing.steps.normalise import check_ftfy, normaliser, web_libraries
 
 STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
@@ -96,9 +95,7 @@ def normalize_text(
             last = (len(files) - 1) // FILES_PER_INDEX
             raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {last}")
         more: tuple[str, ...] = ("ftfy",) if ftfy else ()
-        if any(parts and parts.format in (*WEB_FORMATS, "html") for parts in (parse_name(file.name) for file in files)):
-            check_web()
-            more += ("resiliparse", "chardetng-py")
+        more += web_libraries(file.name for file in files)
         stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
         with open_stage(
             stage, target_dir, options, reads=reads, publishes=[target_dir],
@@ -110,14 +107,6 @@ def normalize_text(
             if idx <= 0:  # once for all blocks
                 counts.merge(run.note("files that are not read", corpus.count_unread()))
             return run.finish(counts)
-
-
-def check_web() -> None:
-    """Raise UsageError if the packages that read web archives are not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("brotli", "chardetng_py", "resiliparse")):
-        raise UsageError(
-            "the corpus holds web archives or pages (.warc, .wet, .html): to read them, pip install 'gristmill[web]'"
-        )
 
 
 @leaves_out_damaged

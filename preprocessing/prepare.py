@@ -14,13 +14,23 @@ from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_
 from gristmill.engine.rewriting import Targets, plan_targets, rewrite_corpus
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
-from gristmill.engine.task import Stage, Task
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources
-from gristmill.io.documents import CORPUS_SUFFIXES, WEB_FORMATS, CorpusFile, parse_name, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
 from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, vector_path
+from gristmill.io.web.extraction import Extract
 from gristmill.steps import DocumentStep, check_steps
 from gristmill.storage.files import listed_once
-from preprocessing.document_pass import GroupNotes, Steps, index_facts, number_rows, process_slices, split_facts
+from preprocessing.document_pass import (
+    GroupNotes,
+    Steps,
+    index_facts,
+    list_removed,
+    number_rows,
+    process_slices,
+    split_facts,
+)
+from preprocessing.steps.normalise import web_libraries
 
 STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
@@ -36,8 +46,11 @@ def prepare(
     text_column: str = "text",
     read_also: tuple[str, ...] = (),
     skip_odd_names: bool = False,
+    extract: Extract = "main",
     sources: Mapping[str, Source] | None = None,
     sums: tuple[str, ...] = (),
+    removed: Path | None = None,
+    stage: Stage = STAGE,
 ) -> tuple[Counts, dict[str, int]]:
     """Run steps on every document of a corpus; write the documents that they keep, and facts of all records.
 
@@ -54,8 +67,11 @@ def prepare(
         text_column: The column or field that holds the text; it keeps its name.
         read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
         skip_odd_names: Leave out files whose names cannot be part of a document's key.
+        extract: Of HTML pages the text without menus and footers (main), or all text.
         sources: Folder, text field and format of each source, where these differ; others are not read then.
         sums: Facts to add up over the documents that are written.
+        removed: Output, a table of the documents that steps removed: raw file and row, rule, value, detail and id.
+        stage: The name and version under which records are kept, where the pass stands for another stage.
 
     Returns:
         Documents read, written, malformed, and removed by each reason, and files read and not read, per source; and
@@ -66,7 +82,7 @@ def prepare(
     written_to = documents_dir or data_dir
     reject_overlapping_folders(facts_dir, written_to)
     with listed_once(data_dir):
-        found = _list_corpus(data_dir, sources, text_column, read_also, skip_odd_names)
+        found = _list_corpus(data_dir, sources, text_column, read_also, skip_odd_names, extract)
         corpus = join_corpora(found)
         reads = dict[Path, list[Path]]()
         for folder, listed in found:
@@ -75,36 +91,44 @@ def prepare(
         names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}
         files = sorted(corpus.files, key=lambda file: names.get(file.name, file.name))  # in the order of keys
         publishes = [documents_dir, facts_dir] if documents_dir else [facts_dir]
-        with open_stage(_stage_of(steps, files), publishes[0], options, reads=reads, publishes=publishes) as run:
+        version = _stage_of(stage, steps, files)
+        more = [removed] if removed else []
+        with open_stage(version, publishes[0], options, reads=reads, publishes=publishes, files=more) as run:
             if documents_dir:
                 reject_unknown_files(documents_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             plan = PassPlan(run, facts_dir, steps, names, sums, text_column if sources else "")
             done = plan.write_documents(files, targets) if documents_dir else plan.only_note(files)
             counts = done.counts
-            plan.finish_facts(done)
+            facts = plan.finish_facts(done)
+            if removed:
+                arguments = {"facts": FileSet(tuple(facts)), "output": removed}
+                run.step("removed", [Task("removed", list_removed, arguments, (removed,))])
             counts.merge(run.note("files that are not read", corpus.count_unread()))
             totals = {name: sum(group.sums[name] for group in done.values(GroupNotes)) for name in sums}
             return run.finish(counts), totals
 
 
 def _list_corpus(
-    data_dir: Path, sources: Mapping[str, Source] | None, text_column: str, read_also: tuple[str, ...], skip: bool
+    data_dir: Path,
+    sources: Mapping[str, Source] | None,
+    text_column: str,
+    read_also: tuple[str, ...],
+    skip: bool,
+    extract: Extract,
 ) -> list[tuple[Path, Corpus]]:
     if sources:
         return scan_sources(data_dir, sources, text_column, skip)
-    listed = scan_corpus(data_dir, text_column=text_column, read_also=read_also, skip_odd_names=skip)
+    listed = scan_corpus(data_dir, text_column=text_column, read_also=read_also, skip_odd_names=skip, extract=extract)
     return [(data_dir, listed)]
 
 
-def _stage_of(steps: Steps, files: Sequence[CorpusFile]) -> Stage:
+def _stage_of(stage: Stage, steps: Steps, files: Sequence[CorpusFile]) -> Stage:
     """Return the stage with the versions of all libraries that its steps and formats depend on."""
-    libraries = dict.fromkeys(STAGE.libraries)
+    libraries = dict.fromkeys((*STAGE.libraries, *stage.libraries))
     for step in steps:
         libraries |= dict.fromkeys(step.libraries)
-    formats = {parts.format for file in files if (parts := parse_name(file.name))}
-    if formats & {*WEB_FORMATS, "html"}:
-        libraries["resiliparse"] = None
-    return replace(STAGE, libraries=tuple(libraries))
+    libraries |= dict.fromkeys(web_libraries(file.name for file in files))
+    return replace(stage, libraries=tuple(libraries))
 
 
 @dataclass
@@ -139,8 +163,8 @@ class PassPlan:
 
         return read_slices(self.run, "prepare", cut_raw_corpus(self.run, files), plan)
 
-    def finish_facts(self, done: StepResult) -> None:
-        """Count the rows of large files from their first, and list all files of facts."""
+    def finish_facts(self, done: StepResult) -> list[Path]:
+        """Count the rows of large files from their first; list all files of facts, and return their paths."""
         listed = list[FactsFile]()
         numbering = list[Task]()
         ends = dict[str, int]()
@@ -160,6 +184,7 @@ class PassPlan:
             self.run.step("number", numbering)
         index = self.facts_dir / INDEX_FILE
         self.run.step("index", [Task("index", index_facts, {"files": listed, "output": index}, (index,))])
+        return [self.facts_dir / file.path for file in listed]
 
     def _moved(self, part: WrittenSlice, ends: dict[str, int]) -> WrittenSlice:
         """Return the rows of a piece in its file, which begin where those of the piece before it end."""

@@ -17,12 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from gristmill.counts import Counts
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError
 from gristmill.io.artefacts import open_table
-from gristmill.io.documents import source_of
-from gristmill.io.files import reject_unfinished
-from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write
 
 SUFFIX = ".facts.parquet"
@@ -153,19 +149,6 @@ def written_by_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, p
             start = end
 
 
-def paths_of_facts(folder: Path, files: Sequence[FactsFile]) -> list[Path]:
-    """Return the paths of the list of files of facts, and of these files."""
-    return [folder / INDEX_FILE, *(folder / file.path for file in files)]
-
-
-def count_files(files: Sequence[FactsFile]) -> Counts:
-    """Return the number of files per source that documents were written to."""
-    counts = Counts({}, [])
-    for name in dict.fromkeys(part.file for file in files for part in file.slices):
-        counts.add_read_file(source_of(name))
-    return counts
-
-
 @contextmanager
 def open_vector_writer(path: Path, name: str, length: int) -> Iterator["VectorWriter"]:
     """Yield a writer of vectors of `length` numbers; publish the file when the block ends without an error."""
@@ -238,16 +221,9 @@ def write_index(path: Path, files: Sequence[FactsFile]) -> None:
         temporary.write_bytes(msgspec.json.encode(ordered) + b"\n")
 
 
-def read_index(folder: Path) -> list[FactsFile]:
-    """Return the files of facts of a folder, in the order of keys.
-
-    UsageError if it has none, InputError if they are damaged, or the pass that writes them has not finished.
-    """
-    reject_unfinished(folder)
-    path = folder / INDEX_FILE
-    if not is_file(path):
-        raise UsageError(f"{folder}: expected the facts of a corpus, got no {INDEX_FILE}; run prepare first")
+def read_index(path: Path) -> list[FactsFile]:
+    """Return the list that write_index wrote. InputError if it is damaged."""
     try:
-        return msgspec.json.decode(read_file(path), type=list[FactsFile])
+        return msgspec.json.decode(path.read_bytes(), type=list[FactsFile])
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is not a readable list of facts ({error}): run prepare again") from error

@@ -168,7 +168,7 @@ class Rejects:
                 self.path.unlink(missing_ok=True)
 
     def note(self, row: int, reason: str, size: int) -> None:
-        """Do nothing: a subclass may note the row of a malformed record, the reason, and its size in bytes."""
+        """Do nothing: a subclass may note the row of a record that is no document, why, and its size in bytes."""
 
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
@@ -206,6 +206,7 @@ def read_documents(
         if isinstance(record, Skipped):
             counts.add(part.source, READ, 0)
             counts.add(part.source, f"{SKIPPED}: {record.reason}", 0)
+            rejects.note(row, f"{SKIPPED}: {record.reason}", 0)
             continue
         try:
             document = _to_document(record, DocKey(part.name, row), part)
@@ -214,7 +215,7 @@ def read_documents(
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {line}: {error}")
-            rejects.note(row, error.reason, size)
+            rejects.note(row, f"{MALFORMED}: {error.reason}", size)
             rejects.add(part.name, line, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source

@@ -4,8 +4,8 @@ from typing import Any
 
 from gristmill.counts import Counts
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.spec import UNKNOWN_COUNT, RunContext, StageSpec
-from preprocessing.filter import KEPT, filter
+from gristmill_cli.stages.spec import RunContext, StageSpec
+from preprocessing.filter import KEPT, list_short
 from preprocessing.minimum_length import check_threshold
 
 
@@ -20,10 +20,8 @@ class FilterShort(StageSpec):
 
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the short documents."""
-        threshold = run.config.filter.threshold
-        unit = run.config.filter.unit
-        text_column = run.config.text_column
-        return filter(run.corpus, run.short_documents, UNKNOWN_COUNT, "all", threshold, run.options, text_column, unit)
+        spec = run.config.filter
+        return list_short(run.facts, run.short_documents, spec.threshold, run.options, spec.unit)
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the minimum size, and its unit."""

@@ -9,10 +9,13 @@ from gristmill.engine.ledger import Ledger
 from gristmill.errors import GristmillError
 from gristmill.io.files import STATE_DIR
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_languages
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.filter_quality import filter_quality
+from preprocessing.filter_quality import STAGE, filter_quality, note_replaced, removed_path
+from preprocessing.prepare import prepare
 from preprocessing.quality.recipe import Bounds, load_recipe, read_recipe
+from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a recipe's rules
 
@@ -33,11 +36,21 @@ class FilterQuality(StageSpec):
         """Judge every document by the rules."""
         recipe = run.config.recipe
         text_column = run.config.text_column
-        return filter_quality(run.corpus, self.path(run.config), recipe, run.options, text_column=text_column)
+        output = self.path(run.config)
+        if not run.is_last_writer:
+            return filter_quality(run.corpus, output, recipe, run.options, text_column=text_column)
+        steps = [RecipeRules.of(recipe), *run.fact_steps]
+        counts, sums = prepare(
+            run.corpus, output, run.facts, steps, run.options, text_column=text_column, sums=(REPLACED,),
+            removed=removed_path(output), stage=STAGE,
+        )  # fmt: skip
+        note_replaced(sums[REPLACED], run.options)
+        return counts
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the version of the rules."""
-        return {"rules": rules_version(read_recipe(run.config.recipe))}
+        settings = {"rules": rules_version(read_recipe(run.config.recipe))}
+        return settings | signature_settings(run) if run.is_last_writer else settings
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise UsageError if the recipe cannot be read."""
@@ -48,7 +61,9 @@ class FilterQuality(StageSpec):
         """Yield rules that remove nothing, and files that lose far more than others of their source."""
         limits = run.config.alarms
         yield from _idle_rules(run.config, counts)
-        files_of_source = counts_by_file(Ledger(self.path(run.config) / STATE_DIR, self.name), "judge")
+        files_of_source = counts_by_file(
+            Ledger(self.path(run.config) / STATE_DIR, self.name), "prepare" if run.is_last_writer else "judge"
+        )
         yield from odd_languages(files_of_source, limits.language)
         for source, files in sorted(files_of_source.items()):
             losses = warn_of_losses(files, "", 0, limits.times_median, "file")

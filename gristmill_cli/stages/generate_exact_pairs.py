@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedup.generate_exact_pairs import generate_exact_pairs
+from dedup.generate_exact_pairs import pair_exact_copies
 from gristmill.counts import Counts
 from gristmill_cli.stages.spec import RunContext, StageSpec
 
@@ -18,11 +18,7 @@ class GenerateExactPairs(StageSpec):
 
     def call(self, run: RunContext) -> Counts:
         """Write the pairs of copies."""
-        scope = run.config.dedup.scope
-        text_column = run.config.text_column
-        return generate_exact_pairs(
-            run.corpus, run.exact_pairs, scope=scope, text_column=text_column, options=run.options
-        )
+        return pair_exact_copies(run.facts, run.exact_pairs, run.config.dedup.scope, run.options)
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return which documents are compared."""

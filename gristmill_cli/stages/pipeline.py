@@ -17,6 +17,7 @@ from gristmill_cli.stages.generate_connected_components import GenerateConnected
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
 from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
 from gristmill_cli.stages.normalize_text import NormalizeText
+from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.pass1 import Pass1
 from gristmill_cli.stages.pass2 import Pass2
 from gristmill_cli.stages.remove_lines import RemoveLines
@@ -31,6 +32,7 @@ STAGES: tuple[StageSpec, ...] = (
     FilterQuality(),
     RemoveLines(),
     Decontaminate(),
+    NoteFacts(),
     FilterShort(),
     GenerateExactPairs(),
     ToHash(),
@@ -71,7 +73,9 @@ def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None =
         if earlier.rewrites:
             writer = earlier
     corpus = writer.path(config) if writer else config.corpus
-    return RunContext(config, options or config.run_options, corpus, writer.name if writer else None)
+    is_last_writer = stage.rewrites and stage.path(config) == clean_corpus(config)
+    writer_name = writer.name if writer else None
+    return RunContext(config, options or config.run_options, corpus, writer_name, is_last_writer)
 
 
 def clean_corpus(config: RunConfig) -> Path:

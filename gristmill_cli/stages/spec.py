@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dedup.steps.form_digest import FormDigest
+from dedup.steps.minhash_signature import MinHashSignature
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
+from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from preprocessing.steps.text_digest import TextDigest
 
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
 CORPUS = "corpus"  # what most stages read: the documents that the last rewriting stage wrote
@@ -23,17 +27,29 @@ class RunContext:
         options: Workers, memory and limits; in a run they share its workers.
         corpus: The folder of the documents that the stage reads.
         corpus_stage: The stage that wrote `corpus`; None before the first.
+        is_last_writer: The stage is the last that writes the corpus anew, and notes facts of its documents.
     """
 
     config: RunConfig
     options: RunOptions
     corpus: Path
     corpus_stage: str | None = None
+    is_last_writer: bool = False
 
     @property
     def out(self) -> Path:
         """The folder of the run."""
         return self.config.out
+
+    @property
+    def facts(self) -> Path:
+        """The facts of the documents that are filtered, compared and mixed."""
+        return self.out / "facts"
+
+    @property
+    def fact_steps(self) -> list[DocumentStep]:
+        """The steps that note what documents are filtered, compared and mixed by."""
+        return [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch)]
 
     @property
     def short_documents(self) -> Path:
@@ -147,9 +163,9 @@ class StageSpec:
 
     def is_in_run(self, options: Mapping[str, Any]) -> bool:
         """Return whether a run with these options, as run.json has them, has the stage."""
-        if self.added_by and not _is_given(options, self.added_by):
+        if self.added_by and not is_given(options, self.added_by):
             return False
-        return not (self.left_out_by and _is_given(options, self.left_out_by))
+        return not (self.left_out_by and is_given(options, self.left_out_by))
 
     def reject_empty(self, config: RunConfig, counts: Counts) -> None:
         """Raise InputError if the stage must keep a document, and kept none."""
@@ -174,7 +190,7 @@ def reject_options_without_effect(section: Any, missing: str, advice: str) -> No
         raise UsageError(f"--{given[0]} has no effect {missing}; try {advice}")
 
 
-def _is_given(options: Mapping[str, Any], name: str) -> bool:
+def is_given(options: Mapping[str, Any], name: str) -> bool:
     """Return whether an option such as dedup.exact has a value other than none."""
     value: Any = options
     for key in name.split("."):

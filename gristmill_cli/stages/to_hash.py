@@ -1,18 +1,15 @@
 """Stage of a run: compute the signatures of the documents."""
 
-import sys
 from typing import Any
 
 from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
-from dedup.to_hash import to_hash
+from dedup.to_hash import select_signatures
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill_cli.run_config import Dedup, RunConfig
-from gristmill_cli.stages.spec import UNKNOWN_COUNT, RunContext, StageSpec
-
-_ALL_FILES = sys.maxsize  # an end index beyond any number of files
+from gristmill_cli.stages.spec import RunContext, StageSpec
 
 
 class ToHash(StageSpec):
@@ -24,26 +21,9 @@ class ToHash(StageSpec):
     requests = 5.0
 
     def call(self, run: RunContext) -> Counts:
-        """Write the signature shards."""
-        sketch = run.config.sketch
+        """Write the signature shards, of what the pass signed."""
         copies = run.exact_pairs.with_suffix(".parquet") if run.config.dedup.exact else None
-        return to_hash(
-            "all",
-            run.corpus,
-            run.config.signatures,
-            UNKNOWN_COUNT,
-            "0",
-            0,
-            _ALL_FILES,
-            sketch.width,
-            unit=sketch.unit,
-            hash=sketch.hash,
-            permutations=sketch.permutations,
-            seed=sketch.seed,
-            skip=copies,
-            text_column=run.config.text_column,
-            options=run.options,
-        )
+        return select_signatures(run.facts, run.config.signatures, run.config.sketch, copies, run.options)
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the parameters of the signatures."""

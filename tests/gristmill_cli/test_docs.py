@@ -20,6 +20,7 @@ TRAINING = {
     "guides/checkpoints.md",
     "guides/experts.md",
 }  # run by test_readme.py
+FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
 DATA = {
     "guides/pipeline.md",
@@ -33,7 +34,7 @@ DATA = {
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
-    assert {page for page in PAGES if commands(page)} == TRAINING | NODES | DATA | tutorials
+    assert {page for page in PAGES if commands(page)} == TRAINING | NODES | FILTERS | DATA | tutorials
 
 
 @pytest.mark.thorough

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from gristmill_cli.run import _explain, _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.stages.pipeline import plan_stages
+from preprocessing import document_pass
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
 from tests.patience import patience
 from tests.verify_shards import verify_shards
@@ -165,8 +165,7 @@ def test_every_file_of_a_run_its_report_and_card_have_the_mode_of_the_umask(fini
 
 
 def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkeypatch):
-    normalize_module = sys.modules["preprocessing.normalize_text"]  # the package hands on the function
-    real = normalize_module.open_jsonl_writer
+    real = document_pass.open_jsonl_writer
 
     @contextmanager
     def forgetful(path):
@@ -182,9 +181,9 @@ def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkey
             if self.lines != 17:
                 self.sink.write(data)
 
-    monkeypatch.setattr(normalize_module, "open_jsonl_writer", forgetful)
-    with pytest.raises(ConservationError, match="between normalize_text and filter"):
-        run_here(_config(finished[0], tmp_path / "out"))
+    monkeypatch.setattr(document_pass, "open_jsonl_writer", forgetful)
+    with pytest.raises((ConservationError, InputError), match=r"between normalize_text and pass1|are in the corpus"):
+        run_here(replace(_config(finished[0], tmp_path / "out"), dedup=Dedup(verify="none")))
 
 
 def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch):
@@ -213,7 +212,7 @@ def test_a_range_of_stages_hands_over_to_the_next(finished, tmp_path, capsys):
     config = replace(_config(finished[0], tmp_path / "out"), filter=Filter(100), mix=Mix(holdout=0.05))
     assert run_here(replace(config, until="filter")) is None
     assert {path.name for path in (tmp_path / "out").iterdir() if path.name[0] != "."} == {
-        "filtered.pickle", "normalized", "run.json",
+        "facts", "filtered.pickle", "normalized", "run.json",
     }  # fmt: skip
     with pytest.raises(
         UsageError, match="--from pass2: generate_exact_pairs has not finished: give --from generate_exact"
@@ -347,7 +346,8 @@ def test_a_function_of_the_user_stands_between_normalisation_and_the_filter(tmp_
     lines = capfd.readouterr().err.splitlines()
     assert lines[1].startswith("apply: 100 read = 49 written + 51 dropped by keep_long")
     assert lines[2].startswith("warning: the source c4 loses 51% of its documents (51 of 100), as dropped by keep_long")
-    assert lines[3].startswith("filter: 49 read")
+    assert lines[3].startswith("note_facts: 49 read = 49 noted")
+    assert lines[4].startswith("filter: 49 read")
     with pytest.raises(OutputError, match="holds a run with --apply"):
         run_here(replace(config, apply=Apply()))
     with pytest.raises(UsageError, match=r"\[apply\] there is no module 'own_filters'"):

@@ -222,7 +222,7 @@ def test_facts_say_of_each_raw_record_what_became_of_it(
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", slice_bytes)
     options = RunOptions(workers=1, quiet=True, max_malformed=0.9)
     counts, _ = prepare(raw, tmp_path / "documents", tmp_path / "facts", steps_of(recipe), options, read_also=ALSO)
-    index = read_index(tmp_path / "facts")
+    index = read_index(tmp_path / "facts/index.json")
     rows = [row for file in index for row in pq.read_table(tmp_path / "facts" / file.path).to_pylist()]
     assert len(rows) == sum(file.records for file in index) == counts.total("read").documents
     keys = [(row["file"], row["row"]) for row in rows if row["row"] is not None]

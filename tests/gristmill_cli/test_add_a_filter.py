@@ -1,0 +1,122 @@
+"""The page on filters: its examples run as a reader types them, and count, remove and note what it says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.config import load_config
+from gristmill.io.readers import read_corpus
+from gristmill_cli.run import run
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_records import load_record
+from tests.gristmill_cli.corpus import ROOT
+from tests.gristmill_cli.documentation import PAGES, commands, examples
+
+PAGE = "guides/add-a-filter.md"
+GOOD = "This text is long enough to be kept by both rules, as it has many words in it."
+SHORT = "Too few words in this one."
+SIGNS = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 words at the end"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's files, and a corpus of a text of each kind."""
+    (tmp_path / "corpus/web").mkdir(parents=True)
+    records = [{"text": text, "id": name} for name, text in (("a", SHORT), ("b", GOOD), ("c", SIGNS))]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "corpus/web/a.jsonl").write_text(lines)
+    (tmp_path / "my_rules.py").write_text(examples(PAGE)[0])
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGES[PAGE], re.DOTALL)
+    (tmp_path / "pipeline.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_functions_of_the_page_remove_count_and_note(folder: Path) -> None:
+    (line,) = commands(PAGE)
+    done = run_in(folder, "bash", "-c", f"{line.strip()} --filter.threshold 10")
+    assert done.returncode == 0, done.stderr
+    assert "normalize_text: 3 read = 1 written + 1 letters + 1 too few words" in done.stderr
+    assert [document.text for document in read_corpus(folder / "out/normalized")] == [GOOD]
+    removed = pq.read_table(folder / "out/normalized.removed.parquet").to_pylist()
+    assert [(row["file"], row["row"], row["rule"], row["id"]) for row in removed] == [
+        ("web/a.jsonl", 0, "too few words", "a"),
+        ("web/a.jsonl", 2, "letters", "c"),
+    ]
+    assert removed[1]["value"] == pytest.approx(sum(map(str.isalpha, SIGNS)) / len(SIGNS))
+    facts = pq.read_table(folder / "out/facts/web/a.jsonl+0.facts.parquet").to_pylist()
+    assert [row["letters"] is None for row in facts] == [True, False, False]
+    again = run_in(folder, "bash", "-c", f"{line.strip()} --filter.threshold 11 --explain")
+    assert "normalize_text: 3 read = 1 written + 1 letters + 1 too few words | done already" in again.stderr
+    shown = run_in(folder, "bash", "-c", f"{line.strip()} --dry_run")
+    assert "keep my_rules:keep" in " ".join(shown.stdout.split()), shown.stdout
+
+
+def test_a_changed_function_runs_again(folder: Path) -> None:
+    config = load_config(RunConfig, ["--config", "pipeline.toml", "--until", "filter", "--filter.threshold", "10"])
+    run(config)
+    rules = folder / "my_rules.py"
+    rules.write_text(rules.read_text().replace(">= 10", ">= 3"))
+    run(config)
+    record = load_record(folder / "out", "normalize_text")
+    assert record is not None
+    assert record.counts.total("too few words").documents == 0
+    assert record.counts.total("written").documents == 2
+
+
+def test_fields_and_rewrites(folder: Path) -> None:
+    (folder / "more_rules.py").write_text(
+        "def own(texts, ids):\n    return [name != 'b' for name in ids]\n"
+        "def loud(texts):\n    return [text.upper() for text in texts]\n"
+    )
+    (folder / "pipeline.toml").write_text(
+        "corpus = 'corpus'\nout = 'out'\n[filter]\nthreshold = 1\n"
+        "[[steps]]\nkeep = 'more_rules:own'\nfields = ['id']\n[[steps]]\nrewrite = 'more_rules:loud'\n"
+    )
+    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0")
+    assert "normalize_text: 3 read = 2 written + 1 own" in done.stderr, done.stderr
+    assert [document.text for document in read_corpus(folder / "out/normalized")] == [SHORT.upper(), SIGNS.upper()]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("return [1 / (len(text) - 26) for text in texts]", "step 'f' failed at .*a.jsonl line 1: ZeroDivisionError"),
+        ("return [True]", "step 'f' returned 1 reasons for 3 documents, .*a.jsonl line 1 to .*a.jsonl line 3"),
+        ("return True", "my_bad:f returned a bool: expected a list with an item for each text"),
+    ],
+)
+def test_a_faulty_function_is_named_with_file_and_line(folder: Path, function: str, said: str) -> None:
+    (folder / "my_bad.py").write_text(f"def f(texts):\n    {function}\n")
+    (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'my_bad:f'\n")
+    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter")
+    assert done.returncode == 2
+    assert re.search(said, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_step_in_the_code_runs_from_python(folder: Path) -> None:
+    _, step, call = examples(PAGE)
+    (folder / "own_step.py").write_text(step + "\n\n" + call)
+    done = run_in(folder, sys.executable, "own_step.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1"
+    facts = pq.read_table(folder / "facts/web/a.jsonl+0.facts.parquet").to_pylist()
+    assert [row["words"] for row in facts] == [len(text.split()) for text in (SHORT, GOOD, SIGNS)]
