@@ -109,13 +109,7 @@ def generate_exact_pairs(
         run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
         counts = run.finish(_join_counts(digested.counts, joined.counts))
     if not options.quiet:
-        read, copied = counts.total(READ), counts.total(COPY)
-        print(
-            f"{STAGE.name}: {count_of(joined.counts.total(FIRST).documents, 'group')}, "
-            f"{count_of(copied.documents, 'copy', 'copies')}: "
-            f"{copied.bytes / 1e6:,.1f} of {read.bytes / 1e6:,.1f} MB need no signature",
-            file=sys.stderr,
-        )
+        _print_summary(counts, joined.counts.total(FIRST).documents)
     return counts
 
 
@@ -165,7 +159,10 @@ def pair_exact_copies(
         }  # fmt: skip
         run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
         counts = _join_counts(digested.counts, joined.counts)
-        return run.finish(counts.merge(run.note("files that are read", count_files(files))))
+        counts = run.finish(counts.merge(run.note("files that are read", count_files(files))))
+    if not options.quiet:
+        _print_summary(counts, joined.counts.total(FIRST).documents)
+    return counts
 
 
 def remove_exact_pairs(out_file: Path) -> None:
@@ -203,6 +200,17 @@ def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, 
             lines.writelines(f"{names[a]}@{i} :: {names[b]}@{j}\n" for a, i, b, j in keys)
             arrays = dict(zip(_SCHEMA.names, map(pa.array, columns), strict=True))
             write({name: values.take(array) if "file" in name else array for name, array in arrays.items()})
+
+
+def _print_summary(counts: Counts, groups: int) -> None:
+    """Print how many groups of copies there are, and how much of the text they are."""
+    read, copied = counts.total(READ), counts.total(COPY)
+    print(
+        f"{STAGE.name}: {count_of(joined.counts.total(FIRST).documents, 'group')}, "
+        f"{count_of(copied.documents, 'copy', 'copies')}: "
+        f"{copied.bytes / 1e6:,.1f} of {read.bytes / 1e6:,.1f} MB need no signature",
+        file=sys.stderr,
+    )
 
 
 def _join_counts(digested: Counts, joined: Counts) -> Counts:

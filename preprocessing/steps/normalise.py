@@ -65,7 +65,7 @@ def check_web() -> None:
 
 def to_nfc(text: str) -> str:
     """Return the NFC of a text; of a long one in pieces, as normalising it whole takes up to ten times its memory."""
-    if text.isascii():
+    if text.isascii() or (len(text) <= _PIECE and unicodedata.is_normalized("NFC", text)):
         return text
     text = sort_marks(text)
     if len(text) <= _PIECE:

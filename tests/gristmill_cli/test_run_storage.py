@@ -126,7 +126,8 @@ def test_a_run_with_faults_writes_the_bytes_of_a_local_run(store: Store, local: 
 
 
 WRITES = {
-    "normalize_text": ("normalized/", ""), "filter": ("",), "generate_exact_pairs": ("dup/",), "to_hash": ("minhash/",),
+    "normalize_text": ("normalized/", "facts/", ""), "filter": ("",), "generate_exact_pairs": ("dup/",),
+    "to_hash": ("minhash/",),
     "generate_connected_components": ("dup/",), "generate_duplicates_dict": ("dup/",), "pass1": ("pass1/",),
     "pass2": ("train/", "holdout/"), "dedup_train": ("train_deduped/",), "train_tokenizer": ("tokenizer/",),
     "tokenize_corpus": ("tokens/train/",), "tokenize_holdout": ("tokens/holdout/",),
