@@ -206,7 +206,7 @@ def _print_summary(counts: Counts, groups: int) -> None:
     """Print how many groups of copies there are, and how much of the text they are."""
     read, copied = counts.total(READ), counts.total(COPY)
     print(
-        f"{STAGE.name}: {count_of(joined.counts.total(FIRST).documents, 'group')}, "
+        f"{STAGE.name}: {count_of(groups, 'group')}, "
         f"{count_of(copied.documents, 'copy', 'copies')}: "
         f"{copied.bytes / 1e6:,.1f} of {read.bytes / 1e6:,.1f} MB need no signature",
         file=sys.stderr,

@@ -60,9 +60,11 @@ def test_workers_are_started_once_and_have_the_modules_of_all_stages(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "server None" in again.stdout and "server None" not in done.stdout  # there was nothing to do
     stages = {name: pids for name, *pids in (line.split() for line in done.stdout.splitlines()[:3])}
-    assert list(stages) == ["normalize_text", "apply", "filter"]
-    assert len(stages["filter"]) == 2 and set(stages["normalize_text"]) <= set(stages["apply"]) <= set(stages["filter"])
-    assert stages["apply"] == stages["filter"]
+    assert list(stages) == ["normalize_text", "apply", "note_facts"]
+    assert len(stages["note_facts"]) == 2 and set(stages["normalize_text"]) <= set(stages["apply"]) <= set(
+        stages["note_facts"]
+    )
+    assert stages["apply"] == stages["note_facts"]
     noted = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
     assert len(noted) == 4 and {pid for pid, *_ in noted} <= set(stages["apply"])
     assert {word for _, *words in noted for word in words} == {"True"}
