@@ -23,7 +23,7 @@ from preprocessing.document_pass import REMOVED
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
-STAGE = Stage("filter_quality", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("filter_quality", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
 
 def filter_quality(

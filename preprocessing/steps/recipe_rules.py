@@ -30,7 +30,7 @@ class RecipeRules(DocumentStep):
 
     @property
     def version(self) -> int:
-        return 3
+        return 4
 
     @property
     def libraries(self) -> tuple[str, ...]:
