@@ -179,7 +179,7 @@ def test_damaged_records_count_as_malformed(tmp_path: Path) -> None:
     (tmp_path / "in/web").mkdir(parents=True)
     records = changed(4, HEADERS["a length that is no number"])
     (tmp_path / "in/web/a.warc.gz").write_bytes(gzipped(records))
-    with pytest.raises(TooManyMalformed, match="1 of 9 records are malformed"):
+    with pytest.raises(TooManyMalformed, match="1 of 9 records is malformed"):
         normalize_text(tmp_path / "in", tmp_path / "out", options=RunOptions(workers=1, quiet=True))
     options = RunOptions(workers=1, quiet=True, max_malformed=0.7)
     counts = normalize_text(tmp_path / "in", tmp_path / "out", options=options)
@@ -192,7 +192,7 @@ def test_images_make_no_room_for_malformed_records(tmp_path: Path) -> None:
     (tmp_path / "in/web").mkdir(parents=True)
     records = [*[IMAGE] * 90, *changed(4, HEADERS["no length"])]
     (tmp_path / "in/web/a.warc.gz").write_bytes(gzipped(records))
-    with pytest.raises(TooManyMalformed, match="1 of 9 records are malformed"):
+    with pytest.raises(TooManyMalformed, match="1 of 9 records is malformed"):
         options = RunOptions(workers=1, quiet=True, max_malformed=0.05)
         normalize_text(tmp_path / "in", tmp_path / "out", options=options)
 
