@@ -15,7 +15,9 @@ from dedup.clustering.lsh import Bands, band_parameters, check_bands, detection
 from gristmill.command import command
 from gristmill.errors import UsageError
 
-_WIDTH, _HEIGHT = 66, 12  # of the plot, in characters
+# of the plot, in characters
+_WIDTH = 66
+_HEIGHT = 12
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _MARK = "#ff8700"
 

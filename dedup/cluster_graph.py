@@ -164,7 +164,8 @@ def describe(graph: "networkx.Graph") -> Table:
     first, *others = graph.nodes
     similarity = {key: graph.nodes[key].get("first_similarity", np.nan) for key in others}
     known = sorted(value for value in similarity.values() if not np.isnan(value))
-    pairs, sources = len(graph) * (len(graph) - 1) // 2, {source for _, source in graph.nodes(data="source")}
+    pairs = len(graph) * (len(graph) - 1) // 2
+    sources = {source for _, source in graph.nodes(data="source")}
     chained = [key for key, value in similarity.items() if value < graph.graph["threshold"]]
     lines = {
         "members": f"{count_of(len(graph), 'document')} of {', '.join(sorted(sources))}",
@@ -191,7 +192,8 @@ def _list_members(graph: "networkx.Graph") -> Table:
     for key in list(graph.nodes)[:_SHOWN]:
         node = graph.nodes[key]
         name = f"{key} (id {node['id']})" if "id" in node else key
-        count, value = node.get("characters"), node.get("first_similarity")
+        count = node.get("characters")
+        value = node.get("first_similarity")
         table.add_row(
             Text(name), "" if count is None else f"{count:,}", "" if value is None else f"{value:.2f}",
             str(graph.degree(key)), Text(node.get("excerpt", "")[:40]),
@@ -225,7 +227,8 @@ def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
 
     UsageError if no cluster has the key, or its cluster has more than `most` documents.
     """
-    clusters, number = Clusters.open(path), None
+    clusters = Clusters.open(path)
+    number = None
     file = clusters.names.index(key.file) if key.file in clusters.names else -1
     for block in clusters.blocks():
         at_key = (block["file"] == file) & (block["row"] == key.row)

@@ -119,7 +119,8 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
 
 def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:
     """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each; count the holdout per source."""
-    counts, runs = Counts({}, []), output.with_name(f"{output.name}.runs")
+    counts = Counts({}, [])
+    runs = output.with_name(f"{output.name}.runs")
     with ExternalSorter(runs, _DIGEST, _DIGEST.names or (), memory // 2) as sorter:
         for digests in batched(_iter_digests(slices, Rejects(output), counts), _BATCH):
             sorter.add(np.frombuffer(b"".join(digests), ">u8").astype("<u8").view(_DIGEST))
@@ -137,7 +138,8 @@ def _iter_digests(slices: list[Slice], rejects: Rejects, counts: Counts) -> Iter
 
 def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, ...]) -> Counts:
     """Task: write the documents of some train files whose text is not in the holdout."""
-    counts, holdout = Counts({}, []), Digests(digests)
+    counts = Counts({}, [])
+    holdout = Digests(digests)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output), by_original_source=True):

@@ -54,8 +54,10 @@ class Deduplicated:
         return [cluster for cluster in np.split(order, starts + 1) if len(cluster) > 1]
 
     def __repr__(self) -> str:
-        texts, measured = len(self.duplicate_of), self.similarity[~np.isnan(self.similarity)]
-        removed, sizes = texts - len(self.kept), list(map(len, self.clusters)) or [0]
+        texts = len(self.duplicate_of)
+        measured = self.similarity[~np.isnan(self.similarity)]
+        removed = texts - len(self.kept)
+        sizes = list(map(len, self.clusters)) or [0]
         similar = "not measured: texts that share a band by chance, or by a chain of others, are duplicates here"
         if self.verify:
             similar = f"{self.verify}, at least {self.threshold:g}"
@@ -149,7 +151,8 @@ def deduplicate(
 
 def _cluster_roots(table: Table, sketch: Sketch, bands: Bands) -> tuple[NDArray[np.int64], int]:
     """For each text (n) the index of the first text of its cluster, or its own; how many texts have no signature."""
-    signed, short = [np.empty((bands.bands, 0), np.uint64)], [np.empty(0, np.uint64)]
+    signed = [np.empty((bands.bands, 0), np.uint64)]
+    short = [np.empty(0, np.uint64)]
     has_signature = [np.empty(0, bool)]
     for batch in map(table.texts, batches(np.arange(len(table)))):
         values, shingles = signatures(batch, sketch)
@@ -157,7 +160,8 @@ def _cluster_roots(table: Table, sketch: Sketch, bands: Bands) -> tuple[NDArray[
         has_signature.append(shingles > 0)
         if not shingles.all():  # these are compared as a whole
             short.append(digest_texts([batch[i] for i in np.flatnonzero(shingles == 0)])[:, 0])
-    union_find, is_signed = UnionFind(len(table)), np.concatenate(has_signature)
+    union_find = UnionFind(len(table))
+    is_signed = np.concatenate(has_signature)
     for digests, chosen in ((np.concatenate(signed, axis=1), is_signed), (np.concatenate(short)[None], ~is_signed)):
         documents = np.flatnonzero(chosen).astype(union_find.parent.dtype)
         for band in digests:
@@ -222,7 +226,8 @@ def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Decided
 
 def _remove_verified(members: Iterable[tuple[int, Features]], roots: NDArray[np.int64], kept: KeptDocuments) -> Decided:
     """Keep each member unless its shingle set is similar enough to one kept earlier in its cluster."""
-    duplicate_of, similarity = np.arange(len(roots)), np.full(len(roots), np.nan)
+    duplicate_of = np.arange(len(roots))
+    similarity = np.full(len(roots), np.nan)
     for _, cluster in groupby(members, lambda member: roots[member[0]]):
         kept.clear()
         for index, kept_index, value in decide_cluster(cluster, kept):

@@ -114,8 +114,11 @@ def generate_connected_components(
             lsh = LshOptions(*choose_bands(range, bands, threshold, shards[0].header.permutations), scope)
             if not options.quiet:
                 print(f"{STAGE.name}: {describe_recall(Bands(lsh.rows, lsh.bands), threshold)}", file=sys.stderr)
-        document_ids, documents = assign_ids(shards, parsed.rows), count_documents(shards)
-        edges, signed, listed = None, None, shards
+        document_ids = assign_ids(shards, parsed.rows)
+        documents = count_documents(shards)
+        edges = None
+        signed = None
+        listed = shards
         if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
             (edges, signed), shards = join_bands(run, shards, document_ids, lsh, bool(parsed.rows)), []
         arguments = {"parsed": parsed, "shards": shards, "edges": edges, "signed": signed, "lsh": lsh,
@@ -165,7 +168,8 @@ def write_components(
             ids = iter([union_signatures(shards, document_ids, lsh, union_find)])
             labels = union_find.labels()
         else:
-            blocks, ids = chain(blocks, read_edges(edges) if edges else ()), read_signed(signed or FileSet(()))
+            blocks = chain(blocks, read_edges(edges) if edges else ())
+            ids = read_signed(signed or FileSet(()))
             labels = component_labels(blocks, len(document_ids), work, memory // 2)
         if parsed.rows:
             labels = _count_unsigned(labels, ids, document_ids, without)
@@ -184,7 +188,8 @@ def _count_unsigned(
     """
     ids = np.empty(0, np.uint64)
     for block in labels:
-        nodes, is_signed = block["node"], np.zeros(len(block), np.bool_)
+        nodes = block["node"]
+        is_signed = np.zeros(len(block), np.bool_)
         while len(nodes):
             places = np.searchsorted(ids, nodes)
             inside = places < len(ids)

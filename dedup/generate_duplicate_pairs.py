@@ -67,7 +67,8 @@ def generate_duplicate_pairs(
     Returns:
         Documents read, paired with another and alone, per source; without the documents of indexes.
     """
-    folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
+    folders = list_shards_of(input_dir, index)
+    lsh = LshOptions(range, bands, scope)
     require(
         options.workers is None or processes in (None, options.workers),
         f"--processes {processes} has no effect with --workers {options.workers}, which means the same: leave one out",

@@ -111,7 +111,8 @@ def generate_duplicates_dict(
     clusters = input_file.with_suffix("")  # .pickle or .parquet
     reads = {clusters: None} | ({corpus: paths_of(files)} if corpus else {})
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
-        fetched, ids = Counts({}, []), None
+        fetched = Counts({}, [])
+        ids = None
         if corpus:
             indexes = list_shards_of(None, index)
             check_indexes(run, indexes, index)
@@ -156,15 +157,18 @@ def _check_corpus(
 
 def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:
     """Print which documents lack the policy's field, what the similarity check found, and sources that none has."""
-    lines, keep = [], settings.keep
-    missing, unreadable = fetched.total(WITHOUT_FIELD).documents, fetched.total(UNREADABLE_FIELD).documents
+    lines = []
+    keep = settings.keep
+    missing = fetched.total(WITHOUT_FIELD).documents
+    unreadable = fetched.total(UNREADABLE_FIELD).documents
     if run.ran and isinstance(keep, Newest) and (missing or unreadable):
         lines.append(
             f"note: {keep.field} is missing in {missing:,} of {count_of(decided.total(READ).documents, 'document')}, "
             f"and neither a number nor a date in {unreadable:,}; they come last. {'; '.join(fetched.examples)}"
         )
     if run.ran and settings.check:
-        confirmed, below = decided.total(DUPLICATE).documents, decided.total(BELOW_THRESHOLD).documents
+        confirmed = decided.total(DUPLICATE).documents
+        below = decided.total(BELOW_THRESHOLD).documents
         text = sum(fetched.total(reason).bytes for reason in (CLUSTERED, WITHOUT_FIELD, UNREADABLE_FIELD))
         lines.append(
             f"verified {count_of(confirmed + below, 'candidate')}: {confirmed:,} confirmed, {below:,} below "

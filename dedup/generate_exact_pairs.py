@@ -78,12 +78,14 @@ def generate_exact_pairs(
         Documents read, copies and unique documents (including the first of each group), per source.
     """
     _check(input_dir, out_file, on, scope)
-    files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
+    files = list_corpus(input_dir, text_column=text_column)
+    outputs = (out_file, out_file.with_suffix(".parquet"))
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads={input_dir: paths_of(files)},
         files=outputs,
     ) as run:  # fmt: skip
-        names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
+        names = [file.name for file in files]
+        corpus = FileSet(tuple(file.path for file in files))
         arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}
         done = run.goal({**arguments, "corpus": corpus}, outputs)
         if done is not None:
@@ -171,7 +173,8 @@ def remove_exact_pairs(out_file: Path) -> None:
     Raises OutputError, and removes nothing, if one is there that generate_exact_pairs did not write.
     """
     ledger = Ledger(out_file.parent / STATE_DIR, run_name(STAGE.name, out_file.name))
-    known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
+    known = ledger.outputs()
+    found = [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
     for path in found:
         if name_of(path) not in known:
             raise OutputError(
@@ -204,7 +207,8 @@ def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, 
 
 def _print_summary(counts: Counts, groups: int) -> None:
     """Print how many groups of copies there are, and how much of the text they are."""
-    read, copied = counts.total(READ), counts.total(COPY)
+    read = counts.total(READ)
+    copied = counts.total(COPY)
     print(
         f"{STAGE.name}: {count_of(groups, 'group')}, "
         f"{count_of(copied.documents, 'copy', 'copies')}: "

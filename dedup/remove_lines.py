@@ -94,7 +94,8 @@ def remove_lines(
     units, documents = map(sum, zip(*done.values(tuple[int, int]), strict=True))
     if not options.quiet:
         size = counts.total(CHANGED).bytes + counts.total(EMPTIED).bytes
-        removed, changed = count_of(units, unit), count_of(documents, "document")
+        removed = count_of(units, unit)
+        changed = count_of(documents, "document")
         print(f"{STAGE.name}: {removed} ({count_of(size, 'byte')}) removed from {changed}", file=sys.stderr)
     return counts
 
@@ -130,7 +131,8 @@ def _find_repeats(
             output = run.work / "digests" / f"{group[0].label}.bin"
             yield Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
 
-    digested, groups = read_slices(run, "digests", slices, digest), group_slices(slices)
+    digested = read_slices(run, "digests", slices, digest)
+    groups = group_slices(slices)
     repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, join_arguments)
     outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
     given = {"found": repeats, "outputs": outputs}

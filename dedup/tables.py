@@ -74,7 +74,8 @@ class _Columns:
     """Texts in a column of a table."""
 
     def __init__(self, table: Any, text: str) -> None:
-        self._table, self._text = table, text
+        self._table = table
+        self._text = text
         _check_column(text, table.column_names)
 
     def __len__(self) -> int:

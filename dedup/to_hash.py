@@ -319,7 +319,8 @@ def _files_of(group: SliceGroup) -> tuple[str, ...]:
 
 def _print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
     """Print what share of documents has no signature, and whether there was nothing to skip."""
-    short, read = counts.total(TOO_SHORT).documents, counts.total(READ).documents
+    short = counts.total(TOO_SHORT).documents
+    read = counts.total(READ).documents
     if short:
         print(
             f"note: {short / read:.1%} of the documents ({short:,} of {read:,}) have no signature, as they are shorter "

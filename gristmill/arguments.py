@@ -124,7 +124,8 @@ def expected(kind: Any) -> str:
     >>> expected(int | None), expected(tuple[Path, ...]), expected(Literal["a", "b"]), expected(tuple[float, float])
     ('a whole number', 'a list of paths', 'a or b', '2 numbers')
     """
-    origin, members = get_origin(kind), [it for it in get_args(kind) if it not in (NoneType, ...)]
+    origin = get_origin(kind)
+    members = [it for it in get_args(kind) if it not in (NoneType, ...)]
     if origin in (Union, UnionType):
         return " or ".join(map(expected, members))
     if origin is Literal:
@@ -157,7 +158,8 @@ def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     gristmill.errors.UsageError: --out is empty: is a variable of your shell not set?
     """
-    before, given = "", set[str]()
+    before = ""
+    given = set[str]()
     for number, argument in enumerate(arguments, 1):
         name = option_name(argument)
         kind = kinds.get(name or before)
@@ -199,7 +201,8 @@ def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list
     >>> take_tables(["--weights.web=3", "--out", "o"], {"--weights"})
     ([TableWords(option='--weights', is_whole=False, values={'web': '3'})], ['--out', 'o'])
     """
-    given, rest = list[tuple[str, bool, list[str]]](), list[str]()
+    given = list[tuple[str, bool, list[str]]]()
+    rest = list[str]()
     words = rest
     for argument in arguments:
         option, equals, value = argument.partition("=")
@@ -215,7 +218,8 @@ def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list
 
 
 def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords]:
-    seen, paired = set[tuple[str, str]](), list[TableWords]()
+    seen = set[tuple[str, str]]()
+    paired = list[TableWords]()
     for table, is_whole, words in sorted(given, key=lambda each: not each[1]):
         if len(words) % 2 or (len(words) != 2 and not is_whole):
             raise UsageError(

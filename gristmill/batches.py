@@ -33,7 +33,9 @@ def batched(
             total += size_of(item)
         del item  # a large one is not held while the next is read
         if len(batch) == count or (size is not None and total >= size):
-            full, batch, total = [batch], [], 0
+            full = [batch]
+            batch = []
+            total = 0
             yield full.pop()  # the caller's alone, to free what is large
     if batch:
         yield batch
@@ -53,11 +55,15 @@ def batched_in_chunks(
     in_batch = total = in_chunk = 0
     for item in items:
         chunk.append(item)
-        in_batch, total, in_chunk = in_batch + 1, total + size_of(item), in_chunk + size_of(item)
+        in_batch = in_batch + 1
+        total = total + size_of(item)
+        in_chunk = in_chunk + size_of(item)
         del item
         is_last = in_batch == count or total >= size
         if is_last or in_chunk >= chunk_size:
-            full, chunk, in_chunk = [chunk], [], 0
+            full = [chunk]
+            chunk = []
+            in_chunk = 0
             yield full.pop(), is_last  # the caller's alone, to free what is large
         if is_last:
             in_batch = total = 0

@@ -23,7 +23,10 @@ from gristmill.errors import UsageError
 
 _MIB = 1 << 20
 _BUFFER_BYTES = 6 << 20  # of a worker, besides records: of files, compressors, batches of small ones
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST_MMAP_BYTES = -3, -1, 32 << 20  # of glibc's mallopt(3)
+# of glibc's mallopt(3)
+_MMAP_THRESHOLD = -3
+_TRIM_THRESHOLD = -1
+_MOST_MMAP_BYTES = 32 << 20
 _PROCESS = Path("/proc/self")
 _MOST_BYTES = 1 << 60  # a larger limit is none: version 1 writes 2^63 - 4096
 
@@ -155,7 +158,8 @@ class _Gate:
     """The lock on the reserve, which a process takes once however many records need it."""
 
     def __init__(self, budget: Budget) -> None:
-        self.budget, self.holders = budget, 0
+        self.budget = budget
+        self.holders = 0
         self._file: BinaryIO | None = None
 
     def enter(self) -> None:
@@ -199,7 +203,8 @@ def usable_cores(process: Path = _PROCESS) -> int:
     for folder in _groups(process, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:  # version 1; without a quota it is -1
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = _read(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             cores = min(cores, int(quota) / int(period))
     return max(1, math.floor(cores))
@@ -246,7 +251,8 @@ def _mounts(process: Path, controller: str) -> Iterator[tuple[str, tuple[str, Pa
     """(cgroup2 or cgroup, (the group that is the mount's root, where it is mounted)) of a controller's hierarchies."""
     for line in _read(process / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        place, kind = before.split(" "), after.split(" ")
+        place = before.split(" ")
+        kind = after.split(" ")
         if kind[0] == "cgroup2" or (kind[0] == "cgroup" and controller in kind[-1].split(",")):
             yield kind[0], (place[3], Path(place[4]))
 

@@ -110,7 +110,8 @@ def _ended(what: str, exit_code: int, resumes: bool) -> int:
 
 def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Types and defaults of a function's options, those of its dataclasses of options included, by `--option`."""
-    kinds, options = get_type_hints(function), dict[str, tuple[Any, Any]]()
+    kinds = get_type_hints(function)
+    options = dict[str, tuple[Any, Any]]()
     for name, parameter in inspect.signature(function).parameters.items():
         if dataclasses.is_dataclass(kind := kinds[name]):
             hints = get_type_hints(kind)
@@ -138,16 +139,21 @@ def _spell_flags(
 
     A flag may be written as `--flag true`, `--flag=false` and `--no_flag`. Raises UsageError for an unknown option.
     """
-    flags, given, words, before = {name for name in options if options[name][0] is bool}, dict[str, bool](), [], ""
+    flags = {name for name in options if options[name][0] is bool}
+    given = dict[str, bool]()
+    words = []
+    before = ""
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        name, value = option_name(argument), argument.partition("=")[2].lower()
+        name = option_name(argument)
+        value = argument.partition("=")[2].lower()
         flag = name if name in flags else f"--{name.removeprefix('--no_')}"
         if before and argument.lower() in ("true", "false"):
             given[before], before = given[before] == (argument.lower() == "true"), ""
         elif flag in flags and value in ("", "true", "false"):
             given[flag], before = (value == "false") == (name != flag), "" if value else flag
         else:
-            known, before = [*options, "--help"], ""
+            known = [*options, "--help"]
+            before = ""
             if name and name not in known:
                 written, _, after = argument.partition("=")
                 is_first = positional and argument == arguments[0] and not get_close_matches(name, known, cutoff=0.75)
@@ -166,7 +172,9 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if function.__module__ != "__main__":
         return function
-    file, spec = Path(inspect.getfile(function)).resolve(), function.__globals__.get("__spec__")  # None: run by path
+    # None: run by path
+    file = Path(inspect.getfile(function)).resolve()
+    spec = function.__globals__.get("__spec__")
     module = importlib.import_module(spec.name if spec else f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
 

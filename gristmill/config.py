@@ -98,10 +98,13 @@ def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Return the last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
-    value, rest, waiting = None, [], False
+    value = None
+    rest = []
+    waiting = False
     for argument in argv:
         if waiting or argument.startswith(option + "="):
-            value, waiting = argument.removeprefix(option + "="), False
+            value = argument.removeprefix(option + "=")
+            waiting = False
         elif argument == option:
             waiting = True
         else:
@@ -214,7 +217,8 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
     """
     options = {**option_types(cls), "--help": None}
     tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
-    name, checked = "", list[str]()
+    name = ""
+    checked = list[str]()
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         if argument.startswith("--"):
             name = option_name(argument)

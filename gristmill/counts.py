@@ -33,8 +33,12 @@ PARTS = "further parts"  # documents that a function of yours made of one, but f
 INCOMING = (READ, REPEATED, PARTS)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
-SOURCE_LOSS, TIMES_MEDIAN = 0.5, 3.0  # share of its documents, and times the others' share: a source loses more
-_FEW, _MUCH = 20, 0.1  # documents, and the share of them, below which a loss is not compared with the others'
+# share of its documents, and times the others' share: a source loses more
+SOURCE_LOSS = 0.5
+TIMES_MEDIAN = 3.0
+# documents, and the share of them, below which a loss is not compared with the others'
+_FEW = 20
+_MUCH = 0.1
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -97,7 +101,8 @@ class Counts(msgspec.Struct):
     def add_read(self, source: str, size: int) -> None:
         """Count a document that is read, and its length."""
         self.add(source, READ, size)
-        found, bits = self.lengths.setdefault(source, []), size.bit_length()
+        found = self.lengths.setdefault(source, [])
+        bits = size.bit_length()
         if len(found) <= bits:
             found.extend([0] * (bits + 1 - len(found)))
         found[bits] += 1
@@ -288,7 +293,8 @@ def warn_of_losses(
     for source, share in shares.items():
         others = [other for name, other in shares.items() if name != source]
         is_more = times and others and share > max(_MUCH, times * median(others))
-        gone, by = sum(lost.get(source, {}).values()), lost.get(source, {})
+        gone = sum(lost.get(source, {}).values())
+        by = lost.get(source, {})
         if gone >= _FEW and (is_more or (most and share > most)):
             first = max(by, key=lambda reason: (by[reason], reason))
             compared = f"; the median of the others is {median(others):.1%}" if others else ""

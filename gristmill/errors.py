@@ -48,7 +48,9 @@ class DamagedFile(InputError):
 
     def __init__(self, path: Path, fault: str, detail: str) -> None:
         super().__init__(path, fault, detail)
-        self.path, self.fault, self.detail = path, fault, detail
+        self.path = path
+        self.fault = fault
+        self.detail = detail
 
     def __str__(self) -> str:
         return spell_urls(f"{self.path}: {self.detail}")

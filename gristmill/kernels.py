@@ -51,7 +51,8 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
-        self.py_func, self._options = function, options
+        self.py_func = function
+        self._options = options
 
     @cached_property
     def _dispatcher(self) -> Any:
@@ -125,7 +126,8 @@ def fingerprint(dispatcher: Any) -> str:
     """
     import numba
 
-    versions, seen = (sys.version_info[:3], numba.__version__, np.__version__), dict[int, int]()
+    versions = (sys.version_info[:3], numba.__version__, np.__version__)
+    seen = dict[int, int]()
     return hashlib.sha256(repr((versions, _describe(dispatcher, seen))).encode()).hexdigest()[:16]
 
 
@@ -155,7 +157,8 @@ def _describe_kernel(dispatcher: Any, seen: dict[int, int]) -> Any:
     if id(function) in seen:
         return "seen", seen[id(function)]
     seen[id(function)] = len(seen)
-    code, is_documented = function.__code__, isinstance(function.__doc__, str)
+    code = function.__code__
+    is_documented = isinstance(function.__doc__, str)
     constants = [_describe(item, seen) for item in code.co_consts[is_documented:]]
     cells = [_describe(cell.cell_contents, seen) for cell in function.__closure__ or ()]
     names = [name for name in code.co_names if name in function.__globals__]
@@ -168,7 +171,8 @@ class _KernelCache:
     """The cache of one kernel, in place of numba's."""
 
     def __init__(self, dispatcher: Any) -> None:
-        self._dispatcher, self._name = dispatcher, kernel_name(dispatcher.py_func)
+        self._dispatcher = dispatcher
+        self._name = kernel_name(dispatcher.py_func)
         self.cache_path = str(next(cache_folders()))
 
     def enable(self) -> None:
@@ -186,7 +190,8 @@ class _KernelCache:
         from numba.core.runtime import rtsys
 
         rtsys.initialize(target)  # numba's own cache calls target.refresh(): a second of imports, for compiling alone
-        name, found = self._file_name(signature, target.codegen()), None
+        name = self._file_name(signature, target.codegen())
+        found = None
         for folder in cache_folders():
             try:
                 found = CompileResult._rebuild(target, *pickle.loads((folder / name).read_bytes()))
@@ -201,7 +206,8 @@ class _KernelCache:
             return
         from numba.core.serialize import dumps
 
-        name, data = self._file_name(signature, compiled.codegen), dumps(compiled._reduce())
+        name = self._file_name(signature, compiled.codegen)
+        data = dumps(compiled._reduce())
         for folder in cache_folders():
             try:
                 _write(folder, name, data)

@@ -184,7 +184,8 @@ def join(folder: str, relative: str) -> str:
     ('/a/b/c.txt', '/a/c.txt', '/c.txt')
     """
     while relative.startswith("../"):
-        folder, relative = folder.rpartition("/")[0] or "/", relative[3:]
+        folder = folder.rpartition("/")[0] or "/"
+        relative = relative[3:]
     if folder != "/" and not _ODD_PART.search(relative):
         return f"{folder}/{relative}"
     return os.path.normpath(os.path.join(folder, relative))

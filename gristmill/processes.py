@@ -44,7 +44,8 @@ class _Handler:
     """Raises the exception of a signal; `received` are the signals of which it has reached the program."""
 
     def __init__(self) -> None:
-        self.received, self._sends_again = set[int](), False
+        self.received = set[int]()
+        self._sends_again = False
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         if self._sends_again or number == signal.SIGTERM in self.received:
@@ -91,7 +92,9 @@ def raised_signals(sigint: bool = True) -> Iterator[set[int]]:
 
     Main thread only; elsewhere, and where SIGTERM is handled already, it does nothing.
     """
-    handler, before, hook = _Handler(), signal.getsignal(signal.SIGINT), sys.unraisablehook
+    handler = _Handler()
+    before = signal.getsignal(signal.SIGINT)
+    hook = sys.unraisablehook
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield handler.received

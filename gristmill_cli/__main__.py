@@ -131,7 +131,8 @@ def main() -> None:
     if sys.argv[1] in ("-V", "--version"):
         print(f"gristmill {_version()}")
         sys.exit(0)
-    name, arguments = sys.argv[1], sys.argv[2:]
+    name = sys.argv[1]
+    arguments = sys.argv[2:]
     chosen = COMMANDS.get(name.replace("-", "_"))
     if chosen is None:
         sys.exit(_fail(f"expected a command, got {name!r}; try {_nearest(name)}"))

@@ -40,8 +40,10 @@ def _run_pipeline() -> None:
     """Run the stages that use kernels, in this process."""
     with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         folder = Path(name)
-        out, documents = folder / "out", [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
-        corpus, quiz = _write_corpus(folder / "corpus", documents), _write_corpus(folder / "quiz", [_TEXT])
+        out = folder / "out"
+        documents = [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
+        corpus = _write_corpus(folder / "corpus", documents)
+        quiz = _write_corpus(folder / "quiz", [_TEXT])
         config = RunConfig(
             corpus, out, workers=1, mix=Mix(weights={"made_up": 1.0}),
             decontaminate=Decontaminate((quiz,), policy="report"), tokenizer=Tokenizer(vocab_size=400, exact=False),

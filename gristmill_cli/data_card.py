@@ -63,7 +63,8 @@ def card(run: Positional[Path], name: str = "") -> Text:
 def _lines(
     run: Path, name: str, options: dict[str, Any], funnel: Funnel, manifests: dict[str, Manifest]
 ) -> Iterable[str]:
-    counts, tokens = Counts(funnel.tallies, []), funnel.tokens
+    counts = Counts(funnel.tallies, [])
+    tokens = funnel.tokens
     documents = counts.total(TRAIN).documents
     size = next((size for at, size in enumerate(_SIZES) if documents < 1000 * 10**at), "1T")
     below = _SIZES[_SIZES.index(size) - 1] if size != "1K" else ""
@@ -132,7 +133,9 @@ def _without_folders(value: Any) -> Any:
 
 
 def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence[str]:
-    read, trained, found = counts.total(READ, source), counts.total(TRAIN, source), tokens.get(source, 0)
+    read = counts.total(READ, source)
+    trained = counts.total(TRAIN, source)
+    found = tokens.get(source, 0)
     ratio = f"{trained.bytes / found:.2f}" if found else "none"
     return (source, f"{read.documents:,}", f"{read.bytes / 1e6:,.1f}", f"{trained.documents:,}",
             f"{trained.bytes / 1e6:,.1f}", f"{found:,}", ratio)  # fmt: skip

@@ -26,9 +26,12 @@ from gristmill.wording import count_of
 from gristmill_cli.run_config import Dedup, recorded_options
 from gristmill_cli.stages.pipeline import corpus_folders
 
-DUPLICATES, CLUSTERS = Path("dup/duplicates.parquet"), Path("dup/connected_components.parquet")
+DUPLICATES = Path("dup/duplicates.parquet")
+CLUSTERS = Path("dup/connected_components.parquet")
 CORPORA = corpus_folders()  # of a run, the first that is there
-_BEFORE, _SHOWN = 12, 160  # words before the first difference, and words of each text that are shown
+# words before the first difference, and words of each text that are shown
+_BEFORE = 12
+_SHOWN = 160
 _COLUMNS = ("file", "row", "kept_file", "kept_row", "similarity", "id", "kept_id")
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
 _WORD = re.compile(r"\S+")
@@ -136,7 +139,8 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     if is_file(own := corpus / name):
         formats = recorded.get("normalize", {}).get("read_also", [])
         rows = (document.key.row for document in read_corpus(own, text_column, formats, on_malformed="skip"))
-        before, found = 0, -1
+        before = 0
+        found = -1
         for found in rows:
             if found >= key.row:
                 break
@@ -151,7 +155,8 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
 
 def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], most: int) -> tuple[int, list[Pair]]:
     """(number of all, the least similar) pairs of the rows of the removal table that are meant; it is read in parts."""
-    total, found = 0, list[tuple[float, int, Pair]]()
+    total = 0
+    found = list[tuple[float, int, Pair]]()
     for row in filter(is_meant, _rows(table, _COLUMNS)):
         pair = Pair(*_keys_of(row), row["similarity"])
         total += 1
@@ -177,7 +182,8 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
     found = list[tuple[int, int, list[DocKey]]]()  # size, -number, the first members
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
-        size, first = 0, list[DocKey]()
+        size = 0
+        first = list[DocKey]()
         for row in members:
             size += 1
             if len(first) < 4:

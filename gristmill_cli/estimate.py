@@ -136,7 +136,8 @@ def estimate(config: EstimateConfig) -> Estimate:
     if unused := [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]:
         print(f"note: {', '.join(unused)} say where a run works and do not change an estimate", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
-        folder, corpus = Path(name), config.corpus
+        folder = Path(name)
+        corpus = config.corpus
         if corpus is None:
             corpus = folder / "machine"
             harvest_corpus(corpus, size / 1e6)
@@ -144,7 +145,8 @@ def estimate(config: EstimateConfig) -> Estimate:
         sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
         check_config(sample_of["small"])
         _run(replace(sample_of["small"], out=folder / "warm-out"))  # loads and compiles what runs use
-        small, large = _run(sample_of["small"]), _run(sample_of["large"])
+        small = _run(sample_of["small"])
+        large = _run(sample_of["large"])
     text = large[0].counts.total("read").bytes
     sampled = Extent(large[0].counts.total("read").documents, text, 0, 1)
     removed = sum(run.counts.total(DUPLICATE).documents for run in large if run.stage.is_in_funnel)
@@ -209,20 +211,28 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
     Of each source and format some files, spread evenly, are read to their end: what a byte on disk has of text and
     documents there, it has in the others.
     """
-    files, refused = scan_inputs(config, corpus).files, Counts({}, [])
+    files = scan_inputs(config, corpus).files
+    refused = Counts({}, [])
     kinds = defaultdict[tuple[str, str], list[CorpusFile]](list)
     for file in files:
         kinds[file.source, file.path.suffix].append(file)
-    total, documents, text, sampled = sum(file.size for file in files), 0.0, 0.0, 0
+    total = sum(file.size for file in files)
+    documents = 0.0
+    text = 0.0
+    sampled = 0
     for number, (kind, of_kind) in enumerate(kinds.items()):
         on_disk = sum(file.size for file in of_kind)
         quota = ceil(size * on_disk / max(1, total))
-        lines, count, count_bytes, read = list[bytes](), 0, 0, 0
+        lines = list[bytes]()
+        count = 0
+        count_bytes = 0
+        read = 0
         chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
         for file in chosen:
             left = quota / len(chosen)
             for line, length in documents_of(file, refused):
-                count, count_bytes = count + 1, count_bytes + length
+                count = count + 1
+                count_bytes = count_bytes + length
                 if left > 0:
                     lines.append(line)
                     left -= len(line)
@@ -275,11 +285,15 @@ class _StageRun:
 def _run(config: EstimateConfig) -> list[_StageRun]:
     runs = list[_StageRun]()
     for stage in plan_stages(config):
-        disk, before, cpu = _disk_bytes(config.out), psutil.Process().io_counters(), _cpu_seconds()
+        disk = _disk_bytes(config.out)
+        before = psutil.Process().io_counters()
+        cpu = _cpu_seconds()
         counts = stage.call(context_of(config, stage))
-        cpu, after = _cpu_seconds() - cpu, psutil.Process().io_counters()
+        cpu = _cpu_seconds() - cpu
+        after = psutil.Process().io_counters()
         stage.reject_empty(config, counts)
-        read, written = after.read_chars - before.read_chars, after.write_chars - before.write_chars
+        read = after.read_chars - before.read_chars
+        written = after.write_chars - before.write_chars
         runs.append(_StageRun(stage, counts, cpu, read, written, _disk_bytes(config.out) - disk))
     return runs
 
@@ -302,7 +316,8 @@ def _scale(
     A tokenizer is trained on a sample of a fixed size, and after the mix there are no duplicates.
     """
     texts = [runs[0].counts.total("read").bytes for runs in (small, large)]
-    costs, on_disk = list[StageCost](), 0.0
+    costs = list[StageCost]()
+    on_disk = 0.0
     for less, more in zip(small, large, strict=True):
         text = float(extent.text_bytes)
         stage = more.stage
@@ -419,7 +434,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _estimate_and_print(arguments: list[str]) -> None:
     config = load_config(EstimateConfig, arguments, prog="gristmill estimate")
-    found, console = estimate(config), wide_console()
+    found = estimate(config)
+    console = wide_console()
     if config.json:
         console.print(found.to_json(), highlight=False, markup=False)
         return

@@ -71,7 +71,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         documents = _table("funnel: documents", [_heading(name) for name in columns])
         sizes = _table("", ["MB in", "MB train", "tokens train", *files])
         for source in [*sorted(self.tallies), None]:
-            name, style = Text(source or TOTAL), "" if source else "bold"
+            name = Text(source or TOTAL)
+            style = "" if source else "bold"
             totals = (
                 sum(counts.total(it, source).documents for it in summed.get(column, [column])) for column in columns
             )
@@ -165,7 +166,8 @@ def check_counts_between(
 ) -> None:
     """Raise ConservationError unless `next_stage` read the documents (with `sizes`, also bytes) of `counts[reason]`."""
     for source in sorted({*counts.tallies, *next_counts.tallies}):
-        out, read = counts.total(reason, source), next_counts.total(READ, source)
+        out = counts.total(reason, source)
+        read = next_counts.total(READ, source)
         if (out.documents, out.bytes * sizes) != (read.documents, read.bytes * sizes):
             raise ConservationError(
                 f"between {stage} and {next_stage}, source {source!r}: {count_of(out.documents, 'document')} "

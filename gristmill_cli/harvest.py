@@ -75,7 +75,8 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
         require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
         if before.documents:
             return before
-    found, left = Harvest(megabytes), int(megabytes * MEGABYTE)
+    found = Harvest(megabytes)
+    left = int(megabytes * MEGABYTE)
     with wrap_write_errors(marker):
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_bytes(msgspec.json.encode(found))

@@ -54,7 +54,9 @@ def preview(
 
 def _sample(corpus: Path, size: int, text_column: str, seed: int) -> tuple[list[Document], int]:
     """Documents drawn at random, each as likely, in the order of the corpus; and how many there are."""
-    chosen, total, draw = list[tuple[int, Document]](), 0, random.Random(seed)
+    chosen = list[tuple[int, Document]]()
+    total = 0
+    draw = random.Random(seed)
     for total, document in enumerate(read_corpus(corpus, text_column, on_malformed="skip"), 1):
         if len(chosen) < size:
             chosen.append((total, document))
@@ -64,13 +66,15 @@ def _sample(corpus: Path, size: int, text_column: str, seed: int) -> tuple[list[
 
 
 def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -> Group:
-    splitter, bounds = WordSplitter(), [step for step in recipe.steps if isinstance(step, Bounds)]
+    splitter = WordSplitter()
+    bounds = [step for step in recipe.steps if isinstance(step, Bounds)]
     values: dict[str, list[float]] = {step.name: [] for step in bounds}
     first: dict[str, list[tuple[Document, float]]] = {step.name: [] for step in bounds}
     rewritten = 0
     for document in sample:
         url = str(document.value(recipe.url_field) or "") if recipe.url_field else ""
-        measures, removed = TextMeasures(document.text, splitter, url), False
+        measures = TextMeasures(document.text, splitter, url)
+        removed = False
         for step in recipe.steps:
             if not isinstance(step, Bounds):
                 changed, _ = step.rewrite(measures.text)
@@ -86,7 +90,8 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
     for name in ("keeps", "removed", "share", "alone", *(f"{p}%" for p in _PERCENTILES)):
         table.add_column(name, justify="right", no_wrap=True)
     for step in bounds:
-        found, count = np.array(values[step.name]), len(first[step.name])
+        found = np.array(values[step.name])
+        count = len(first[step.name])
         alone = sum(not step.allows(value) for value in values[step.name])
         spread = (_number(value) for value in np.percentile(found, _PERCENTILES))
         share = f"{100 * count / len(sample):.1f}%"

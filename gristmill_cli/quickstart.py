@@ -105,7 +105,8 @@ TensorBoard tensorboard --logdir {out / "model"}""")
 
 def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of options of the pipeline, and those of all others, which are the trainer's."""
-    pipeline, training = list[str](), list[str]()
+    pipeline = list[str]()
+    training = list[str]()
     chosen = training
     for word in options:
         if name := option_name(word).removeprefix("--"):

@@ -77,7 +77,8 @@ def check_run(config: RunConfig) -> None:
 
 
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
-    out, stages = config.out, plan_stages(config)
+    out = config.out
+    stages = plan_stages(config)
     first, end = choose_stages(config, stages)
     check_output(config)  # another process may have written there since
     _record_config(config)
@@ -144,7 +145,8 @@ def _run_and_print(arguments: list[str]) -> None:
     if arguments[:1] == ["--config"] and arguments[1:] and Path(folder := arguments[1]).is_dir():
         hint = f"try gristmill run --corpus {folder} --out OUT"
         raise UsageError(f"expected a pipeline.toml, got the folder {folder}; {hint}")
-    config, console = load_config(RunConfig, arguments, prog="gristmill run"), wide_console()
+    config = load_config(RunConfig, arguments, prog="gristmill run")
+    console = wide_console()
     if config.dry_run:
         check_run(config)
         console.print(plan_table(config, plan_stages(config)))

@@ -130,7 +130,8 @@ def check_output(config: RunConfig) -> None:
                 f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
                 "remove it"
             )
-    corpus, before = str(resolved(config.corpus)), recorded_options(config.out)
+    corpus = str(resolved(config.corpus))
+    before = recorded_options(config.out)
     if not before:
         return
     if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
@@ -154,7 +155,8 @@ def _has_run(out: Path) -> bool:
 
 def _reject_scratch_in_corpus(config: RunConfig) -> None:
     """Raise UsageError if another run of the corpus would take the copies that tasks work on for documents."""
-    scratch, corpus = config.scratch, config.corpus
+    scratch = config.scratch
+    corpus = config.corpus
     if scratch and resolved(scratch).is_relative_to(resolved(corpus)):
         raise UsageError(
             f"--scratch {scratch} lies in --corpus {corpus}, and copies there would be read as documents: give a "

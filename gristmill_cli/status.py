@@ -29,7 +29,9 @@ from gristmill_cli.run_config import recorded_options
 from gristmill_cli.stages.pipeline import stages_in_run
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
-_RUN, _LOCK, _QUEUE = "run", ".lock", ".queue"
+_RUN = "run"
+_LOCK = ".lock"
+_QUEUE = ".queue"
 _HOLDER = re.compile(r"process (\d+) on (.+), since (.+)")
 
 
@@ -140,7 +142,8 @@ def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
     """The work of a name in a state folder, if one runs, was killed or, with --shard, has ended."""
-    lock, queue = state / f"{name}{_LOCK}", TaskQueue(state / f"{name}{_QUEUE}")
+    lock = state / f"{name}{_LOCK}"
+    queue = TaskQueue(state / f"{name}{_QUEUE}")
     holder = next((data.decode(errors="replace").partition("\n")[0] for data in read_files([lock]) if data), "")
     manifest = queue.read() if has_queue else None
     work = RunStatus(name, spell_urls(str(state.parent)), "stopped", holder)
@@ -157,7 +160,8 @@ def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
 
 def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> None:
     """Add what the manifest of a step tells, and the heartbeats of processes."""
-    states, tasks = queue.processes.states(), queue.list_states(manifest)
+    states = queue.processes.states()
+    tasks = queue.list_states(manifest)
     if manifest.state == "working":
         now = {name: state.beat for name, state in states.items()}
         here = {
@@ -173,7 +177,9 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
             ))  # fmt: skip
     is_held = bool(work.holder) and any(process.alive for process in work.processes)
     work.state = manifest.state if is_held or manifest.state != "working" else "stopped"
-    work.step, work.tasks, work.tasks_done = manifest.name, manifest.tasks, len(tasks.done)
+    work.step = manifest.name
+    work.tasks = manifest.tasks
+    work.tasks_done = len(tasks.done)
     work.tasks_running = len(tasks.taken.keys() - tasks.done - tasks.failed)
     work.error = manifest.failure.message if manifest.failure else ""
 
@@ -196,13 +202,15 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
         ]
     if noted := StepNote.read(lock.parent, lock.stem):
         note, work.tasks_done = noted
-        work.step, work.tasks = note.name, note.tasks
+        work.step = note.name
+        work.tasks = note.tasks
         work.tasks_running = min(note.workers, note.tasks - work.tasks_done) if is_alive else 0
 
 
 def _watch(alive: Mapping[str, bool], before: Mapping[str, Any], read: Any) -> dict[str, bool]:
     """Who is alive: as known, or as what a process renews changes while it is watched, half its lease at most."""
-    alive, until = dict(alive), time.monotonic() + lease_seconds() / 2
+    alive = dict(alive)
+    until = time.monotonic() + lease_seconds() / 2
     while before.keys() - alive.keys() and time.monotonic() < until:
         time.sleep(min(0.5, lease_seconds() / 8))
         now = read()

@@ -250,12 +250,14 @@ def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
 
     Preset, number of micro-batches and recomputation are drawn pseudo-randomly, as a function of the layout.
     """
-    cases, refused = [], {}
+    cases = []
+    refused = {}
     for layout in _layouts(processes):
         found, reason = _with_micro_batches(layout)
         draw = key_from_name(f"{layout}")
         if found:
-            preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
+            preset = _PRESETS[draw % 2]
+            recompute = _RECOMPUTE[(draw >> 8) % 3]
             cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
         else:
             refused[layout] = reason

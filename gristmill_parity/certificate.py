@@ -33,7 +33,9 @@ class CertificatePlan:
     skipped: list[str]
 
 
-_PROCESSES, _LISTED_PROCESSES = 8, 16  # of every layout, and of the largest that are listed
+# of every layout, and of the largest that are listed
+_PROCESSES = 8
+_LISTED_PROCESSES = 16
 
 
 def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:
@@ -81,7 +83,8 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
     On CPUs those of two processes at most run at the same time as the larger ones: each leaves cores idle, for as long
     as its ranks wait for each other and one process computes a reference.
     """
-    started, ended = time.monotonic(), threading.Event()
+    started = time.monotonic()
+    ended = threading.Event()
     small = [case for case in cases if case.processes <= 2 and device == "cpu"]
     lanes = [lane for lane in (small, [case for case in cases if case not in small]) if lane]
     rows: dict[Case, CaseResult] = {}

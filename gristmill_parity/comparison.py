@@ -98,7 +98,8 @@ class Certifier:
 
     def __init__(self, ranks: RankPool, job: Callable[[Case], RankResult] = run_case) -> None:
         """`job` is what each rank of a case runs; tests pass one with a planted fault."""
-        self.ranks, self.job = ranks, job
+        self.ranks = ranks
+        self.job = job
         self._references: dict[Case, GlobalResult] = {}
 
     def certify(self, case: Case) -> CaseResult:
@@ -201,7 +202,8 @@ def holder_difference(results: Sequence[RankResult], replicas: int = 1) -> str:
         counted[key] += piece.is_primary
         copies[key] = piece.copies
     for (name, spec), holders in ranks.items():
-        found, expected = (len(holders), counted[name, spec]), (copies[name, spec] * replicas, replicas)
+        found = (len(holders), counted[name, spec])
+        expected = (copies[name, spec] * replicas, replicas)
         if spec.numel and found != expected:
             return (
                 f"{found[0]} ranks hold {name} from {spec.offset}, and {found[1]} count it in the gradient norm; "
@@ -215,7 +217,8 @@ def traffic_difference(results: Sequence[RankResult]) -> str:
     nothing = Volume(0, 0)
     for rank, result in enumerate(results):
         for key in sorted(result.counted.keys() | result.expected.keys()):
-            counted, expected = result.counted.get(key, nothing), result.expected.get(key, nothing)
+            counted = result.counted.get(key, nothing)
+            expected = result.expected.get(key, nothing)
             if counted != expected:
                 axis, operation = key
                 return (

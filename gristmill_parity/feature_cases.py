@@ -29,7 +29,8 @@ STEPS = 50
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
 INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding errors theirs
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
-_GRID, _CUBE = ParallelConfig(tp=4, tensor="2d"), ParallelConfig(tp=8, tensor="3d")
+_GRID = ParallelConfig(tp=4, tensor="2d")
+_CUBE = ParallelConfig(tp=8, tensor="3d")
 _SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zbv")
 Options = dict[str, Any]
 
@@ -173,7 +174,10 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
 
 def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
     """Sparse models against the plain decoder and, under each kind of layout, one process; more in `full`."""
-    dp, tp, pp, cp = ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2)
+    dp = ParallelConfig(dp=2)
+    tp = ParallelConfig(tp=2)
+    pp = ParallelConfig(pp=2)
+    cp = ParallelConfig(cp=2)
     rows: list[tuple[str, ParallelConfig, Options]] = [
         *((sparse, _ONE, {"reference": "plain decoder"}) for sparse in ("switch", "sequence", "bias")),
         ("bias", replace(_ONE, micro_batches=2), {"recompute": "full", "reference": "plain decoder"}),

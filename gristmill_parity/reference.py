@@ -97,7 +97,8 @@ class TransformersModel:
         fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
         config = transformers.AutoConfig.for_model(**fields)
         self._model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
-        self._tensors, self._head = hf_tensors(family, case.model), family.head
+        self._tensors = hf_tensors(family, case.model)
+        self._head = family.head
         self.parameters = list(self._model.parameters())
         initial = initial_weights(case)
         for name, pieces in pieces_by_parameter(self._theirs("data")).items():
@@ -209,16 +210,21 @@ class CompressedSteps:
     """Steps of one model by gradients that replicas sum compressed; `gradients` are the first sums."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.model, layout = case, PlainModel(case), case.layout
+        self.case = case
+        self.model = PlainModel(case)
+        layout = case.layout
         self.optimizer = reference_optimizer(case, self.model)
         self.gradients: Named = {}
-        self.replicas, self.rank, self.tp = layout.dp, layout.compression_rank, layout.tp
+        self.replicas = layout.dp
+        self.rank = layout.compression_rank
+        self.tp = layout.tp
         self._int8 = PlainInt8(self.replicas) if layout.compression == "int8" else None
         self._powersgd: dict[tuple[str, int], PlainPowerSGD] = {}
 
     def step(self, batch: Batch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
-        each, total = list[Named](), torch.zeros((), dtype=torch.float64)
+        each = list[Named]()
+        total = torch.zeros((), dtype=torch.float64)
         for replica in range(self.replicas):
             self.optimizer.zero_grad()
             loss = self.model.loss(own_sequences(batch, replica, self.replicas)) / targets
@@ -246,7 +252,8 @@ class CompressedSteps:
 
     def _low_rank(self, name: str, gradients: list[Tensor]) -> Tensor:
         """By PowerSGD: each tensor-parallel rank of its own piece of the matrix, if that makes it smaller."""
-        dim, found = int(name.endswith(_BY_COLUMNS)), []
+        dim = int(name.endswith(_BY_COLUMNS))
+        found = []
         for index, pieces in enumerate(zip(*(g.chunk(self.tp, dim) for g in gradients), strict=True)):
             n, m = pieces[0].shape
             if self.rank * (n + m) >= n * m:
@@ -266,7 +273,8 @@ class LocalSteps:
     """
 
     def __init__(self, case: Case) -> None:
-        self.case, self.model = case, PlainModel(case)
+        self.case = case
+        self.model = PlainModel(case)
         self.gradients: Named = {}
         self._each = [PlainModel(case) for _ in range(case.layout.dp)]
         self._optimizers = [reference_optimizer(case, one) for one in self._each]
@@ -355,7 +363,8 @@ class _Steps:
 
     def step(self, batch: Batch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
-        model, experts = self.model, getattr(self.model, "experts", None)
+        model = self.model
+        experts = getattr(self.model, "experts", None)
         if experts is not None:
             experts.restart()
         self.optimizer.zero_grad()
@@ -387,7 +396,8 @@ def _documents_alone(batch: Batch) -> list[tuple[Batch, Tensor]]:
     if batch.positions is None:
         return [(batch, every.view_as(batch.ids))]
     starts = every[batch.positions.flatten() == 0]
-    lengths, parts = torch.cat([starts, starts.new_tensor([len(every)])]).diff(), []
+    lengths = torch.cat([starts, starts.new_tensor([len(every)])]).diff()
+    parts = []
     for length in lengths.unique().tolist():
         where = starts[lengths == length, None] + every[:length]
         ids, targets = (t.flatten()[where] for t in (batch.ids, batch.targets))

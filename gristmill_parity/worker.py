@@ -112,8 +112,11 @@ class _CaseRun:
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""
-        case, model, world = self.case, self.model, self.world
-        losses, gradients = [], ShardValues()
+        case = self.case
+        model = self.model
+        world = self.world
+        losses = []
+        gradients = ShardValues()
         traffic = TrafficCounter(world)
         for step in range(case.steps):
             counted = step == _COUNTED_STEP and case.counts_traffic
@@ -184,7 +187,8 @@ class _CaseRun:
         """
         if self.case.reference == "one process" or self.case.layout.pp > 1 or self.case.compiled:
             return None
-        ids, positions = batch.ids[:1], batch.positions
+        ids = batch.ids[:1]
+        positions = batch.positions
         seen = [(ids[:, : n + 1], None if positions is None else positions[:1, : n + 1]) for n in LOGIT_POSITIONS]
         return torch.stack([self.model.next_logits(*tokens).detach().cpu() for tokens in seen])
 

@@ -32,14 +32,19 @@ def block_features(
     `divided`: the features between tensor-parallel regions, and those that go into them. `by_windows`: attention works
     with copies of windows.
     """
-    q, inner, rows, dense = model.q_width // parts, 0, 0, model.ffn_width // parts  # dense: that all tokens pass
+    # dense: that all tokens pass
+    q = model.q_width // parts
+    inner = 0
+    rows = 0
+    dense = model.ffn_width // parts
     if sparse:
         rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
         dense = model.shared_experts * model.expert_width // parts
     kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
     hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
     sums = model.heads // parts  # attention's log-sum-exp
-    products, kept_as_is = q + 2 * kv, kv if model.positions == "rope" else q + 2 * kv
+    products = q + 2 * kv
+    kept_as_is = kv if model.positions == "rope" else q + 2 * kv
     # by windows: queries, and once more, with keys and values of two windows
     attention = (8 * q if by_windows else products) + (q + kv) * bool(model.qk_norm) + q
     if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut

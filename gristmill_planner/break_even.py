@@ -33,7 +33,8 @@ def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, cost
         )
         return one.seconds - other.seconds
 
-    low, high = 0.0, _LONGEST * costs.forward
+    low = 0.0
+    high = _LONGEST * costs.forward
     if gain(high) >= 0:
         return None
     if gain(low) <= 0:
@@ -74,7 +75,9 @@ def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, 
 
     By powers of 2 up to two nodes, as far as they divide heads and MLP; the micro-batch stays the same.
     """
-    model, found, ranks = run.model, [], 1
+    model = run.model
+    found = []
+    ranks = 1
     while ranks <= 2 * run.cluster.per_node and divides_heads(model, ranks) and model.ffn_width % ranks == 0:
         layout = replace(
             run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=ranks > 1 and run.layout.sequence_parallel

@@ -32,7 +32,8 @@ _REPEATS = 7
 _PRODUCTS = [(m, n, k) for m in (64, 512) for n in (64, 512) for k in (32, 128, 512)]
 _STREAM = 1 << 23  # elements, more than caches hold
 _REDUCED = (1 << 10, 1 << 21)  # elements of the two all-reduces
-_SEQ_LEN, _WIDTH = 128, 256
+_SEQ_LEN = 128
+_WIDTH = 256
 _SEQUENCES = (1, 8)
 
 
@@ -71,7 +72,8 @@ def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, ste
     found = dict.fromkeys(("step", "passes", "update"), math.inf)
     for _ in range(steps + 1):  # the first one allocates
         dist.barrier()
-        started, began = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        began = time.process_time()
         part.forward_backward(batch, 1e-3)
         passed = time.process_time()
         world.all_reduce(squared_grad_norm(part.params, world.device))
@@ -105,7 +107,8 @@ def _product_rate(repeats: int) -> tuple[float, float]:
     """
     rows = []
     for m, n, k in _PRODUCTS:
-        a, b = torch.randn(m, k), torch.randn(k, n)
+        a = torch.randn(m, k)
+        b = torch.randn(k, n)
         rows.append((2.0 * m * n * k, 2.0 * m * n, 1.0, _shortest(lambda a=a, b=b: a @ b, 5 * repeats)))  # type: ignore[misc]
     table = np.array(rows)
     weighted = table[:, :3] / table[:, 3:]
@@ -135,7 +138,8 @@ def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float)
     From layers of two sizes, whose other kernels are taken to be bound by memory: seconds are products / share +
     traffic / bandwidth + latency x number of products.
     """
-    rows, left = [], []
+    rows = []
+    left = []
     for sequences, seconds in zip(_SEQUENCES, layers, strict=True):
         work = layer_work(_small_model(1), sequences, _SEQ_LEN)
         products = [each for product in work.products for each in (product, *product.backward())]

@@ -53,7 +53,8 @@ def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
 
 def families(request: PlanRequest) -> Iterator[LayoutFamily]:
     """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
-    devices, model = request.cluster.devices, request.model
+    devices = request.cluster.devices
+    model = request.model
     for divided in _divisions(request):
         ranks = divided.ranks_of_replica
         recomputations = _recomputations(request, divided)
@@ -90,7 +91,8 @@ def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
 
 
 def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
-    devices, ranks = request.cluster.devices, divided.ranks_of_replica
+    devices = request.cluster.devices
+    ranks = divided.ranks_of_replica
     if devices % ranks:
         return False
     try:

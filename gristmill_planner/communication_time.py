@@ -32,7 +32,8 @@ def collective_time(
     ranks, stride = axis
     if ranks == 1 or operation == "receive":  # which another rank sends
         return 0.0
-    device, inside = cluster.device, min(ranks, max(1, cluster.per_node // stride))
+    device = cluster.device
+    inside = min(ranks, max(1, cluster.per_node // stride))
     latency = constants.collective_latency * calls
     sent = size * _SENT[operation] * (ranks - 1) / ranks if operation in _SENT else size
     within = sent / (constants.link_share * device.link)
@@ -114,15 +115,18 @@ def _all_reduce(run: PlannedRun, constants: Constants) -> float:
 
 def _to_experts(run: PlannedRun, constants: Constants) -> float:
     """Tokens to the ranks of their experts and back, of a layer on average: two all-to-alls a pass."""
-    model, sparse = run.model, len(run.model.sparse_layers) / run.model.layers
+    model = run.model
+    sparse = len(run.model.sparse_layers) / run.model.layers
     size = 2 * IMBALANCE * sparse * model.experts_per_token * hidden_bytes(run)
     return collective_time(run.cluster, constants, run.axes["ep"], "all-to-all", 2 * sparse, size)
 
 
 def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Seconds:
     """Of a ring what is not hidden behind attention; of Ulysses all."""
-    layout, cluster = run.layout, run.cluster
-    tokens, widths = round(rank_sequences(run) * run.seq_len), layout.attention_widths(run.model)
+    layout = run.layout
+    cluster = run.cluster
+    tokens = round(rank_sequences(run) * run.seq_len)
+    widths = layout.attention_widths(run.model)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, cluster.device.element_bytes, _WIDE)
     found = []
     for passes, computing in (((1, 0), attention.forward), ((0, 1), attention.backward)):
@@ -135,14 +139,16 @@ def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Secon
 
 def _grid_traffic(run: PlannedRun) -> CubeTraffic | GridTraffic:
     """Of a rank off the diagonal, which sends most."""
-    sequences, itemsize = round(rank_sequences(run)), run.cluster.device.element_bytes
+    sequences = round(rank_sequences(run))
+    itemsize = run.cluster.device.element_bytes
     sizes = GridSizes(run.model, run.layout.grid[1], 0, 1, sequences * run.seq_len, itemsize, _WIDE, sequences)
     return CubeTraffic(sizes) if run.layout.tensor == "3d" else GridTraffic(sizes)
 
 
 def _grid_layer(run: PlannedRun, constants: Constants, products: Seconds) -> Seconds:
     """SUMMA hides all rounds but one behind its products; a cube gathers before each product and hides nothing."""
-    side, found = run.layout.grid[1], []
+    side = run.layout.grid[1]
+    found = []
     for passes, computing in ((Passes(1, 0, 0), products.forward), (Passes(0, 1, 1), products.backward)):
         sent = _grid_traffic(run)
         sent.blocks(passes)

@@ -76,8 +76,12 @@ def layer_work(
     Its norms and residual sums see 1 / `shards` of the tokens. `flash`: attention's weights never leave the chip (Dao
     et al. 2022), but for those of a `ring` of n ranks and of sinks; else the softmax reads and writes b a s² / t.
     """
-    tokens, width, heads = sequences * seq_len, model.width, model.heads / parts
-    attention, ffn, sparse = model.q_width / parts, model.active_width / parts, len(model.sparse_layers) / model.layers
+    tokens = sequences * seq_len
+    width = model.width
+    heads = model.heads / parts
+    attention = model.q_width / parts
+    ffn = model.active_width / parts
+    sparse = len(model.sparse_layers) / model.layers
     gates = 2 if model.is_gated else 1
     of_heads = tuple(_attention_products(model, seq_len, sequences * heads))
     products = (
@@ -108,7 +112,9 @@ def _heads(model: ModelConfig, tokens: float, parts: int, tensor: str) -> tuple[
 
 def _latent(model: ModelConfig, tokens: float, parts: int) -> tuple[Product, ...]:
     """To the compressed vectors, whole on each rank, and from them to its heads (DeepSeek-AI 2024, section 2.1)."""
-    rank, width, compressed = model.q_lora_rank, model.width, model.kv_lora_rank + model.qk_rope_head_dim
+    rank = model.q_lora_rank
+    width = model.width
+    compressed = model.kv_lora_rank + model.qk_rope_head_dim
     heads = model.heads * model.qk_nope_head_dim + model.value_width
     return (
         Product(tokens, rank + compressed, width),
@@ -151,7 +157,8 @@ def _attention_products(model: ModelConfig, seq_len: int, count: float) -> Itera
 
     With a window blocks of as many queries see their own keys and those of the block before.
     """
-    window, share = model.window or 0, _windowed(model, seq_len)
+    window = model.window or 0
+    share = _windowed(model, seq_len)
     for queries, keys, of_layers in ((seq_len, seq_len, 1 - share), (window, 2 * window, share)):
         if of_layers:
             blocks = count * of_layers * seq_len / queries
@@ -173,7 +180,8 @@ def _scores(model: ModelConfig, seq_len: int, ring: int) -> float:
     Over a ring of n ranks a sequence has 2 n chunks, of which each rank computes 2 n + 1 pairs, tile by tile; with a
     window those that it reaches.
     """
-    window, chunk = model.window or 0, seq_len / (2 * ring)
+    window = model.window or 0
+    chunk = seq_len / (2 * ring)
     every = (2 * ring + 1) / 2 * chunk if ring > 1 else seq_len / 2
     in_window = min(every, chunk * (1 + math.ceil(window / chunk))) if ring > 1 else 2 * window
     share = _windowed(model, seq_len)
@@ -182,7 +190,8 @@ def _scores(model: ModelConfig, seq_len: int, ring: int) -> float:
 
 def head_work(model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, tensor: str = "1d") -> RankWork:
     """RankWork of the output matrix and the loss, which reads or writes each logit about ten times in float32."""
-    tokens, vocabulary = sequences * seq_len, -(-model.vocab_size // parts)
+    tokens = sequences * seq_len
+    vocabulary = -(-model.vocab_size // parts)
     product = _matrix(tokens, parts * vocabulary, model.width, parts, tensor)
     return RankWork((product,), 40.0 * tokens * vocabulary)
 
@@ -201,7 +210,8 @@ def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str
 
 def layer_of_rank(run: PlannedRun) -> RankWork:
     """RankWork of one decoder layer for a micro-batch."""
-    layout, parts = run.layout, run.parts
+    layout = run.layout
+    parts = run.parts
     shards = parts if layout.on_grid else layout.sequence_shards
     ring = layout.cp if layout.context == "ring" else 1
     return layer_work(

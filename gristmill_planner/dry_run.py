@@ -41,7 +41,8 @@ from training.parallel.traffic import expected_traffic
 from training.parallel.traffic_counter import TrafficCounter, traffic_inputs
 from training.parallel.traffic_inputs import Traffic, Volume
 
-_META, _CPU = torch.device("meta"), torch.device("cpu")
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
 _aten = torch.ops.aten
 
 
@@ -162,7 +163,8 @@ class MetaOperators:
 @cache
 def _makes_tensors(func: Any) -> bool:
     """True if no output is a view of an input, and no input is written to."""
-    schema, is_mathematical = func._schema, func.namespace == "aten"
+    schema = func._schema
+    is_mathematical = func.namespace == "aten"
     return is_mathematical and not schema.is_mutable and not any(output.alias_info for output in schema.returns)
 
 
@@ -216,10 +218,12 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
     norm over all ranks. Raises UsageError for a rank that there is not, a layout that the trainer refuses, or moments
     that are not on the device.
     """
-    layout, devices = run.layout, run.cluster.devices
+    layout = run.layout
+    devices = run.cluster.devices
     require(0 <= rank < devices, f"--rank is {rank}; expected 0 to {devices - 1}, as {devices} GPUs have")
     layout.check(devices, run.model, run.seq_len)
-    states, memory = run.states, MemoryConfig(run.recompute)
+    states = run.states
+    memory = MemoryConfig(run.recompute)
     require(
         states.moments == "device",
         f"--dry_run with memory.optimizer {states.moments}: a dry run builds the optimizer's states on the device "

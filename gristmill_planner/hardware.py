@@ -16,7 +16,10 @@ from gristmill.wording import count_of
 from gristmill_planner.fitted_constants import Constants
 
 _GIB = 1 << 30
-_V100, _A100, _H100 = 80, 108, 132  # streaming multiprocessors
+# streaming multiprocessors
+_V100 = 80
+_A100 = 108
+_H100 = 132
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"--gpu {path}: {error}; {advice}") from error
     for section, kind in (("device", Device), ("constants", Constants)):
-        names, values = {each.name for each in fields(kind)}, table[section]
+        names = {each.name for each in fields(kind)}
+        values = table[section]
         for name in sorted((names ^ values.keys()) - _MAY_BE_NONE):
             problem = "is missing" if name in names else "is not known"
             raise UsageError(f"--gpu {path}: {section}.{name} {problem}; {advice}")

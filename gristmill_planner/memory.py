@@ -71,7 +71,8 @@ class RankMemory:
         computed again; in its last block, with the gradients of the others; or when it ends, with all gradients.
         Sums of earlier micro-batches' gradients are there all along.
         """
-        run, layout = self.run, self.run.layout
+        run = self.run
+        layout = self.run.layout
         summed = 0 if layout.micro_batches == 1 or self._runs_forward_first else self._summed
         if layout.zero == 2 and layout.pp > 1:  # a pipeline waits for the last ones in its next backward pass
             summed += self._buckets
@@ -116,7 +117,9 @@ class RankMemory:
 
         Of local steps also what replicas share, weights and outer momentum: 8 P / n (Douillard et al. 2023).
         """
-        held, states, on_gpu = self._held, self.run.states, self.run.cluster.device.is_gpu
+        held = self._held
+        states = self.run.states
+        on_gpu = self.run.cluster.device.is_gpu
         here = states.moments == "device" or (states.moments == "cpu" and not on_gpu)
         of_muon = held.matrices if states.name == "muon" else 0
         moments = 2 * (held.total - of_muon) if states.name != "sgd" and here else 0
@@ -135,7 +138,9 @@ class RankMemory:
         n, a unit's gradients and the copy that is sent. A 2.5D grid sums a copy of all. The loss computes the output
         matrix's gradient in the forward pass: each micro-batch that awaits its backward pass has one.
         """
-        layout, held, wide = self.run.layout, self._held, self._wide
+        layout = self.run.layout
+        held = self._held
+        wide = self._wide
         if layout.zero == 3:
             return self._summed + (self._e + wide) * max(held.block, held.end) + self._waiting
         summed = self._summed * (2 if layout.tensor == "2.5d" else 1)
@@ -173,7 +178,8 @@ class RankMemory:
 
         In a pipeline all units stay, with what the last one was received in.
         """
-        held, layout = self._held, self.run.layout
+        held = self._held
+        layout = self.run.layout
         unit = max(held.block, held.end)
         if layout.zero < 3:
             return 0  # ZeRO-1 and 2 gather bucket by bucket, where less is there than at the peak
@@ -198,7 +204,8 @@ class RankMemory:
         Where backward is split (Qi et al. 2023), a micro-batch keeps all until the pass for weights, and the gradients
         from which those follow. In a pipeline torch receives each micro-batch of a step in a buffer of its own.
         """
-        stages, layout = self._stages, self.run.layout
+        stages = self._stages
+        layout = self.run.layout
         kept = [self._stage(stage) for stage in stages]
         split = [self.run.layers[stage] * self._split_gradients for stage in stages]
         most = max(sum(map(mul, numbers, (*kept, *split))) for numbers in self._in_flight)
@@ -211,7 +218,10 @@ class RankMemory:
         The first block's input is in the buffer in which it was received; the end is the stage's output, or the last
         norm's input and the loss's gradient of its output.
         """
-        model, layout, e, parts = self.run.model, self.run.layout, self._e, self.run.parts
+        model = self.run.model
+        layout = self.run.layout
+        e = self._e
+        parts = self.run.parts
         size = self._blocks(stage, self.run.recompute) + self._hidden * (stage == 0)
         if stage == layout.stages - 1:
             on_grid = self._tokens * (model.width // parts + self._vocabulary)
@@ -238,7 +248,8 @@ class RankMemory:
         return self._bytes(found.kept, found.wide)
 
     def _features(self, recompute: Recompute, sparse: bool, windowed: bool) -> BlockFeatures:
-        model, layout = self.run.model, self.run.layout
+        model = self.run.model
+        layout = self.run.layout
         in_ring = layout.cp > 1 and layout.context == "ring"
         copied = not (model.sinks or in_ring)  # whose attention has no copies of windows
         by_windows = windowed and (model.window or 0) < self.run.seq_len and copied
@@ -255,7 +266,8 @@ class RankMemory:
     @cached_property
     def _split_gradients(self) -> int:
         """Of a block whose backward pass is split: the gradients of the outputs of its products and norms."""
-        model, divided = self.run.model, (False, self.run.layout.on_grid)
+        model = self.run.model
+        divided = (False, self.run.layout.on_grid)
         features = block_features(model, self.run.parts, divided, False, "selective", model.experts > 0)
         return self._bytes(features.kept, 0)
 
@@ -266,7 +278,8 @@ class RankMemory:
         By stage of the rank, those whose activations it keeps; then those between the parts of a split backward pass.
         """
         layout = self.run.layout
-        pp, count = layout.pp, layout.micro_batches
+        pp = layout.pp
+        count = layout.micro_batches
         if not self._runs_forward_first and count > 4 * pp and count % pp == 0:
             count = 4 * pp  # all rounds are alike
         return _most_in_flight(pp, layout.schedule, layout.virtual_stages, count, self.rank) if pp > 1 else ((1, 0),)
@@ -285,7 +298,10 @@ class RankMemory:
         """
         if not self._has_loss:
             return 0
-        e, wide, vocabulary, layout = self._e, self._wide, self._vocabulary, self.run.layout
+        e = self._e
+        wide = self._wide
+        vocabulary = self._vocabulary
+        layout = self.run.layout
         on_gpu = self.run.cluster.device.is_gpu
         if layout.on_grid:
             return self._tokens * vocabulary * (wide if e == wide else e + 2 * wide)
@@ -345,7 +361,8 @@ class RankMemory:
 
     @cached_property
     def _held(self) -> HeldParameters:
-        layout, ends = self.run.layout, (0 in self._stages, self._has_loss)
+        layout = self.run.layout
+        ends = (0 in self._stages, self._has_loss)
         grid = layout.tp, layout.tensor, layout.depth, layout.ep
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
 
@@ -365,7 +382,8 @@ def _most_in_flight(
 ) -> tuple[tuple[int, ...], ...]:
     layout = ParallelConfig(pp=pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches)
     stages = layout.stages_of_rank(rank)
-    live, between = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    live = dict.fromkeys(stages, 0)
+    between = dict.fromkeys(stages, 0)
     moments = set()
     for kind, stage in layout.passes(rank):
         if kind == "F":
@@ -394,7 +412,9 @@ def _held_parameters(
     """
     tp, tensor, depth, ep = grid
     divided = replace(_UNDIVIDED, tp=tp, tensor=tensor, depth=depth, ep=ep)
-    tied, first, blocks = model.tied and one_stage, list[ParameterShape](), list[ParameterShape]()
+    tied = model.tied and one_stage
+    first = list[ParameterShape]()
+    blocks = list[ParameterShape]()
     for is_sparse, count in enumerate(layers):
         layer = next((n for n in range(model.layers) if model.is_sparse(n) == is_sparse), None)
         if layer is not None:

@@ -155,7 +155,8 @@ def plan(
         _require_effects(options, config, options.keys() - {"seq_len", "batch_size"})
     device, constants = _device(gpu)
     cluster = _cluster(gpus, device, nodes_of, network, published)
-    total, training = tokens or 300e9, None
+    total = tokens or 300e9
+    training = None
     if published is not None:
         request = published_request(published, cluster, _SOFTWARE[software])
     elif is_preset:

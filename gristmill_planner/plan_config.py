@@ -62,7 +62,8 @@ def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: 
 
 def as_toml(choice: Choice, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
     """A model and its layout as options of a training run; `options` are those of the file `config`, if it is one."""
-    run, usual = choice.run, ParallelConfig()
+    run = choice.run
+    usual = ParallelConfig()
     layout = {name: value for name, value in run.layout.record().items() if value != getattr(usual, name)}
     layout = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches} | layout
     model: dict[str, object] = {"preset": request.model.preset}
@@ -128,7 +129,8 @@ def published_request(each: PublishedRun, cluster: Cluster, software: Software) 
 
 def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
     """A published run with its layout, by another program. Raises UsageError for a cluster of another size."""
-    cluster, devices = request.cluster, each.run.cluster.devices
+    cluster = request.cluster
+    devices = each.run.cluster.devices
     require(
         cluster.devices == devices,
         f"{each.name} was published for {count_of(devices, 'GPU')}, and --gpus is {cluster.devices}; try "

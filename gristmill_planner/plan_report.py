@@ -33,7 +33,8 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
     columns = ("layout", "micro-batch", "recompute", "GiB (rank)", "s a step", *_PARTS, "TFLOP/s", "MFU", "days")
     table = Table(*columns, box=None, pad_edge=False)
     for choice in choices:
-        run, time = choice.run, choice.time
+        run = choice.run
+        time = choice.time
         parts = [f"{100 * getattr(time, name) / time.total:.0f} %" for name in _PARTS]
         table.add_row(
             run.layout.describe(),
@@ -99,7 +100,8 @@ def _limits(choice: Choice) -> str:
 
 
 def _memory(choice: Choice) -> str:
-    device, memory = choice.run.cluster.device, choice.memory
+    device = choice.run.cluster.device
+    memory = choice.memory
     kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
     peaks = f"; each kind at its own peak: {kinds} GiB" if kinds else ""
     return (
@@ -165,10 +167,14 @@ def next_choice(choices: Sequence[Choice]) -> str:
 
 def formulas(choice: Choice, constants: Constants) -> list[str]:
     """Each formula with its numbers and source, for one layout."""
-    run, layout, time = choice.run, choice.run.layout, choice.time
-    tp, device = run.axes["tp"].ranks, run.cluster.device
+    run = choice.run
+    layout = choice.run.layout
+    time = choice.time
+    tp = run.axes["tp"].ranks
+    device = run.cluster.device
     layer, head = rank_times(run, constants)
-    work, output = layer_of_rank(run), head_of_rank(run)
+    work = layer_of_rank(run)
+    output = head_of_rank(run)
     products = ", ".join(
         f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
     )
@@ -207,7 +213,9 @@ def _waves(products: Sequence[Product], device: Device) -> list[str]:
 
 def _collectives(run: PlannedRun, seconds: float) -> list[str]:
     """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
-    layout, size, ep = run.layout, hidden_bytes(run), run.axes["ep"].ranks
+    layout = run.layout
+    size = hidden_bytes(run)
+    ep = run.axes["ep"].ranks
     if layout.on_grid:
         return [
             f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
@@ -247,7 +255,8 @@ def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
     """Seconds of the passes of each stage, for the pipeline simulator."""
     layer, head = rank_times(run, constants)
     found = [PassCosts(n * layer.forward, n * layer.backward / 2, n * layer.backward / 2) for n in run.layers]
-    last, half = found[-1], head.backward / 2
+    last = found[-1]
+    half = head.backward / 2
     found[-1] = PassCosts(last.forward + head.forward, last.inputs + half, last.weights + half)
     return found
 

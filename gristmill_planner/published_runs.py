@@ -99,7 +99,8 @@ def _narayanan_table_1() -> list[PublishedRun]:
 
 
 def _others() -> list[PublishedRun]:
-    deepspeed, smith = MEGATRON_DEEPSPEED, "Smith et al. 2022, section 2.3"
+    deepspeed = MEGATRON_DEEPSPEED
+    smith = "Smith et al. 2022, section 2.3"
     return [
         _published("BLOOM-176B", "bloom-176b", "384 a100-80gb", (4, 12, 1), 2048, 2, deepspeed,
                    "BigScience, log of the run", seconds=104.7, network=50e9, ends=1, precision="bf16"),
@@ -127,7 +128,10 @@ def sparse_runs() -> list[PublishedRun]:
         (2, 32, 3, 8, 4, 1, 1, "selective", 24.2), (2, 8, 4, 32, 16, 1, 1, "selective", 19.7),
         (4, 8, 4, 8, 8, 1, 1, "none", 29.0), (2, 1, 1, 8, 8, 4, 3, "full", 17.6),
     ]  # fmt: skip
-    seq_len, batch, gpus, found = 4096, 2048, 256, []
+    seq_len = 4096
+    batch = 2048
+    gpus = 256
+    found = []
     model = ModelConfig(
         preset="qwen3-30b-a3b", layers=94, width=4096, heads=64, ffn_width=12_288, expert_width=1536
     ).resolve(1, seq_len)
@@ -186,7 +190,8 @@ def _published(
     count, device = cluster.split()
     tp, pp, virtual = shape
     model = ModelConfig(preset=preset, layers=layers).resolve(1, SEQ_LEN)
-    dp, zero = int(count) // (tp * pp), max(software.zero)
+    dp = int(count) // (tp * pp)
+    zero = max(software.zero)
     layout = ParallelConfig(
         dp=dp, tp=tp, pp=pp, schedule="interleaved-1f1b" if virtual > 1 else "1f1b", virtual_stages=virtual,
         micro_batches=batch // (dp * micro), zero=zero, zero_group=dp if zero else 1,
@@ -214,7 +219,9 @@ def comparison_table(constants: Constants) -> Table:
     columns = "run", "layout", "GPUs", "published s", "predicted s", "TFLOP/s", "error", "GiB", "source"
     table = Table(*columns, box=None, pad_edge=False)
     for each in [*published_runs(), *narayanan_table_2(), *sparse_runs()]:
-        run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
+        run = each.run
+        measured = each.measured
+        predicted = step_time(each.run, constants).total
         rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
         memory = run_memory(run).total / (1 << 30)
         table.add_row(
@@ -232,7 +239,10 @@ def comparison_table(constants: Constants) -> Table:
 
 
 PROCESSES = 8
-_HEAD_DIM, _VOCABULARY, _SEQ_LEN, _STEPS = 8, 1024, 64, 20
+_HEAD_DIM = 8
+_VOCABULARY = 1024
+_SEQ_LEN = 64
+_STEPS = 20
 
 
 def shrunk_config(each: PublishedRun) -> str:
@@ -276,7 +286,8 @@ def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
 
 def _model(each: PublishedRun, layout: ParallelConfig) -> dict[str, Any]:
     """Sizes next to the preset's parts: heads as odd as the published ones, an MLP as wide in proportion."""
-    model, tp = each.run.model, layout.mesh_shape[-1]
+    model = each.run.model
+    tp = layout.mesh_shape[-1]
     heads = _shrunk_heads(model, tp)
     width = heads * _HEAD_DIM
     unit = 8 * tp

@@ -65,8 +65,11 @@ def megatron_memory(run: PlannedRun) -> RunMemory:
 
 
 def _megatron_rank(run: PlannedRun, rank: int) -> RunMemory:
-    model, layout, held = run.model, run.layout, run.held[rank]
-    first, last = 0 in held, layout.stages - 1 in held
+    model = run.model
+    layout = run.layout
+    held = run.held[rank]
+    first = 0 in held
+    last = layout.stages - 1 in held
     vocabulary = (first + (last and not (model.tied and first))) * model.vocab_size * model.width
     parameters = (run.rank_layers[rank] * layer_parameters(model)[0] + vocabulary) / run.parts
     shards = layout.zero_group if layout.zero else 1
@@ -95,7 +98,8 @@ def _activation_bytes(run: PlannedRun, rank: int) -> float:
 
 def _in_flight(run: PlannedRun, rank: int) -> float:
     """Micro-batches of which the rank keeps all layers' activations (Narayanan et al. 2021, section 2.2)."""
-    layout, v = run.layout, run.layout.virtual_stages
+    layout = run.layout
+    v = run.layout.virtual_stages
     if v == 1:
         return min(layout.micro_batches, layout.pp - rank)
     return min(layout.micro_batches, ((v - 1) * layout.pp + 2 * (layout.pp - 1 - rank) + 1) / v)

@@ -103,13 +103,15 @@ def closest_to_fitting(request: PlanRequest, every: list[LayoutFamily]) -> tuple
     least = run_memory(closest).total
     for run in runs:
         if (total := run_memory(run, least).total) < least:
-            closest, least = run, total
+            closest = run
+            least = total
     return closest, least
 
 
 def _no_layout(request: PlanRequest) -> str:
     """Why no layout divides, and what would."""
-    devices, batch = request.cluster.devices, request.batch
+    devices = request.cluster.devices
+    batch = request.batch
     fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
     near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(families(each)))
     return (
@@ -131,7 +133,9 @@ def least_time(family: LayoutFamily, run: PlannedRun, times: tuple[PassTime, Pas
     the longer the step. Communication between replicas and the update are left out.
     """
     layer, head = (each.forward + each.backward for each in times)
-    layers, pp, count = run.model.layers, run.layout.pp, run.layout.micro_batches
+    layers = run.model.layers
+    pp = run.layout.pp
+    count = run.layout.micro_batches
     whole = layers * layer + head
     busiest = max(-(-layers // pp) * layer, whole / pp)
     sent = send_time(run, constants)

@@ -112,10 +112,13 @@ def rank_times(run: PlannedRun, constants: Constants) -> tuple[PassTime, PassTim
 
 def step_time(run: PlannedRun, constants: Constants, times: tuple[PassTime, PassTime] | None = None) -> StepTime:
     """Seconds of a step of `run`; `times`, where they are known, are its `rank_times`."""
-    layout, count = run.layout, run.layout.micro_batches
+    layout = run.layout
+    count = run.layout.micro_batches
     layer, head = times or rank_times(run, constants)
-    of_layer, of_head = layer.forward + layer.backward, head.forward + head.backward
-    held, layers = run.held, run.rank_layers
+    of_layer = layer.forward + layer.backward
+    of_head = head.forward + head.backward
+    held = run.held
+    layers = run.rank_layers
     slots = [n * of_layer + of_head * (layout.stages - 1 in stages) for n, stages in zip(layers, held, strict=True)]
     sent = send_time(run, constants)
     busiest = max(range(layout.pp), key=slots.__getitem__)
@@ -163,18 +166,22 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
     al. 2020, section 7; docs/concepts/parallelism.md). `slot` and `backward` are the rank's seconds of a micro-batch,
     and of its backward pass, which hides what is sent in the meantime.
     """
-    layout, count = run.layout, run.layout.micro_batches
+    layout = run.layout
+    count = run.layout.micro_batches
     layers = _depth_time(run, constants)
     if layout.replicas == 1:
         return layers
     gradients, weights = _sum_and_gather(run, constants)
     if layout.zero == 3:
         gathers = 1 if layout.pp > 1 else 2 * count
-        seconds, hidden = gathers * weights + count * gradients, count * slot
+        seconds = gathers * weights + count * gradients
+        hidden = count * slot
     elif layout.zero == 2:
-        seconds, hidden = weights + count * gradients, count * backward
+        seconds = weights + count * gradients
+        hidden = count * backward
     else:
-        seconds, hidden = gradients + weights, backward
+        seconds = gradients + weights
+        hidden = backward
     return layers + seconds - min(hidden, run.software.hidden * seconds) * run.cluster.device.overlaps
 
 
@@ -184,11 +191,14 @@ def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float
     ZeRO's ranks, which are neighbours, take each as half an all-reduce; several groups of them then all-reduce the part
     of the gradients that a rank has.
     """
-    layout, software, experts = run.layout, run.software, rank_experts(run)
+    layout = run.layout
+    software = run.software
+    experts = rank_experts(run)
     share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
     sums = gathers = 0.0
     for parameters, prefix in ((rank_parameters(run) - experts, ""), (experts, "expert_")):
-        within, groups = run.axes[f"{prefix}shard"], run.axes[f"{prefix}replicate"]
+        within = run.axes[f"{prefix}shard"]
+        groups = run.axes[f"{prefix}replicate"]
         summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
         gathered = parameters * run.cluster.device.element_bytes
         scatter, gather = (

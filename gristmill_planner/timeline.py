@@ -70,7 +70,8 @@ def draw_timeline(timeline: Timeline, axis: Any) -> None:
     shortest = 0.012 * timeline.seconds
     for rank, passes in enumerate(timeline.ranks):
         for each in passes:
-            is_later, width = _is_later(timeline, each), each.end - each.start
+            is_later = _is_later(timeline, each)
+            width = each.end - each.start
             color = _COLORS[each.kind][is_later]
             axis.barh(rank, width, left=each.start, height=0.92, color=color, edgecolor="white", linewidth=0.5)
             if width >= shortest:
@@ -110,8 +111,10 @@ def timeline_text(timeline: Timeline, width: int = 150) -> Text:
         text.append(f"{rank:>3} ")
         at = 0
         for each in passes:
-            start, end = round(each.start * scale), round(each.end * scale)
-            name, length = f"{each.kind}{each.micro_batch + 1}", end - start
+            start = round(each.start * scale)
+            end = round(each.end * scale)
+            name = f"{each.kind}{each.micro_batch + 1}"
+            length = end - start
             text.append("·" * (start - at))
             fitting = (name if len(name) <= length else each.kind).ljust(length)[:length]
             text.append(fitting, Style(color="white", bgcolor=_COLORS[each.kind][_is_later(timeline, each)]))
@@ -146,7 +149,8 @@ def read_timeline(out_dir: Path) -> Timeline:
     Of replicas and tensor-parallel ranks, it is the first that were traced. Raises UsageError if the traces are not of
     a pipeline, or lack one of its ranks, InputError if one is damaged.
     """
-    folder, lacking = out_dir / FOLDER, "no traces of a pipeline's passes"
+    folder = out_dir / FOLDER
+    lacking = "no traces of a pipeline's passes"
     for (last, _), files in _by_steps(folder):
         traces: dict[ParallelConfig, dict[int, list[TimedPass]]] = {}
         for layout, rank, passes in filter(None, map(_read, files)):
@@ -207,7 +211,8 @@ def _read(path: Path) -> tuple[ParallelConfig, int, list[TimedPass]] | None:
     one_step = events[len(kinds) - 1 - kinds[::-1].index(kinds[0]) :]
     passes = [TimedPass(m[2], int(m[3]), int(m[4]), start, start + length) for m, start, length in one_step]
     first = events[0][0]
-    stages, count = len({each.stage for each in passes}), 1 + max(each.micro_batch for each in passes)
+    stages = len({each.stage for each in passes})
+    count = 1 + max(each.micro_batch for each in passes)
     forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
     if first[1] not in SCHEDULES or len(forward) != stages * count:
         raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")

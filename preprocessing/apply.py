@@ -30,7 +30,8 @@ from preprocessing.user_code import load_function, version_of
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
-_WHOLE, _PART = 1, 2
+_WHOLE = 1
+_PART = 2
 DocumentFunction = Callable[[Iterator[Document]], Iterable[Document]]
 _NAN, _INFINITY, _MINUS_INFINITY = (msgspec.Raw(name) for name in (b"NaN", b"Infinity", b"-Infinity"))
 
@@ -85,7 +86,8 @@ def apply(
 @leaves_out_damaged
 def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str) -> Counts:
     """Task: call the function for each slice of a group, and write what it yields into its output."""
-    counts, loaded = Counts({}, []), load_function(function)
+    counts = Counts({}, [])
+    loaded = load_function(function)
     if version_of(function) != version:
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
     for part, output in zip(group, outputs, strict=True):
@@ -127,7 +129,8 @@ class _Call:
     """One call of a user's function: what it was given, and what of that it has not yielded."""
 
     def __init__(self, name: str, part: Slice, documents: Iterator[Document]) -> None:
-        self.name, self.part = name, part
+        self.name = name
+        self.part = part
         self.given = self._give(documents)
         self.last = "no document"  # the key and the line of the last one given
         self.dropped = Tally()
@@ -138,7 +141,9 @@ class _Call:
     def _give(self, documents: Iterator[Document]) -> Iterator[GivenDocument]:
         try:
             for document in documents:
-                text, key, size = document.text, document.key, utf8_size(document.text)
+                text = document.text
+                key = document.key
+                size = utf8_size(document.text)
                 self.dropped.add(1, size)
                 self.last = f"{key} ({self.part.path} line {key.row + 1})"
                 given = [GivenDocument(text, key, document.fields, document.text_column, text, size)]
@@ -173,7 +178,8 @@ class _Call:
             raise UsageError(f"{self.name} yielded a {type(document).__name__} after {self.last}: expected {_FORM}")
         place = document.key.row - self.part.first_row
         self.yielded.extend(bytes(max(0, place + 1 - len(self.yielded))))
-        before, is_part = self.yielded[place], document.number is not None
+        before = self.yielded[place]
+        is_part = document.number is not None
         if before == _WHOLE or (before and not is_part) or (place, document.number) in self.parts:
             what = f"part {document.number} of {document.key}" if is_part else str(document.key)
             raise UsageError(
@@ -199,7 +205,8 @@ class _Call:
 
     def _join_texts(self, document: GivenDocument) -> None:
         """Make `document.text` and the field with the text one, whichever of them the function set."""
-        column, text = document.text_column, document.text
+        column = document.text_column
+        text = document.text
         stored = document.value(column) if column in document.fields else text
         for found in (text, stored):
             if not isinstance(found, str):

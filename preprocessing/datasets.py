@@ -43,7 +43,8 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
     """
-    given, sources = _read(given, "weights"), sorted(sources)
+    given = _read(given, "weights")
+    sources = sorted(sources)
     if MANIFEST_NAME in sources:
         raise UsageError(
             f"a source is named {MANIFEST_NAME}, as a file that pass1 writes next to it: rename its folder"
@@ -140,10 +141,12 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
 def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
     """(documents, bytes) of a source that weights apply to: not dropped as short, duplicate, malformed or skipped."""
     read = counts.total(READ, source)
-    documents, size = read.documents, read.bytes
+    documents = read.documents
+    size = read.bytes
     for reason, tally in counts.tallies.get(source, {}).items():
         if reason in DROPPED or reason.startswith((MALFORMED, SKIPPED)):
-            documents, size = documents - tally.documents, size - tally.bytes
+            documents = documents - tally.documents
+            size = size - tally.bytes
     return documents, size
 
 
@@ -161,7 +164,8 @@ def parse_weights(text: str, option: str = "weights") -> dict[str, float]:
         names = [name.strip() for name, _, _ in parts]
         weights = {name: float(weight) for name, (_, _, weight) in zip(names, parts, strict=True)}
     except (ValueError, csv.Error):
-        names, weights = [], {}
+        names = []
+        weights = {}
     if not all(names) or len(weights) < len(names) or bool(text.strip()) > bool(names):
         raise UsageError(
             f"--{option} {text}: expected source=number,… with each source once, such as book=2.5,c4=1 (a name with "

@@ -49,7 +49,8 @@ from preprocessing.contamination.task_files import is_task_file, list_task, task
 STAGE = Stage("decontaminate", version=5, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
-EXACT, NEAR = "exact", "near"
+EXACT = "exact"
+NEAR = "near"
 _SCHEMA = pa.schema(
     {
         "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
@@ -154,7 +155,8 @@ def decontaminate(
         for line in describe(read_report(report)):
             print(line, file=sys.stderr)
         if policy == "cut":
-            size, gone = counts.total(CHANGED).bytes, counts.total(CONTAMINATED).documents
+            size = counts.total(CHANGED).bytes
+            gone = counts.total(CONTAMINATED).documents
             rewritten = read_report(report).documents - gone
             print(f"{STAGE.name}: {count_of(size, 'byte')} cut from {count_of(rewritten, 'document')}", file=sys.stderr)
     return counts
@@ -170,7 +172,8 @@ def check_limits(margin: int, min_ngrams: int, common: int, near: float) -> None
 def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
     """Raise UsageError for a benchmark that lies in a corpus, or has one in it."""
     for path, corpus in product(against, corpora):
-        inner, outer = resolved(path), resolved(corpus)
+        inner = resolved(path)
+        outer = resolved(corpus)
         if inner.is_relative_to(outer) or outer.is_relative_to(inner):
             raise UsageError(
                 f"--against {path} and the corpus {corpus} lie in one another, so that items of the benchmark would be "
@@ -277,8 +280,10 @@ def _find_common(
 @leaves_out_damaged
 def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: CommonFiles) -> Counts:
     """Task: count the documents that have each n-gram of a benchmark, and near-duplicates of each item."""
-    counts, benchmarks = Counts({}, []), Benchmarks(index, near)
-    ngrams, items = Counter[int](), Counter[int]()
+    counts = Counts({}, [])
+    benchmarks = Benchmarks(index, near)
+    ngrams = Counter[int]()
+    items = Counter[int]()
     for part in group:
         for document in read_documents(part, counts, Rejects(outputs.ngrams)):
             counts.add(part.source, "counted", utf8_size(document.text))
@@ -316,7 +321,8 @@ def search_slices(
     rows: Path,
 ) -> Counts:
     """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
-    counts, places = Counts({}, []), list[tuple[Any, ...]]()
+    counts = Counts({}, [])
+    places = list[tuple[Any, ...]]()
     benchmarks = Benchmarks(index, near, *([] if common is None else map(np.load, common)))
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
@@ -352,7 +358,8 @@ def write_report(table: Path, common: CommonFiles | None, summary: dict[str, Ind
             by_source = benchmarks[name].documents if exact else benchmarks[name].near_documents
             by_source[rows[0]["source"]] = by_source.get(rows[0]["source"], 0) + 1
     for name, its in benchmarks.items():
-        its.found, its.near = sum(items[name].values()), len(items[name]) - sum(items[name].values())
+        its.found = sum(items[name].values())
+        its.near = len(items[name]) - sum(items[name].values())
         its.documents, its.near_documents = (dict(sorted(part.items())) for part in (its.documents, its.near_documents))
     atomic_write_bytes(report, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
 
@@ -376,7 +383,8 @@ def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any,
     benchmark, item, text = (column[match.item].as_py() for column in benchmarks.items.columns)
     place = document.text[match.start : min(match.end, match.start + _SHOWN)]
     file, row = document.key
-    kind, share = NEAR if match.near else EXACT, round(match.share, 3)
+    kind = NEAR if match.near else EXACT
+    share = round(match.share, 3)
     return (
         file, row, document.source, benchmark, item, kind, share, match.ngrams, match.start, match.end, place,
         text[:_SHOWN],

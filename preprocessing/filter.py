@@ -157,7 +157,9 @@ def _find_task(run: StageRun, group: SliceGroup, threshold: int, unit: SizeUnit)
 @leaves_out_damaged
 def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) -> Counts:
     """Task: write the keys of the short documents in a group of slices."""
-    counts, rejects, rows = Counts({}, []), Rejects(output), defaultdict(list)
+    counts = Counts({}, [])
+    rejects = Rejects(output)
+    rows = defaultdict(list)
     for part in group:
         for document in read_documents(part, counts, rejects):
             short = is_short(document.text, threshold, unit)

@@ -55,7 +55,8 @@ def filter_quality(
     """
     content = read_recipe(recipe)
     rules = parse_recipe(content, recipe)
-    stage, table = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries)), removed_path(target_dir)
+    stage = replace(STAGE, libraries=(*STAGE.libraries, *rules.libraries))
+    table = removed_path(target_dir)
     with open_rewriting(stage, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
         done = rewrite_corpus(
             run, "judge", files, targets, judge_slices, {"rules": content, "lists": dict(rules.lists)},
@@ -86,12 +87,17 @@ def judge_slices(
 
     The value is how many addresses were replaced in those that are written.
     """
-    replaced, counts, recipe, splitter = 0, Counts({}, []), parse_recipe(rules, "of the run", lists), WordSplitter()
-    removed, field = list[tuple[str, int, str, float, str, str | None]](), recipe.url_field
+    replaced = 0
+    counts = Counts({}, [])
+    recipe = parse_recipe(rules, "of the run", lists)
+    splitter = WordSplitter()
+    removed = list[tuple[str, int, str, float, str, str | None]]()
+    field = recipe.url_field
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                url, size = str(document.value(field) or "") if field else "", utf8_size(document.text)
+                url = str(document.value(field) or "") if field else ""
+                size = utf8_size(document.text)
                 verdict = recipe.judge(document.text, splitter, url)
                 if verdict.rule:
                     removed.append((*document.key, verdict.rule, verdict.value, verdict.detail, document.own_id))

@@ -85,7 +85,8 @@ def normalize_text(
                 extract=extract,
             )
             found = [(data_dir, listed)]
-        corpus, reads = join_corpora(found), dict[Path, list[Path]]()
+        corpus = join_corpora(found)
+        reads = dict[Path, list[Path]]()
         files = corpus.files
         for folder, part in found:
             reads.setdefault(folder, []).extend(paths_of(part.files))
@@ -117,7 +118,8 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, w
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                before, text = utf8_size(document.text), fix(document.text)
+                before = utf8_size(document.text)
+                text = fix(document.text)
                 size = before if text == document.text else utf8_size(text)
                 document.replace_text(text)
                 if written_as:

@@ -105,7 +105,8 @@ def pass1(
     files = list_corpus(input_dir, text_column=text_column)
     sources = {file.source for file in files}
     amounts = source_amounts(bytes, tokens, tokenizer and find_tokenizer_file(tokenizer), weights, sources)
-    source_weight, stage = source_weights(weights, sources), PASS_1
+    source_weight = source_weights(weights, sources)
+    stage = PASS_1
     if amounts.tokenizer:
         library = "sentencepiece" if amounts.tokenizer.suffix == ".model" else "tokenizers"
         stage = replace(stage, libraries=(*stage.libraries, library))
@@ -137,7 +138,8 @@ def pass1(
             sizes = manifest.parts, sum(mixed.values(int))
             manifest.files_a_part = gather(run, bucket_files, *sizes, FAN_OUT, parts_folder(out_dir))
         else:
-            manifest.bucket_files, manifest.buckets = [_name(path, out_dir) for path in bucket_files], buckets
+            manifest.bucket_files = [_name(path, out_dir) for path in bucket_files]
+            manifest.buckets = buckets
         arguments = {"manifest": manifest, "path": manifest_path(out_dir)}
         run.step("manifest", [Task("manifest", write_manifest, arguments, (manifest_path(out_dir),))])
         counts = run.finish(mixed.counts)
@@ -168,7 +170,8 @@ def _describe(
 
     There is one part a bucket, or more if the corpus has far more bytes than its compressed files let expect.
     """
-    expected, written = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES), mixed.counts
+    expected = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES)
+    written = mixed.counts
     tags = (output.sha256 for record in mixed.records for output in record.outputs)
     return BucketManifest(
         parts=buckets * (math.ceil(expected / buckets) if expected > 2 * buckets else 1),

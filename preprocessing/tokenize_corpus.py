@@ -133,9 +133,12 @@ def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, toke
 def _encode(
     group: SliceGroup, model: AnyTokenizer, encoder: "Encoder | JsonEncoder", ends: tuple[int, int], tokens: Path
 ) -> Result:
-    counts, prefix, lossy = Counts({}, []), shard_prefix(tokens), model.kind == "sentencepiece"
+    counts = Counts({}, [])
+    prefix = shard_prefix(tokens)
+    lossy = model.kind == "sentencepiece"
     found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
-    number_of, document_sources = dict[str, int](), array("I")
+    number_of = dict[str, int]()
+    document_sources = array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
         rejects = Rejects(tokens)
         documents = chain.from_iterable(
@@ -144,14 +147,17 @@ def _encode(
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             lengths = _encode_batch(batch, encoder, *ends, shard)
             for document, length in zip(batch, lengths, strict=True):
-                source, size = document.original_key.source, utf8_size(document.text)
+                source = document.original_key.source
+                size = utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
                 for record in (found.shard, found.sources.setdefault(source, SourceRecord())):
                     add_to(record, 1, length, size)
                 found.lossy_documents += lossy and ESCAPED_SPACE in document.text
             del batch, document  # a large one is gone before the next is read
-    found.shard.sha256, found.shard.idx_sha256, found.shard.sources = shard.sha256, shard.idx_sha256, [*number_of]
+    found.shard.sha256 = shard.sha256
+    found.shard.idx_sha256 = shard.idx_sha256
+    found.shard.sources = [*number_of]
     found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)
     return Result(counts, found)
 
@@ -169,7 +175,8 @@ def _encode_batch(
         else:
             ids, offsets = encoder.encode([document.text for document in some], end)
             if len(first):
-                ids, offsets = np.insert(ids, offsets[:-1], begin), offsets + np.arange(len(offsets))
+                ids = np.insert(ids, offsets[:-1], begin)
+                offsets = offsets + np.arange(len(offsets))
             shard.add_all(ids, found := np.diff(offsets).tolist())
             lengths += found
     return lengths

@@ -92,13 +92,15 @@ def train_tokenizer(
     check_options(vocab_size, model_type, sample, exact, seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    model, whole = out_dir / model_name(model_type), model_type == "byte-bpe"
+    model = out_dir / model_name(model_type)
+    whole = model_type == "byte-bpe"
     stage = STAGE
     if whole:
         require_tokenizers("--model_type byte-bpe")
         stage = replace(STAGE, libraries=("tokenizers",))
     with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, files=[model]) as run:
-        slices, budget = cut_raw_corpus(run, files), parse_size(sample)
+        slices = cut_raw_corpus(run, files)
+        budget = parse_size(sample)
         sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
         sampled.counts.check_malformed(STAGE.name, options.max_malformed)
         arguments = {
@@ -152,7 +154,8 @@ def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: in
 @leaves_out_damaged
 def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output: Path, whole: bool = False) -> Counts:
     """Task: write the sentences of a random sample of each slice; or, if `whole`, its texts as JSON, a line each."""
-    counts, rejects = Counts({}, []), Rejects(output)
+    counts = Counts({}, [])
+    rejects = Rejects(output)
     with atomic_write(output) as temporary, temporary.open("wb") as file:
         for part, budget in zip(group, budgets, strict=True):
             for block in _sample_slice(part, budget, seed, counts, rejects, output.parent, whole):
@@ -193,7 +196,9 @@ class SentenceSample:
     """
 
     def __init__(self, budget: int, buffer: LineBuffer, whole: bool = False) -> None:
-        self._budget, self._buffer, self._whole = budget, buffer, whole
+        self._budget = budget
+        self._buffer = buffer
+        self._whole = whole
         self._heap: list[int] = []  # of number and index in one, negative: the largest on top
         self._documents = array("Q")  # _FIELDS for each
         self._sources: list[str] = []

@@ -31,7 +31,8 @@ def load_function(name: str) -> Callable[..., Any]:
 
 def version_of(name: str) -> str:
     """The function's `version`, or the SHA-256 of the source of its module. UsageError as load_function."""
-    function, module = load_function(name), sys.modules[name.partition(":")[0]]
+    function = load_function(name)
+    module = sys.modules[name.partition(":")[0]]
     if hasattr(function, "version"):
         return f"version {function.version}"
     home = sys.modules.get(function.__module__ or "", module)  # its module may have imported it from there

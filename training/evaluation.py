@@ -101,7 +101,8 @@ def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
         run = read_run(run_file) or {}
     except (InputError, OSError):  # a checkpoint without its run
         run = {}
-    masked, eod_mask_loss = bool(run.get("data.mask_documents")), bool(run.get("data.eod_mask_loss"))
+    masked = bool(run.get("data.mask_documents"))
+    eod_mask_loss = bool(run.get("data.eod_mask_loss"))
     if config.mask_documents is not None:
         masked = config.mask_documents
     elif masked:

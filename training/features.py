@@ -31,7 +31,9 @@ def build_plugins(
     say: Callable[[str], None],
 ) -> Plugins:
     """Build the features that the options ask for; every rank calls it. `names` of all parameters."""
-    config, layout, plugins = plan.config, plan.layout, Plugins()
+    config = plan.config
+    layout = plan.layout
+    plugins = Plugins()
     add = plugins.plugins.append
     if config.profile.is_on:
         add(Profiler(config.profile, model, names, config.out_dir))
@@ -66,8 +68,11 @@ class ShardVerifier(Plugin):
     def __init__(
         self, data: Sequence[TokenSequences], checkpoints: CheckpointManager, say: Callable[[str], None]
     ) -> None:
-        self.checkpoints, self.say, world = checkpoints, say, checkpoints.world
-        self._thread, self._finished = ThreadPoolExecutor(1, "shard verifier"), False
+        self.checkpoints = checkpoints
+        self.say = say
+        world = checkpoints.world
+        self._thread = ThreadPoolExecutor(1, "shard verifier")
+        self._finished = False
         shards = [(sequences.folder, record) for sequences in data for record in sequences.manifest.shards]
         self._reads: deque[Future[None]] = deque(
             self._thread.submit(verify_checksums, *shard) for shard in shards[world.rank :: world.size]
@@ -107,7 +112,8 @@ class EvaluatedAverage(Plugin):
     """Evaluates the average of the weights in their place."""
 
     def __init__(self, model: ParallelModel, optimizer: AveragingOptimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model = model
+        self.optimizer = optimizer
 
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:

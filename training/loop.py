@@ -33,7 +33,8 @@ def train_as_planned(
         lock_run_folder(folder),
         make(plan, device) as trainer,
     ):
-        trainer.stop_signals, stop.is_starting = stop, False
+        trainer.stop_signals = stop
+        stop.is_starting = False
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)
         folder.claim(trainer.seen.since)

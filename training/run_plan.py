@@ -55,12 +55,14 @@ class RunPlan:
         size = data.seq_len, data.ignores_firsts
         parts = [TokenSequences(folder, *size) for folder in data.train_folders]
         _require_different_sets(parts)
-        train, holdout = TokenMix.of(parts, data.weights), TokenSequences(data.holdout, *size)
+        train = TokenMix.of(parts, data.weights)
+        holdout = TokenSequences(data.holdout, *size)
         holdouts = {name: TokenSequences(folder, *size) for name, folder in data.holdouts.items()}
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-        given, vocab_size = given_model(config), train.first.manifest.tokenizer.vocab_size
+        given = given_model(config)
+        vocab_size = train.first.manifest.tokenizer.vocab_size
         for option, source in config.began_from.items():
             require(
                 given.vocab_size == 0 or given.vocab_size >= vocab_size,
@@ -79,9 +81,12 @@ class RunPlan:
 
     def batches(self, world: World) -> Batches:
         """The batches of this rank: of n replicas that are runs of their own, this one's parts of them."""
-        config, data, runs = self.config, self.config.data, self.config.replicas.count
+        config = self.config
+        data = self.config.data
+        runs = self.config.replicas.count
         sequences, mix = self.train.sequences(config.seed, config.out_dir if data.is_packed else None)
-        part, replicas = world.dp_rank * runs + config.replicas.number, world.outer.size * runs
+        part = world.dp_rank * runs + config.replicas.number
+        replicas = world.outer.size * runs
         order = data.order, mix, data.mask_documents
         return Batches(sequences, self.split, part, config.seed, *order, runs=runs, replicas=replicas)
 
@@ -126,7 +131,9 @@ class RunPlan:
 
     def _notes_of_lengths(self) -> list[str]:
         """Lines for sequences that are longer than the model has seen before, or no longer than its window."""
-        lines, length, stored = [], self.config.data.seq_len, _stored_model(self.config)
+        lines = []
+        length = self.config.data.seq_len
+        stored = _stored_model(self.config)
         if stored is not None and stored.context < length:
             lines.append(
                 f"data.seq_len {length} is longer than the {stored.context} positions of the model that the run starts "
@@ -141,7 +148,8 @@ class RunPlan:
 
         `active`: the parameters that one token uses.
         """
-        model, split = self.model, self.split
+        model = self.model
+        split = self.split
         threads = f", threads {torch.get_num_threads()}" if device == "cpu" else ""
         used = f"{active:,} of them active per token, " if active < parameters else ""
         part = f", of which this run reads {self.tokens_per_step:,}" if self.config.replicas.count > 1 else ""
@@ -176,7 +184,8 @@ def given_model(config: TrainConfig) -> ModelConfig:
     stored = _stored_model(config)
     if stored is None:
         return config.model
-    given, length = config.model.merged_with(stored), config.data.seq_len
+    given = config.model.merged_with(stored)
+    length = config.data.seq_len
     if config.model.context or given.context >= length or given.preset != stored.preset:
         return given
     require(
@@ -210,7 +219,9 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
 
     `model` and `layout` are resolved.
     """
-    optim, memory, sgd = config.optim, config.memory, f"optim.name {config.optim.name}"
+    optim = config.optim
+    memory = config.memory
+    sgd = f"optim.name {config.optim.name}"
     biases = all(getattr(config.model, name) is not None for name in ("qkv_bias", "out_bias", "mlp_bias"))
     never_decays = "optim.schedule wsd and optim.cooldown_steps 0"
     idle: list[tuple[str, bool, str]] = [

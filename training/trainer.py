@@ -50,8 +50,12 @@ class Trainer:
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         """Build all parts. Raises UsageError for a batch without data, or a tokenizer that has changed."""
-        self.plan, self.config, config, data = plan, plan.config, plan.config, plan.config.data
-        self.model_config, self.tokens_per_step = plan.model, plan.tokens_per_step
+        self.plan = plan
+        self.config = plan.config
+        config = plan.config
+        data = plan.config.data
+        self.model_config = plan.model
+        self.tokens_per_step = plan.tokens_per_step
         self.world = world = build_world(plan.layout, device, config.seconds_to_wait)
 
         self.batches = plan.batches(world)
@@ -87,7 +91,8 @@ class Trainer:
             folder, config.checkpoint.keep, world, self.reporter.say, config.checkpoint.keep_every
         )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
-        self.steps_done, self.unreported = 0, list[StepMetrics]()
+        self.steps_done = 0
+        self.unreported = list[StepMetrics]()
         self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
         self.stop_signals = StopSignals()  # those of the loop that calls `step`
 
@@ -96,9 +101,12 @@ class Trainer:
 
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
-        record, self.origin = None, ""
+        record = None
+        self.origin = ""
         sizes: Sizes = ()  # of the batches that the checkpoint has seen
-        read, takes_over = MixPlace(), False  # of the data sets
+        # of the data sets
+        read = MixPlace()
+        takes_over = False
         if (latest := self.checkpoints.latest()) is not None:
             path, record = latest
             read_shards(self._state(record), path, self.checkpoints.group.process_group)
@@ -111,7 +119,8 @@ class Trainer:
             self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         elif self.config.branch_from is not None:
             source = self._branch(self.config.branch_from)
-            record, sizes = source.record, source.batch_sizes
+            record = source.record
+            sizes = source.batch_sizes
             read, takes_over = source.progress(self.plan.identity)
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
@@ -128,7 +137,9 @@ class Trainer:
     def _continue(self, record: CheckpointRecord, path: Path) -> None:
         """Continue after the step of a checkpoint whose tensors were loaded, from `path`."""
         self.hugging_face = record.hugging_face
-        self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
+        self.steps_done = record.step
+        self.optimizer.updates = record.updates
+        self.stability.state = record.stability
         self.plugins.read(path, self.checkpoints.group.process_group)
 
     def _branch(self, checkpoint: Path) -> BranchSource:
@@ -166,19 +177,22 @@ class Trainer:
         True if any rank has a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for bad shards.
         """
         with self.plugins.step(step):
-            lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
+            lr = learning_rate(step - 1, self.config.optim)
+            loss_scale = self.stability.scale
             with self.plugins.phase("data"):
                 batch = self.loader.batch(step - 1)
             with self.plugins.phase("backward"):
                 local_loss = self.model.forward_backward(batch, loss_scale / self.batches.target_count(step - 1))
-            squared_norm, z_loss = squared_grad_norm(self.model.params, self.world.device), self.model.take_z_loss()
+            squared_norm = squared_grad_norm(self.model.params, self.world.device)
+            z_loss = self.model.take_z_loss()
             targets = self.batches.read_target_count(step - 1)
             sums = StepSums.of(self.world, targets, loss_scale, local_loss, squared_norm, stop_signal, z_loss)
             if self.stability.accepts(step, sums.loss, sums.grad_norm):
                 self._update(lr, loss_scale, sums.own_norm)
             self.optimizer.zero_grad()
             self.steps_done = self.plugins.after_step(step)
-        scale, skipped = self.stability.scale if self.stability.scales_loss else None, self.stability.fault
+        scale = self.stability.scale if self.stability.scales_loss else None
+        skipped = self.stability.fault
         self.unreported.append(StepMetrics(step, lr, sums.loss, sums.grad_norm, scale, skipped, sums.z_loss))
         return sums.stop or self.plugins.is_stopping
 
@@ -198,7 +212,8 @@ class Trainer:
 
     def report(self) -> None:
         """Record the steps since the last report and print the last one."""
-        first, last = self.unreported[0].step - 1, self.unreported[-1].step
+        first = self.unreported[0].step - 1
+        last = self.unreported[-1].step
         read = self.batches.schedule.read(last) - self.batches.schedule.read(first)
         tokens = read * self.config.data.seq_len // self.config.replicas.count
         speed = self.meter.measure(len(self.unreported), tokens)
@@ -245,7 +260,8 @@ class Trainer:
     def finish(self) -> Summary:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
         self.checkpoints.wait()
-        out_dir, checkpoint = self.config.out_dir, self.checkpoints.path(self.steps_done)
+        out_dir = self.config.out_dir
+        checkpoint = self.checkpoints.path(self.steps_done)
         found = self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
         summary = main_only(lambda: write_summary(out_dir, *found))
         self.reporter.say(
@@ -279,7 +295,9 @@ class Trainer:
 
     def _print_header(self) -> None:
         """Print and record the sizes of model, layout, batch and data."""
-        plan, world, batches = self.plan, self.world, self.batches
+        plan = self.plan
+        world = self.world
+        batches = self.batches
         self.reporter.say(
             f"{plan.header(self.parameters, self.active, world.size, world.device.type)}\n"
             f"train {plan.train.describe(batches.steps_per_epoch)}; "

@@ -55,7 +55,8 @@ def union_signatures(
     count = sum(shard.documents for shard in shards)
     digests = np.empty((lsh.bands, count), np.uint64)
     documents = np.empty_like(union_find.parent, shape=count)
-    at, first_ids = 0, document_ids.by_name
+    at = 0
+    first_ids = document_ids.by_name
     for ids, values in iter_band_digests(shards, [first_ids[shard.file] for shard in shards], lsh):
         documents[at : at + len(ids)] = ids
         digests[:, at : at + len(ids)] = values
@@ -86,13 +87,16 @@ def join_bands(
 
     With `lists_signed`, also the files of the ids of all signed documents, ascending.
     """
-    share, documents = run.options.memory_per_worker, sum(shard.documents for shard in shards)
-    parts, first_ids = _count_parts(documents, lsh.bands, share), document_ids.by_name
+    share = run.options.memory_per_worker
+    documents = sum(shard.documents for shard in shards)
+    parts = _count_parts(documents, lsh.bands, share)
+    first_ids = document_ids.by_name
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
     names = [f"{band:04}-{part:04}" for band in range(lsh.bands) for part in range(parts)]
     in_group = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard
     groups = batched(shards, size=max(1, in_group), size_of=lambda shard: shard.documents)
-    partition, join = list[Task](), list[Task]()
+    partition = list[Task]()
+    join = list[Task]()
     for number, group in enumerate(groups):
         outputs = tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)
         signed = (folder / f"signed/{number:06}.bin",) * lists_signed
@@ -103,7 +107,8 @@ def join_bands(
     run.step("bands", partition)
     size = documents * BAND_RECORD.itemsize // parts
     for number, name in enumerate(names):
-        output, files = folder / f"edges/{name}.bin", FileSet(tuple(task.outputs[number] for task in partition))
+        output = folder / f"edges/{name}.bin"
+        files = FileSet(tuple(task.outputs[number] for task in partition))
         arguments = {"files": files, "part": number % parts, "parts": parts, "first": document_ids.first_of_corpus,
                      "output": output}  # fmt: skip
         join.append(Task(f"{name} of {parts}", join_partition, arguments, (output,), size, share))

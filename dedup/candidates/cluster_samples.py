@@ -13,8 +13,12 @@ from dedup.candidates.input_shards import SignatureShard
 from gristmill.counts import Counts, LargeCluster
 from gristmill.wording import count_of
 
-LARGE, ALIKE = 1000, 0.5  # documents of a cluster, and the share of its sampled pairs that are alike: it looks wrong
-_CLUSTERS, _MEMBERS = 100, 9  # noted
+# documents of a cluster, and the share of its sampled pairs that are alike: it looks wrong
+LARGE = 1000
+ALIKE = 0.5
+# noted
+_CLUSTERS = 100
+_MEMBERS = 9
 _SMALLEST = 10  # documents: below that, pairs that share a band by chance are usual
 
 
@@ -36,7 +40,9 @@ class LargestClusters:
 
     def __init__(self) -> None:
         self._found: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
-        self._root, self._size = -1, 0  # of the cluster that the last block ends in
+        # of the cluster that the last block ends in
+        self._root = -1
+        self._size = 0
         self._nodes = np.empty(0, np.uint64)
 
     def watch(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
@@ -51,7 +57,9 @@ class LargestClusters:
             for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
                 if int(roots[start]) != self._root:
                     self._note()
-                    self._root, self._size, self._nodes = int(roots[start]), 0, self._nodes[:0]
+                    self._root = int(roots[start])
+                    self._size = 0
+                    self._nodes = self._nodes[:0]
                 self._size += end - start
                 self._nodes = np.append(self._nodes, _spread(block["node"][start:end]))
             yield block

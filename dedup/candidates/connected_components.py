@@ -43,7 +43,8 @@ def _labels_on_disk(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: i
 
     Kiveris, Lattanzi, Mirrokni, Rastogi and Vassilvitskii, "Connected Components in MapReduce and Beyond", 2014.
     """
-    path, changed = folder / "edges.bin", True
+    path = folder / "edges.bin"
+    changed = True
     ends = (block[block[:, 0] != block[:, 1]] for block in edges)
     write_records(path, (records(_EDGE, block[:, 0], block[:, 1]) for block in ends))
     while changed:
@@ -69,7 +70,8 @@ def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
     def linked(sorter: ExternalSorter) -> Iterator[NDArray]:
         nonlocal changed
         for block, minimum in _with_minima(_drop_repeats(sorter)):
-            node, other = block["node"], block["other"]
+            node = block["node"]
+            other = block["other"]
             chosen = other > node if large else other != minimum
             changed |= bool(np.any(minimum[chosen] != node[chosen])) if large else bool(np.any(chosen))
             yield records(_EDGE, other[chosen], minimum[chosen])
@@ -78,7 +80,8 @@ def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
 
     with ExternalSorter(folder / "sort", _EDGE, ("node", "other"), memory) as sorter:
         for block in read_records(path, _EDGE, _BLOCK):
-            low, high = np.minimum(block["node"], block["other"]), np.maximum(block["node"], block["other"])
+            low = np.minimum(block["node"], block["other"])
+            high = np.maximum(block["node"], block["other"])
             sorter.add(records(_EDGE, high, low))
             if large:
                 sorter.add(records(_EDGE, low, high))
@@ -88,14 +91,16 @@ def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
 
 def _with_minima(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray[np.uint64]]]:
     """Blocks of sorted edges, and for each edge the smallest of its node and that node's neighbours."""
-    last_node, last_minimum = None, np.uint64(0)
+    last_node = None
+    last_minimum = np.uint64(0)
     for block in blocks:
         node = block["node"]
         starts = np.flatnonzero(np.diff(node, prepend=node[0] ^ np.uint64(1)))
         minimum = np.minimum(block["other"][starts], node[starts])
         if node[0] == last_node:  # its smallest neighbour is in an earlier block
             minimum[0] = last_minimum
-        last_node, last_minimum = node[-1], minimum[-1]
+        last_node = node[-1]
+        last_minimum = minimum[-1]
         yield block, np.repeat(minimum, np.diff([*starts, len(node)]))
 
 
@@ -139,13 +144,16 @@ def _write_table(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter
 ) -> list[ClusterSample]:
     sorter.add_all(labels)
-    last_cluster, last_root, largest = -1, None, LargestClusters()
+    last_cluster = -1
+    last_root = None
+    largest = LargestClusters()
     with open_table_writer(path, _SCHEMA) as write:
         for block in largest.watch(sorter):
             roots = block["root"]
             is_new = np.append(roots[:1] != last_root, roots[1:] != roots[:-1])
             clusters = last_cluster + np.cumsum(is_new)
-            last_cluster, last_root = int(clusters[-1]), roots[-1]
+            last_cluster = int(clusters[-1])
+            last_root = roots[-1]
             files, rows = document_ids.split(block["node"])
             write({"cluster": pa.array(clusters), "file": document_ids.files(files), "row": pa.array(rows)})
     return largest.samples(document_ids)
@@ -156,7 +164,8 @@ def _write_pickle(
 ) -> list[ClusterSample]:
     """Members are numbered 0, 1, … in key order; a file holds their document ids until the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
-    members, count = sorter.folder.parent / "members.bin", 0
+    members = sorter.folder.parent / "members.bin"
+    count = 0
     with members.open("wb") as file:
         for block in labels:
             file.write(np.ascontiguousarray(block["node"]).data)
@@ -176,7 +185,8 @@ class _Components:
     """Iterates over the members of each component as a list, given LABELs in order of root; counts components."""
 
     def __init__(self, labels: Iterable[NDArray]) -> None:
-        self.labels, self.count = labels, 0
+        self.labels = labels
+        self.count = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         pending = np.empty(0, LABEL)

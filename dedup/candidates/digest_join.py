@@ -45,10 +45,14 @@ def join_digests(
         arguments: Further arguments of the function.
     """
     digests = [done.outputs[0] for done in digested.records]
-    size, share = sum(digest.size for digest in digests), run.options.memory_per_worker
+    size = sum(digest.size for digest in digests)
+    share = run.options.memory_per_worker
     parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
-    folder, bundle = run.work / f"{parts} parts", max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
-    scatter, join = list[Task](), list[Task]()
+    # so that bundles have a file for each group
+    folder = run.work / f"{parts} parts"
+    bundle = max(parts, _MIN_BUNDLE)
+    scatter = list[Task]()
+    join = list[Task]()
     for first in range(0, len(digests), bundle):
         some = digests[first : first + bundle]
         outputs = tuple(folder / f"{first:06}" / f"{part:04}.bin" for part in range(parts))

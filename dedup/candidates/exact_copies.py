@@ -33,14 +33,19 @@ COPY_RECORD = np.dtype([(name, "<u4") for name in ("group", "row", "kept_group",
 DIGESTED = "digested"
 COPY = "copy"
 FIRST = "first"  # of a group of equal documents
-_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
-_FACTS_FILES, _FACTS_ROWS = 64, 1 << 24  # of a group
+# digested together
+_BATCH_CHARACTERS = 4 << 20
+_BATCH_DOCUMENTS = 4096
+# of a group
+_FACTS_FILES = 64
+_FACTS_ROWS = 1 << 24
 
 
 @leaves_out_damaged
 def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path) -> Result:
     """Task: write the DIGESTED_ROWs of a group of slices; returns the row in the group of each slice's first row."""
-    counts, first_rows = Counts({}, []), list[int]()
+    counts = Counts({}, [])
+    first_rows = list[int]()
     write_records(output, _iter_records(group, on, scope, counts, Rejects(output), first_rows))
     return Result(counts, first_rows)
 
@@ -49,7 +54,8 @@ def _iter_records(
     group: SliceGroup, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects, first_rows: list[int]
 ) -> Iterator[NDArray]:
     """DIGESTED_ROWs of the slices' documents; appends the row in the group of each slice's first row."""
-    salt, end = group[0].source.encode() + b"\0" if scope == "per-source" else b"", 0
+    salt = group[0].source.encode() + b"\0" if scope == "per-source" else b""
+    end = 0
     for part in group:
         first = end
         first_rows.append(first)
@@ -137,7 +143,9 @@ class Places(NamedTuple):
     def of_facts(cls, groups: Sequence[Sequence[FactsFile]], names: Sequence[str]) -> Self:
         """Of groups of files of facts, as digest_facts numbers their rows; `names` are those of all files."""
         numbers = {name: number for number, name in enumerate(names)}
-        starts, files, first_rows = list[int](), list[int](), list[int]()
+        starts = list[int]()
+        files = list[int]()
+        first_rows = list[int]()
         for number, group in enumerate(groups):
             start = 0
             for part in (part for file in group for part in file.slices):

@@ -169,7 +169,8 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
         with local_copies([path]) as (copy,):
-            found, expected = open_shard(copy).header.describe(), ShardHeader.of("", sketch).describe()
+            found = open_shard(copy).header.describe()
+            expected = ShardHeader.of("", sketch).describe()
         if found != expected:
             raise UsageError(
                 f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {expected}. "

@@ -86,7 +86,8 @@ def _written_in(folder: Path) -> dict[str, Ledger]:
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:
     """Run the step that parses pair files. InputError names the first line that is no pair."""
-    output, size = run.work / "pairs.bin", sum(info.size for info in map(file_info, files.paths) if info)
+    output = run.work / "pairs.bin"
+    size = sum(info.size for info in map(file_info, files.paths) if info)
     parsed = run.step("pairs", [Task("parse", parse_pairs, {"files": files, "output": output}, (output,), size)])
     return ParsedPairs(output, parsed.values(dict[str, int])[0])
 
@@ -103,7 +104,8 @@ def parse_pairs(files: FileSet, output: Path) -> Result:
 
 def _iter_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Blocks of complete lines of a file, each with the number of its first line, from 1."""
-    number, rest = 1, b""
+    number = 1
+    rest = b""
     with path.open("rb") as file:
         while chunk := file.read(_BLOCK):
             lines, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -144,7 +146,8 @@ def _number_files(
 ) -> NDArray[np.uint32]:
     """The number of each file; adds new files to `numbers` and raises `rows` to at least each row + 1."""
     encoded = files.dictionary_encode()
-    names, indices = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    names = encoded.dictionary.to_pylist()
+    indices = encoded.indices.to_numpy()
     ends = np.zeros(len(names), np.int64)
     np.maximum.at(ends, indices, file_rows + 1)
     for name, end in zip(names, ends.tolist(), strict=True):

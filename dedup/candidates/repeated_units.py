@@ -34,7 +34,9 @@ GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4"), ("document", "<u4")])  # number
 CORPUS_UNIT = with_group(GROUP_UNIT)
 REPEAT = np.dtype([("group", "<u4"), ("unit", "<u4")])
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "units": pa.int64(), "bytes": pa.int64(), "of": pa.int64()})
-_BATCH_CHARACTERS, _BATCH_UNITS = 4 << 20, 1 << 16  # digested together
+# digested together
+_BATCH_CHARACTERS = 4 << 20
+_BATCH_UNITS = 1 << 16
 
 
 @leaves_out_damaged
@@ -102,11 +104,14 @@ def find_repeats(
     [3, 8]
     [0, 3, 8]
     """
-    held, before = np.empty(0, CORPUS_UNIT), 0  # of the last digest: units that wait, or the count of those written
+    # of the last digest: units that wait, or the count of those written
+    held = np.empty(0, CORPUS_UNIT)
+    before = 0
     last = np.empty(0, CORPUS_UNIT)
     for block in blocks:
         if not is_repeated(np.concatenate([last, block[:1]]))[-1]:
-            held, before = held[:0], 0
+            held = held[:0]
+            before = 0
         records = np.concatenate([held, block])
         is_first = ~is_repeated(records)
         starts = np.flatnonzero(is_first)
@@ -140,12 +145,14 @@ def _changes_document(records: NDArray) -> NDArray[np.bool_]:
 
 def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
     """Task: write the numbers of each group's REPEATs, ascending (uint32), to its file of `outputs`."""
-    group, held = 0, list[NDArray]()
+    group = 0
+    held = list[NDArray]()
     for block in sorted_records(found.paths, REPEAT, ("group", "unit"), outputs[0], memory):
         for units in np.split(block, np.flatnonzero(np.diff(block["group"])) + 1):
             while group < units["group"][0]:
                 write_records(outputs[group], held)
-                group, held = group + 1, []
+                group = group + 1
+                held = []
             held.append(units["unit"].copy())
     for output in outputs[group:]:
         write_records(output, held)
@@ -158,7 +165,9 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
 
     The value is how many units went, and out of how many documents.
     """
-    counts, lost, number = Counts({}, []), list[tuple[str, int, int, int, int]](), 0
+    counts = Counts({}, [])
+    lost = list[tuple[str, int, int, int, int]]()
+    number = 0
     left_out = np.fromfile(repeats, np.uint32)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:

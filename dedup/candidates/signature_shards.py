@@ -136,7 +136,8 @@ def check_batches(path: Path, batches: Iterable[pa.RecordBatch], end: int = MAX_
     with _damage_reported(path):
         for batch in batches:
             batch.validate(full=True)
-            row, signature = batch.column("row"), batch.column("signature")
+            row = batch.column("row")
+            signature = batch.column("signature")
             slots = signature.flatten()
             if row.null_count or signature.null_count or slots.null_count:
                 raise ValueError("it has nulls")

@@ -23,7 +23,10 @@ import numpy as np
 
 from gristmill.errors import UsageError
 
-INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
+# tiers
+INDEXED = 0
+ORDINARY = 1
+DROPPED = 2
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BILLIONTHS = re.compile(r"[.,]\d{6}(\d{1,9})")  # of a second, after its millionths

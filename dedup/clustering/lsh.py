@@ -19,7 +19,8 @@ from dedup.clustering.union_find import find_root
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 BAND_RECORD = np.dtype([("digest", "<u8"), ("document", "<u8")])
 _PARTITION_SIZE = 1 << 14  # records whose hash table fits into the L2 cache
 _EMPTY = np.uint32(0xFFFFFFFF)
@@ -37,7 +38,9 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in (rows, bands)):
         raise UsageError(f"--range {rows!r} --bands {bands!r}: expected integers, such as 13 and 9")
-    rows, bands = int(rows), int(bands)  # NumPy's small integers overflow
+    # NumPy's small integers overflow
+    rows = int(rows)
+    bands = int(bands)
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
             f"--range {rows} × --bands {bands} = {rows * bands} rows: expected at least 1 × 1 and at most the "
@@ -99,16 +102,19 @@ def band_parameters(threshold: float, permutations: int = 128, false_positive_we
     _check_threshold(threshold, permutations, false_positive_weight)
     nodes, weights = np.polynomial.legendre.leggauss(min(permutations // 2 + 1, _NODES))
     nodes = nodes[:, None]
-    below, above = (nodes + 1) / 2 * threshold, 1 - (1 - nodes) / 2 * (1 - threshold)
+    below = (nodes + 1) / 2 * threshold
+    above = 1 - (1 - nodes) / 2 * (1 - threshold)
     wrong = false_positive_weight * threshold / 2 * weights
     missed = (1 - false_positive_weight) * (1 - threshold) / 2 * weights
-    best, found = np.inf, Bands(1, 1)
+    best = np.inf
+    found = Bands(1, 1)
     for count in range(1, permutations + 1):
         rows = np.arange(1, permutations // count + 1)
         errors = wrong @ detection(below, rows, count) + missed @ (1 - detection(above, rows, count))
         least = int(np.argmin(errors))
         if errors[least] < best:
-            best, found = float(errors[least]), Bands(int(rows[least]), count)
+            best = float(errors[least])
+            found = Bands(int(rows[least]), count)
     return found
 
 
@@ -149,7 +155,8 @@ def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
     >>> bucket_edges(records).tolist()
     [[3, 0], [5, 0]]
     """
-    digests, documents = records["digest"], records["document"]
+    digests = records["digest"]
+    documents = records["document"]
     firsts = np.empty(len(records), np.uint32)
     size = 1 << max(4, (2 * len(records) - 1).bit_length())  # a power of two: the hash table is at most half full
     _find_firsts(digests, firsts, np.empty(size, np.uint32))
@@ -214,7 +221,8 @@ def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, 
     for partition in range(1, len(ends)):
         largest = max(largest, ends[partition])
         ends[partition] += ends[partition - 1]
-    keys, owners = np.empty_like(digests), np.empty_like(documents)
+    keys = np.empty_like(digests)
+    owners = np.empty_like(documents)
     for i in range(len(digests)):
         at = ends[digests[i] >> shift]
         keys[at], owners[at] = digests[i], documents[i]
@@ -222,13 +230,15 @@ def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, 
     size = 16
     while size < 2 * largest:
         size *= 2
-    table, firsts = np.empty(size, np.uint32), np.empty(largest, np.uint32)
+    table = np.empty(size, np.uint32)
+    firsts = np.empty(largest, np.uint32)
     start = 0
     for partition in range(len(ends) - 1):
         stop = ends[partition]
         _find_firsts(keys[start:stop], firsts[: stop - start], table)
         for i in range(stop - start):
             if firsts[i] != i and owners[start + i] >= first:
-                one, other = find_root(parent, owners[start + i]), find_root(parent, owners[start + firsts[i]])
+                one = find_root(parent, owners[start + i])
+                other = find_root(parent, owners[start + firsts[i]])
                 parent[max(one, other)] = min(one, other)
         start = stop

@@ -88,7 +88,8 @@ class KeptDocuments:
 
     def first_match(self, features: Features) -> tuple[int, float]:
         """The number of the first kept document that is similar enough, and the similarity; (-1, 0.0) if none is."""
-        number, similarity = -1, 0.0
+        number = -1
+        similarity = 0.0
         if features.shingles is not None:
             if features.signature is not None:
                 number, similarity = self.of_indexes.first_match(features.signature)
@@ -116,7 +117,8 @@ class _KeptSignatures:
         self.is_full = False
 
     def clear(self) -> None:
-        self.count, self.is_full = 0, False
+        self.count = 0
+        self.is_full = False
 
     def first_match(self, signature: Signature) -> tuple[int, float]:
         similarity = np.mean(self.values[: self.count] == signature, axis=1)
@@ -143,7 +145,8 @@ class KeptSets:
     """
 
     def __init__(self, is_containment: bool, threshold: float, memory: int) -> None:
-        self.is_containment, self.threshold = is_containment, threshold
+        self.is_containment = is_containment
+        self.threshold = threshold
         self.capacity = memory // 8
         self.flat = np.empty(0, np.uint64)
         self.starts = np.zeros(16, np.int64)
@@ -152,7 +155,8 @@ class KeptSets:
         self.is_full = False
 
     def clear(self) -> None:
-        self.count, self.is_full = 0, False
+        self.count = 0
+        self.is_full = False
 
     def first_match(self, shingles: Shingles) -> tuple[int, float]:
         """The number of the first set that is similar enough, and the similarity; (-1, 0.0) if none is."""
@@ -250,10 +254,14 @@ def fewest_shared(one: int, other: int, is_containment: bool, threshold: float) 
 @kernel
 def count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
     """The number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
-    i, j, shared = np.uintp(0), np.uintp(0), np.uintp(0)
-    spare_one, spare_other = np.uintp(len(one) - needed), np.uintp(len(other) - needed)
+    i = np.uintp(0)
+    j = np.uintp(0)
+    shared = np.uintp(0)
+    spare_one = np.uintp(len(one) - needed)
+    spare_other = np.uintp(len(other) - needed)
     while i < len(one) and j < len(other):
-        a, b = one[i], other[j]
+        a = one[i]
+        b = other[j]
         shared += np.uintp(a == b)  # additions in place of branches, which would be mispredicted
         i += np.uintp(a <= b)
         j += np.uintp(b <= a)

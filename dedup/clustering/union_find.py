@@ -69,7 +69,8 @@ def find_root(parent: np.ndarray, node: int) -> int:
 @kernel
 def _union(edges: np.ndarray, parent: np.ndarray) -> None:
     for i in range(len(edges)):
-        one, other = find_root(parent, edges[i, 0]), find_root(parent, edges[i, 1])
+        one = find_root(parent, edges[i, 0])
+        other = find_root(parent, edges[i, 1])
         parent[max(one, other)] = min(one, other)
 
 

@@ -47,12 +47,14 @@ def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArr
     valid until the next chunk. UsageError for a text of more than 1.4 GB.
     """
     buffer = bytearray(min(CHUNK_BYTES, 4 * sum(map(len, texts))))
-    start, ends = 0, [0]
+    start = 0
+    ends = [0]
     for i, text in enumerate(texts):
         data = text.encode() if text.isascii() else _to_utf8(text)
         if ends[-1] + len(data) > len(buffer):
             yield from _as_arrays(start, buffer, ends)
-            start, ends = i, [0]
+            start = i
+            ends = [0]
         if len(data) > len(buffer):
             yield from _as_arrays(i, data, [0, len(data)])
             start = i + 1
@@ -68,7 +70,8 @@ def _as_arrays(
     if len(ends) > 1:
         if form_size(ends[-1]) > MAX_FORM_BYTES:
             raise UsageError(f"a text of {ends[-1]:,} bytes: expected 1.4 GB or less. Cut it, or leave it out")
-        packed, offsets = np.frombuffer(data, np.uint8)[: ends[-1]], np.array(ends, np.int64)
+        packed = np.frombuffer(data, np.uint8)[: ends[-1]]
+        offsets = np.array(ends, np.int64)
         packed.flags.writeable = False  # of a bytearray, too: numba compiles kernels for each of the two kinds
         yield slice(start, start + len(ends) - 1), packed, offsets
 
@@ -118,8 +121,13 @@ _PAGE_NUMBERS, _LOWER_CASE = _lower_case_pages()
 @kernel
 def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
     """Write the matching form of a packed `text` (uint8) to `form` (uint8); return its size and whether it is ASCII."""
-    at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then skips negative-index checks
-    end, is_ascii, one = np.uintp(len(text)), True, np.uintp(1)
+    # unsigned: numba then skips negative-index checks
+    at = np.uintp(0)
+    size = np.uintp(0)
+    after_space = np.uintp(1)
+    end = np.uintp(len(text))
+    is_ascii = True
+    one = np.uintp(1)
     while at < end:
         stop = min(at + np.uintp(_ASCII_RUN), end)
         if _is_ascii(text[at:stop]):
@@ -130,12 +138,14 @@ def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
             entry = np.uintp(_ASCII_TABLE[code]) if code < 0x80 else np.uintp(_lower_case(code))
             if code < 0x80 or entry == 32:
                 entry |= np.uintp(0x200 if entry == 32 else 0)
-                punctuation, space = (entry >> np.uintp(8)) & one, entry >> np.uintp(9)
+                punctuation = (entry >> np.uintp(8)) & one
+                space = entry >> np.uintp(9)
                 form[size] = np.uint8(entry)
                 size += one - punctuation - (space & after_space)
                 after_space = space | (punctuation & after_space)
             else:
-                size, after_space = _encode_utf8(form, size, np.uint32(entry)), np.uintp(0)
+                size = _encode_utf8(form, size, np.uint32(entry))
+                after_space = np.uintp(0)
                 is_ascii = bool(is_ascii and entry < 0x80)  # the lower case of the Kelvin sign is ASCII's k
     if size and form[size - one] == 32:
         size -= one
@@ -158,7 +168,8 @@ def _write_ascii(
     """Write ASCII bytes; return the new size, and after_space: 1 if the form is empty or ends with a space."""
     for byte in text:
         entry = np.uintp(_ASCII_TABLE[byte])
-        punctuation, space = (entry >> np.uintp(8)) & np.uintp(1), entry >> np.uintp(9)
+        punctuation = (entry >> np.uintp(8)) & np.uintp(1)
+        space = entry >> np.uintp(9)
         form[size] = np.uint8(entry)  # kept only if size grows: no branch to mispredict
         size += np.uintp(1) - punctuation - (space & after_space)
         after_space = space | (punctuation & after_space)
@@ -193,7 +204,8 @@ def _lower_case(code: np.uint32) -> np.uint32:
 @kernel(inline="always")
 def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
     """Write a code point as UTF-8 at `at`; return the offset after it."""
-    tail, one = np.uint8(0x80 | (code & 0x3F)), np.uintp(1)
+    tail = np.uint8(0x80 | (code & 0x3F))
+    one = np.uintp(1)
     if code < 0x80:
         form[at] = np.uint8(code)
         return at + one
@@ -222,7 +234,9 @@ def find_shingles(form: np.ndarray, size: int, width: int, by_word: bool, starts
         for i in range(size):
             letters += int((form[i] & 0xC0) != 0x80)
         if letters > MAX_WORD * count:
-            count, width, by_word = find_units(form, size, False, starts), WIDTH_WITHOUT_WORDS, False
+            count = find_units(form, size, False, starts)
+            width = WIDTH_WITHOUT_WORDS
+            by_word = False
     return max(count - width + 1, 0), width, by_word
 
 
@@ -232,7 +246,8 @@ def find_units(form: np.ndarray, size: int, by_word: bool, starts: np.ndarray) -
 
     Unit i ends at starts[i + 1], or for words at the space before it.
     """
-    count, after_space = np.uintp(0), np.uintp(1)
+    count = np.uintp(0)
+    after_space = np.uintp(1)
     for i in range(size):
         starts[count] = i
         if by_word:

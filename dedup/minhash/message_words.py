@@ -39,13 +39,16 @@ def gather_fixed(data: np.ndarray, length: int, count: int, words: np.ndarray, s
     the compiler load them in vectors instead of one by one.
     """
     whole = length // 4
-    second, third, fourth = data[1:], data[2:], data[3:]
+    second = data[1:]
+    third = data[2:]
+    fourth = data[3:]
     for i in range(count + 4 * whole):
         low = _U(data[i]) | (_U(second[i]) << _U(8))
         scratch[i] = _U(low | (_U(third[i]) << _U(16)) | (_U(fourth[i]) << _U(24)))
     mask = _U((1 << (length % 4 * 8)) - 1)
     for k in range(whole + 1):
-        word_k, shifted = words[k if k < whole else WORDS - 1], scratch[4 * k :]
+        word_k = words[k if k < whole else WORDS - 1]
+        shifted = scratch[4 * k :]
         for i in range(count):
             word_k[i] = shifted[i] if k < whole else _U(shifted[i] & mask)
 

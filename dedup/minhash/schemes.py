@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
 
-_U, _W = np.uint32, np.uint64
+_U = np.uint32
+_W = np.uint64
 EMPTY = np.uint32(0xFFFFFFFF)  # a slot without a shingle; all slots of a document without any
 MERSENNE_PRIME = (1 << 61) - 1
 _DEDUPLICATE_FROM = 8  # hashes per slot; with more it is faster to remove repeats first
@@ -102,9 +103,17 @@ def update_affine(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.nda
     whole = len(hashes) // _UNROLL * _UNROLL
     for i in range(0, whole, _UNROLL):
         h = hashes[i : i + _UNROLL]
-        h0, h1, h2, h3, h4, h5, h6, h7 = h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]
+        h0 = h[0]
+        h1 = h[1]
+        h2 = h[2]
+        h3 = h[3]
+        h4 = h[4]
+        h5 = h[5]
+        h6 = h[6]
+        h7 = h[7]
         for j in range(len(mins)):
-            x, y = a[j], b[j]
+            x = a[j]
+            y = b[j]
             first = min(_U(x * h0 + y), _U(x * h1 + y))
             second = min(_U(x * h2 + y), _U(x * h3 + y))
             third = min(_U(x * h4 + y), _U(x * h5 + y))
@@ -141,10 +150,18 @@ def update_mersenne(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.n
 @kernel
 def _minima_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray) -> np.uint32:
     """Set scratch[j] to the minimum of π_j(h) + 1 over eight hashes h; return the minimum over j."""
-    h0, h1, h2, h3, h4, h5, h6, h7 = _W(h[0]), _W(h[1]), _W(h[2]), _W(h[3]), _W(h[4]), _W(h[5]), _W(h[6]), _W(h[7])
+    h0 = _W(h[0])
+    h1 = _W(h[1])
+    h2 = _W(h[2])
+    h3 = _W(h[3])
+    h4 = _W(h[4])
+    h5 = _W(h[5])
+    h6 = _W(h[6])
+    h7 = _W(h[7])
     minimum = EMPTY
     for j in range(len(scratch)):
-        x, y = a[j], b[j] + _W(1)
+        x = a[j]
+        y = b[j] + _W(1)
         first = min(_fold(x * h0 + y), _fold(x * h1 + y))
         second = min(_fold(x * h2 + y), _fold(x * h3 + y))
         third = min(_fold(x * h4 + y), _fold(x * h5 + y))
@@ -163,7 +180,9 @@ def _fold(y: np.uint64) -> np.uint32:
 @kernel
 def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
     """Update minima with the exact reduction. Subtracting 2^61 − 1 is adding 1, as only the low 32 bits are kept."""
-    prime, one, shift = _W(MERSENNE_PRIME), _W(1), _W(61)
+    prime = _W(MERSENNE_PRIME)
+    one = _W(1)
+    shift = _W(61)
     for i in range(len(hashes)):
         h = _W(hashes[i])
         for j in range(len(mins)):
@@ -212,7 +231,8 @@ def _assign_first_round(hashes: np.ndarray, a: np.uint32, b: np.uint32, mins: np
 @kernel
 def _assign_round(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: np.ndarray, filled: np.ndarray) -> int:
     """Round i: fill only slots that are empty at its start; return the number filled."""
-    slots, new = _W(len(mins)), 0
+    slots = _W(len(mins))
+    new = 0
     for h in hashes:
         value = fmix32(_U(a * h + b))
         slot = np.uintp(_W(value) * slots >> _W(32))

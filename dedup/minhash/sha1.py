@@ -24,8 +24,21 @@ def sha1_32_varying(words: np.ndarray, lengths: np.ndarray, max_length: int, has
     max_length ≤ ONE_BLOCK_BYTES; `words` is overwritten.
     """
     _pad(words, lengths, max_length)
-    r0, r1, r2, r3, r4, r5, r6, r7 = words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
-    r8, r9, r10, r11, r12, r13, r15 = words[8], words[9], words[10], words[11], words[12], words[13], words[15]
+    r0 = words[0]
+    r1 = words[1]
+    r2 = words[2]
+    r3 = words[3]
+    r4 = words[4]
+    r5 = words[5]
+    r6 = words[6]
+    r7 = words[7]
+    r8 = words[8]
+    r9 = words[9]
+    r10 = words[10]
+    r11 = words[11]
+    r12 = words[12]
+    r13 = words[13]
+    r15 = words[15]
     for i in range(len(hashes)):
         schedule = (r0[i], r1[i], r2[i], r3[i], r4[i], r5[i], r6[i], r7[i],
                     r8[i], r9[i], r10[i], r11[i], r12[i], r13[i], _U(0), r15[i])  # fmt: skip
@@ -40,7 +53,8 @@ def sha1_32_varying(words: np.ndarray, lengths: np.ndarray, max_length: int, has
 @kernel
 def _pad(words: np.ndarray, lengths: np.ndarray, max_length: int) -> None:
     """Turn messages into padded blocks, in place (section 5.1.1): big-endian words, a 1 bit, zeros, length in bits."""
-    tails, n = words[WORDS - 1], len(lengths)
+    tails = words[WORDS - 1]
+    n = len(lengths)
     for k in range(max_length // 4 + 1):
         word_k = words[k]
         for i in range(n):
@@ -132,7 +146,11 @@ def _load(data: np.ndarray, start: int, length: int, block: int, schedule: np.nd
 @kernel
 def _compress(state: np.ndarray, schedule: np.ndarray) -> None:
     """Run the eighty rounds of a block and add the result to the state (section 6.1.2, steps 2 to 4)."""
-    a, b, c, d, e = state[0], state[1], state[2], state[3], state[4]
+    a = state[0]
+    b = state[1]
+    c = state[2]
+    d = state[3]
+    e = state[4]
     for t in range(80):
         total = _U(_U(rotate_left(a, 5) + _logical(t, b, c, d)) + _U(_U(e + schedule[t]) + _ROUND_CONSTANTS[t // 20]))
         a, b, c, d, e = total, a, rotate_left(b, 30), c, d

@@ -41,7 +41,8 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
         raise UsageError(f"shingles of {width} {unit}: expected 1 or more of {' or '.join(get_args(Unit))}")
     sets: list[NDArray[np.uint64]] = []
     for _, data, offsets in pack(texts):
-        hashes, counts = np.empty(len(data), np.uint64), np.empty(len(offsets) - 1, np.int64)
+        hashes = np.empty(len(data), np.uint64)
+        counts = np.empty(len(offsets) - 1, np.int64)
         form = np.empty(form_size(int(np.max(np.diff(offsets)))), np.uint8)
         _hash_texts(data, offsets, width, unit == "word", form, hashes, counts)
         ends = np.cumsum(counts)
@@ -55,8 +56,10 @@ def _hash_texts(
     counts: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the sets of packed texts to `hashes`, one after another, counts[i] hashes each; `form` is scratch."""
-    starts, found = np.empty(len(form), np.int32), np.empty(len(form), np.uint64)
-    words, scratch = np.empty((WORDS, _BLOCK), np.uint32), np.empty(_BLOCK + MAX_BYTES, np.uint32)
+    starts = np.empty(len(form), np.int32)
+    found = np.empty(len(form), np.uint64)
+    words = np.empty((WORDS, _BLOCK), np.uint32)
+    scratch = np.empty(_BLOCK + MAX_BYTES, np.uint32)
     at = 0
     for i in range(len(counts)):
         size, is_ascii = write_form(data[offsets[i] : offsets[i + 1]], form)
@@ -84,7 +87,8 @@ def _sort_unique(found: np.ndarray, out: np.ndarray) -> int:
     bits = 1
     while (1 << bits) < len(found):
         bits += 1
-    shift, one = np.uint64(64 - bits), np.uintp(1)
+    shift = np.uint64(64 - bits)
+    one = np.uintp(1)
     ends = np.zeros((1 << bits) + 1, np.int32)
     for value in found:
         ends[np.uintp(value >> shift) + one] += 1
@@ -102,7 +106,8 @@ def _insertion_sort_unique(out: np.ndarray) -> int:
     """Sort almost sorted values in place by insertion and drop repeats; return the number left."""
     kept = 0
     for i in range(len(out)):
-        value, k = out[i], kept
+        value = out[i]
+        k = kept
         while k > 0 and out[k - 1] > value:
             k -= 1
         if k > 0 and out[k - 1] == value:
@@ -124,7 +129,8 @@ def digest_texts(texts: Sequence[str], on: MatchOn = "matching_form", salt: byte
     >>> len(np.unique(found[:2], axis=0)), len(np.unique(found[2:], axis=0))
     (1, 2)
     """
-    salted, found = hashlib.sha256(salt), []
+    salted = hashlib.sha256(salt)
+    found = []
     as_bytes = (text.encode("utf-8", "surrogatepass") for text in texts)
     for data in _matching_forms(texts) if on == "matching_form" else as_bytes:
         digest = salted.copy()
@@ -179,7 +185,8 @@ def _count_characters(forms: np.ndarray, bounds: np.ndarray, characters: np.ndar
 
 def _matching_forms(texts: Sequence[str]) -> Iterator[memoryview]:
     for _, data, offsets in pack(texts):
-        forms, bounds = np.empty(form_size(len(data)), np.uint8), np.zeros(len(offsets), np.int64)
+        forms = np.empty(form_size(len(data)), np.uint8)
+        bounds = np.zeros(len(offsets), np.int64)
         _write_forms(data, offsets, forms, bounds)
         for (start, end), (first, last) in zip(pairwise(bounds.tolist()), pairwise(offsets.tolist()), strict=True):
             yield forms.data[start:end] if start < end else data.data[first:last]

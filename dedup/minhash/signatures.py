@@ -129,7 +129,9 @@ def _scratch(
 def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bool | None, Coefficients, Coefficients]:
     """`width`, `by_word`, `sha1`, `mersenne`, `fss`, `a` and `b` of _sign_texts."""
     family, (a, b) = HASH_FAMILIES[sketch.hash], _coefficients(sketch)
-    sha1, mersenne, fss = family.shingle_hash == SHA1, family.scheme == MERSENNE, family.scheme == FSS
+    sha1 = family.shingle_hash == SHA1
+    mersenne = family.scheme == MERSENNE
+    fss = family.scheme == FSS
     return sketch.width, sketch.unit == "word", sha1 or None, mersenne or None, fss or None, a, b
 
 
@@ -162,11 +164,14 @@ def _sign_texts(
     """
     words = np.empty((WORDS, _BLOCK + MAX_BYTES), np.uint32)
     scratch = np.empty((5, _BLOCK + MAX_BYTES), np.uint32)  # 4 rows of XXH32 accumulators; shingle lengths
-    a32, b32 = a.astype(np.uint32), b.astype(np.uint32)
+    a32 = a.astype(np.uint32)
+    b32 = b.astype(np.uint32)
     for i in range(len(offsets) - 1):
         size, is_ascii = write_form(data[offsets[i] : offsets[i + 1]], form)
         is_fixed = is_ascii and not by_word and width <= (MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES)
-        count, units, are_words = max(size - width + 1, 0), width, by_word
+        count = max(size - width + 1, 0)
+        units = width
+        are_words = by_word
         if not is_fixed:
             count, units, are_words = find_shingles(form, size, width, by_word, starts)
         shingles[i] = count
@@ -220,8 +225,10 @@ def _hash_varying(
             _hash_fixed(form[bounds[0] :], width, sha1, values, words, scratch)
             first += len(values)
             continue
-        values, bounds = values[:_VARYING_BLOCK], bounds[: _VARYING_BLOCK + width]
-        begins, lengths = bounds[: len(values)], scratch[4, : len(values)]
+        values = values[:_VARYING_BLOCK]
+        bounds = bounds[: _VARYING_BLOCK + width]
+        begins = bounds[: len(values)]
+        lengths = scratch[4, : len(values)]
         max_length = _measure_lengths(bounds, width, by_word, lengths)
         if max_length > max_bytes:
             begins, max_length = _hash_long(form, begins, lengths, max_bytes, sha1, values, words)
@@ -237,7 +244,9 @@ def _hash_varying(
 @kernel
 def _measure_lengths(bounds: np.ndarray, width: int, by_word: bool, lengths: np.ndarray) -> int:
     """Write the lengths in bytes of the shingles that begin at `bounds`; return the largest."""
-    ends, space, max_length = bounds[width:], np.int32(by_word), np.uint32(0)
+    ends = bounds[width:]
+    space = np.int32(by_word)
+    max_length = np.uint32(0)
     for i in range(len(lengths)):
         lengths[i] = np.uint32(ends[i] - bounds[i] - space)
         max_length = max(max_length, lengths[i])
@@ -254,13 +263,17 @@ def _hash_long(
     Return the offsets of the other shingles and the largest length among them; their lengths move to
     the front of `lengths`.
     """
-    short, max_length, back = np.empty(len(begins), np.int32), np.uint32(0), len(values)
+    short = np.empty(len(begins), np.int32)
+    max_length = np.uint32(0)
+    back = len(values)
     count = 0
     for i in range(len(begins)):
-        start, length = begins[i], lengths[i]
+        start = begins[i]
+        length = lengths[i]
         if length <= max_bytes:
             short[count], lengths[count] = start, length
-            count, max_length = count + 1, max(max_length, length)
+            count = count + 1
+            max_length = max(max_length, length)
         else:
             back -= 1
             end = start + np.int64(length)

@@ -48,12 +48,19 @@ def _merge(v1: np.uint32, v2: np.uint32, v3: np.uint32, v4: np.uint32) -> np.uin
 @kernel
 def xxh32(data: np.ndarray, start: int, end: int) -> np.uint32:
     """XXH32 of data[start:end] (uint8)."""
-    at, last, value = np.uintp(start), np.uintp(end), _P5
+    at = np.uintp(start)
+    last = np.uintp(end)
+    value = _P5
     if end - start >= 16:
-        v1, v2, v3, v4 = _U(_P1 + _P2), _P2, _U(0), _U(_U(0) - _P1)
+        v1 = _U(_P1 + _P2)
+        v2 = _P2
+        v3 = _U(0)
+        v4 = _U(_U(0) - _P1)
         while at + np.uintp(16) <= last:
-            v1, v2 = _round(v1, load_word(data, at)), _round(v2, load_word(data, at + np.uintp(4)))
-            v3, v4 = _round(v3, load_word(data, at + np.uintp(8))), _round(v4, load_word(data, at + np.uintp(12)))
+            v1 = _round(v1, load_word(data, at))
+            v2 = _round(v2, load_word(data, at + np.uintp(4)))
+            v3 = _round(v3, load_word(data, at + np.uintp(8)))
+            v4 = _round(v4, load_word(data, at + np.uintp(12)))
             at += np.uintp(16)
         value = _merge(v1, v2, v3, v4)
     value = _U(value + _U(end - start))
@@ -113,11 +120,16 @@ def _mix_stripes(
 ) -> None:
     """Write the state after all whole stripes and the length (spec, steps 1 to 4)."""
     n = len(hashes)
-    v1, v2, v3, v4 = accumulators[0], accumulators[1], accumulators[2], accumulators[3]
+    v1 = accumulators[0]
+    v2 = accumulators[1]
+    v3 = accumulators[2]
+    v4 = accumulators[3]
     for i in range(n):
         v1[i], v2[i], v3[i], v4[i] = _U(_P1 + _P2), _P2, _U(0), _U(_U(0) - _P1)
     for k in range(max_length // 16 * 4):
-        accumulator, word_k, end = accumulators[k % 4], words[k], _U((k // 4 + 1) * 16)
+        accumulator = accumulators[k % 4]
+        word_k = words[k]
+        end = _U((k // 4 + 1) * 16)
         for i in range(n):
             accumulator[i] = _round(accumulator[i], word_k[i]) if lengths[i] >= end else accumulator[i]
     for i in range(n):

@@ -55,11 +55,13 @@ def _avalanche(value: np.uint64) -> np.uint64:
 @kernel
 def xxh64_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
     """Write to `hashes` (uint64) the XXH64 of messages that are all `length` bytes long, less than STRIPE."""
-    n, whole = len(hashes), length // 4
+    n = len(hashes)
+    whole = length // 4
     for i in range(n):
         hashes[i] = _U(_P5 + _U(length))
     for k in range(0, whole - 1, 2):
-        low, high = words[k], words[k + 1]
+        low = words[k]
+        high = words[k + 1]
         for i in range(n):
             hashes[i] = _mix_eight(hashes[i], _U(_U(low[i]) | (_U(high[i]) << _U(32))))
     if whole % 2:
@@ -77,13 +79,20 @@ def xxh64_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
 @kernel
 def xxh64(data: np.ndarray, start: int, end: int) -> np.uint64:
     """XXH64 of data[start:end] (uint8)."""
-    at, last, length = np.uintp(start), np.uintp(end), end - start
+    at = np.uintp(start)
+    last = np.uintp(end)
+    length = end - start
     value = _P5
     if length >= 32:
-        v1, v2, v3, v4 = _U(_P1 + _P2), _P2, _U(0), _U(_U(0) - _P1)
+        v1 = _U(_P1 + _P2)
+        v2 = _P2
+        v3 = _U(0)
+        v4 = _U(_U(0) - _P1)
         while at + np.uintp(32) <= last:
-            v1, v2 = _round(v1, _load_eight(data, at)), _round(v2, _load_eight(data, at + np.uintp(8)))
-            v3, v4 = _round(v3, _load_eight(data, at + np.uintp(16))), _round(v4, _load_eight(data, at + np.uintp(24)))
+            v1 = _round(v1, _load_eight(data, at))
+            v2 = _round(v2, _load_eight(data, at + np.uintp(8)))
+            v3 = _round(v3, _load_eight(data, at + np.uintp(16)))
+            v4 = _round(v4, _load_eight(data, at + np.uintp(24)))
             at += np.uintp(32)
         value = _U(_U(_rotate_left(v1, 1) + _rotate_left(v2, 7)) + _U(_rotate_left(v3, 12) + _rotate_left(v4, 18)))
         for accumulator in (v1, v2, v3, v4):

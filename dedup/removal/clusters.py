@@ -106,7 +106,9 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
-    values, position, last = pa.array(names, pa.string()), 0, 0
+    values = pa.array(names, pa.string())
+    position = 0
+    last = 0
     for batch in _batches(path, ["cluster", "file", "row"]):
         members = np.zeros(batch.num_rows, MEMBER)
         column = encode_names(batch.column("file"), path)
@@ -117,7 +119,8 @@ def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
         members["position"] = np.arange(position, position + len(members))
         if np.any(np.diff(members["cluster"], prepend=last) < 0):
             raise InputError(f"{path}: clusters do not ascend. Run generate_connected_components again")
-        position, last = position + len(members), members["cluster"][-1]
+        position = position + len(members)
+        last = members["cluster"][-1]
         yield members
 
 
@@ -172,8 +175,11 @@ class MemberPlan(msgspec.Struct):
     def span(self, name: str, first_row: int = 0, end_row: int | None = None) -> Span:
         """The members of a file in the rows first_row ≤ row < end_row (None: to the end), and some around them."""
         number = bisect_left(self.names, name)
-        first, last = self.starts[number], self.starts[number + 1]
-        low, high = -(-first // _NOTED), min(-(-last // _NOTED), len(self.rows))  # the rows of this file
+        first = self.starts[number]
+        last = self.starts[number + 1]
+        # the rows of this file
+        low = -(-first // _NOTED)
+        high = min(-(-last // _NOTED), len(self.rows))
         if (before := bisect_left(self.rows, first_row, low, high)) > low:
             first = (before - 1) * _NOTED
         if end_row is not None and (after := bisect_left(self.rows, end_row, low, high)) < high:
@@ -205,8 +211,10 @@ def sort_members(
     twice.
     """
     clusters = Clusters.open(input_file)
-    size, rows = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS), list[int]()
-    sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
+    size = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS)
+    rows = list[int]()
+    sizes = np.zeros(len(clusters.names), np.int64)
+    parts = [0]
     with (
         open_keep_order(clusters.names, keep, dropped, members, memory) as order,
         ExternalSorter(members.with_name(f"{members.name}.runs"), MEMBER, ("file", "row"), memory) as sorter,

@@ -120,10 +120,12 @@ def remove_all_but_first(blocks: Iterable[NDArray], counts: SourceTallies) -> It
         counts.add(KEPT, members["file"][int(first is not None) :][(starts & ours)[int(first is not None) :]])
         ranks = np.arange(len(members)) - firsts
         ranks[firsts == 0] += before
-        first, before = members[firsts[-1:]], int(ranks[-1])
+        first = members[firsts[-1:]]
+        before = int(ranks[-1])
         removed = ~starts & ours
         counts.add(DUPLICATE, members["file"][removed])
-        found, kept = np.zeros(np.count_nonzero(removed), REMOVAL), members[firsts[removed]]
+        found = np.zeros(np.count_nonzero(removed), REMOVAL)
+        kept = members[firsts[removed]]
         found["file"], found["row"] = members["file"][removed], members["row"][removed]
         found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
         found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks[removed]
@@ -142,7 +144,9 @@ class VerifiedRemoval:
     def __init__(
         self, check: SimilarityCheck, texts: Sequence[BinaryIO], later: Path, memory: int, counts: SourceTallies
     ) -> None:
-        self.check, self.texts, self.counts = check, texts, counts
+        self.check = check
+        self.texts = texts
+        self.counts = counts
         self.undecided = _Undecided(later)
         self.kept = KeptDocuments(check, memory // 4)
         self.batch = min(_MAX_TEXT_BYTES, memory // 4 // HASHING_FACTOR)  # bytes of text; the last text may exceed it

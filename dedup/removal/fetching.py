@@ -75,7 +75,8 @@ def fetch_texts(
     A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. The value is the number of ids.
     InputError if a slice lacks a member.
     """
-    counts, rejects = Counts({}, []), Rejects(output)
+    counts = Counts({}, [])
+    rejects = Rejects(output)
     with ExitStack() as stack:
         to_ids = pa.ipc.new_stream(stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb")), FOUND_IDS)
         to_texts = stack.enter_context(stack.enter_context(atomic_write(texts)).open("wb")) if texts else None
@@ -125,7 +126,10 @@ class _Fetcher:
     """Finds the members among the documents of a slice, ranks them and stores their texts and own ids."""
 
     def __init__(self, keep: Keep, texts: BinaryIO | None, ids: pa.ipc.RecordBatchStreamWriter, counts: Counts) -> None:
-        self.keep, self.texts, self.ids, self.counts = keep, texts, ids, counts
+        self.keep = keep
+        self.texts = texts
+        self.ids = ids
+        self.counts = counts
         self.offset = self.id_count = 0
         self.own_ids: list[str | None] = []  # of the documents found
         self.is_without_field = False  # whether a document without the policy's field was found
@@ -133,7 +137,8 @@ class _Fetcher:
 
     def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
         """Yield blocks of FETCHED for all MEMBERs (n); arguments are in row order. InputError if one is missing."""
-        done, rows = 0, _rows(members)
+        done = 0
+        rows = _rows(members)
         row = next(rows, None)
         for document in documents:
             if row is None or document.key.row < row:
@@ -160,7 +165,8 @@ class _Fetcher:
         self.found.append((rank, fine_rank, self.offset, len(data)))
         self.own_ids.append(document.own_id)
         if self.texts:
-            hold, size = MemoryReservation(), HASHING_FACTOR * len(data)
+            hold = MemoryReservation()
+            size = HASHING_FACTOR * len(data)
             if not hold.fits(size):  # refused here, where its name is known
                 raise hold.refuse(f"{document.key}, which --verify compares,", size)
             self.texts.write(data)
@@ -197,7 +203,8 @@ class _Fetcher:
             texts = [own for own in self.own_ids if own is not None]
             self.ids.write_batch(pa.record_batch([packed, pa.array(texts, pa.string())], schema=FOUND_IDS))
             self.id_count += len(texts)
-        self.found, self.own_ids = [], []
+        self.found = []
+        self.own_ids = []
         return fetched
 
 

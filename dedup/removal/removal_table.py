@@ -26,7 +26,10 @@ KEPT = "kept"
 DUPLICATE = "duplicate"
 BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
 REASONS = (KEPT, DUPLICATE, BELOW_THRESHOLD)
-NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # how: on shingle sets, or on signatures of an index
+# how: on shingle sets, or on signatures of an index
+NOT_MEASURED = 0
+EXACT = 1
+ESTIMATED = 2
 # The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured.
 # Of the documents that have the same one in their place, those of a lower rank precede in keep order.
 REMOVAL = np.dtype([
@@ -52,7 +55,8 @@ class IdFiles(NamedTuple):
 
 def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
     """Task: write the IdFiles of what fetch tasks found: streams of FOUND_IDS in the order of the corpus."""
-    last, end = -1, 0
+    last = -1
+    end = 0
     with (
         atomic_write(keys) as one, atomic_write(ends) as two, atomic_write(texts) as three,
         one.open("wb") as to_keys, two.open("wb") as to_ends, three.open("wb") as to_texts,
@@ -61,12 +65,14 @@ def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
         for path in fetched.paths:
             with path.open("rb") as file:
                 for batch in pa.ipc.open_stream(file):
-                    packed, ids = batch["key"].to_numpy(), [own.encode() for own in batch["id"].to_pylist()]
+                    packed = batch["key"].to_numpy()
+                    ids = [own.encode() for own in batch["id"].to_pylist()]
                     assert (np.diff(packed.astype(np.int64), prepend=last) > 0).all(), path
                     to_keys.write(packed.tobytes())
                     to_ends.write((end + np.cumsum(list(map(len, ids)))).tobytes())
                     to_texts.write(b"".join(ids))
-                    last, end = int(packed[-1]), end + sum(map(len, ids))
+                    last = int(packed[-1])
+                    end = end + sum(map(len, ids))
 
 
 class OwnIds:
@@ -74,7 +80,8 @@ class OwnIds:
 
     def __init__(self, files: IdFiles) -> None:
         self.keys = np.memmap(files.keys, np.uint64, "r")
-        ends, texts = np.memmap(files.ends, np.int64, "r"), np.empty(0, np.uint8)
+        ends = np.memmap(files.ends, np.int64, "r")
+        texts = np.empty(0, np.uint8)
         if files.texts.stat().st_size:
             texts = np.memmap(files.texts, np.uint8, "r")
         self.values = pa.LargeStringArray.from_buffers(len(self.keys), pa.py_buffer(ends), pa.py_buffer(texts))
@@ -88,7 +95,8 @@ class OwnIds:
 
 def write_clusters(input_file: Path, ids: IdFiles, output: Path) -> None:
     """Task: write the table of all clusters with the documents' own ids."""
-    clusters, own = Clusters.open(input_file), OwnIds(ids)
+    clusters = Clusters.open(input_file)
+    own = OwnIds(ids)
     names = pa.array(clusters.names, pa.string())
     with open_table_writer(output, _CLUSTERS_SCHEMA) as write:
         for block in clusters.blocks():
@@ -111,7 +119,8 @@ def write_removals(
     values = pa.array(names, pa.string())
     runs = table.parent / STATE_DIR / f"{table.name}.runs"
     _reject_removed(decided, names, runs, memory)
-    own, schema = OwnIds(ids) if ids else None, pa.schema([*_SCHEMA, *(_IDS if ids else [])])
+    own = OwnIds(ids) if ids else None
+    schema = pa.schema([*_SCHEMA, *(_IDS if ids else [])])
     with ExternalSorter(runs, REMOVAL, ("file", "row"), memory) as sorter, open_table_writer(table, schema) as write:
         sorter.add_all(read_records(decided.paths, REMOVAL, ROW_GROUP_SIZE))
         for block in reject_repeated(sorter, names):

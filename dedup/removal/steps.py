@@ -32,7 +32,9 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 from gristmill.wording import count_of
 
-_SHARDS, _SIGNATURES = 64, 1 << 18  # of an index, which one task reads
+# of an index, which one task reads
+_SHARDS = 64
+_SIGNATURES = 1 << 18
 _MIN_BUNDLE = 16  # fetched files that one task scatters, or as many as there are parts
 
 
@@ -76,7 +78,8 @@ class Decided(NamedTuple):
 
 def sort(run: StageRun, settings: RemovalSettings) -> Sorted:
     """Run the step sort: sort all members by file and row."""
-    members, indexed = run.work / "members.bin", run.work / "index.bin"
+    members = run.work / "members.bin"
+    indexed = run.work / "index.bin"
     arguments = {
         "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "members": members,
         "indexed": indexed,
@@ -99,7 +102,8 @@ def fetch(
     UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document;
     TooManyMalformed if the corpus has more malformed records than the options allow.
     """
-    plan, names = members.plan, set(members.plan.names)
+    plan = members.plan
+    names = set(members.plan.names)
     _check_files(settings, plan, files, shards)
     slices = cut_corpus(run, [file for file in files if file.name in names])
     of_corpus = list(_text_tasks(run, settings, members, slices))
@@ -127,7 +131,8 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         found = tuple(SliceMembers(it, members.plan.span(it.name, it.first_row, end), end) for it, end in rows)
         own = MemberFile.of(members.members, [it.span for it in found])
         output = run.work / "fetched" / f"{number:06}.index"
-        ids, texts = output.with_suffix(".ids"), output.with_suffix(".text")
+        ids = output.with_suffix(".ids")
+        texts = output.with_suffix(".text")
         arguments = {"parts": found, "members": own, "keep": settings.keep, "output": output, "ids": ids}
         arguments["texts"], outputs = (texts, (output, ids, texts)) if settings.check else (None, (output, ids))
         yield Task(group[0].label, fetch_texts, arguments, outputs, sum(part.size for part in group))
@@ -212,8 +217,10 @@ def _scatter(run: StageRun, parts: list[int], fetched: FetchedFiles) -> list[Fet
 
 def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: FetchedFiles) -> Decided:
     """Run the steps scatter and, with a task for each part of the clusters, decide on the fetched texts."""
-    plan, tasks = members.plan, []
-    found, sources = _scatter(run, plan.parts, fetched), SourceRuns.of(plan.names)
+    plan = members.plan
+    tasks = []
+    found = _scatter(run, plan.parts, fetched)
+    sources = SourceRuns.of(plan.names)
     for number, (low, high) in enumerate(pairwise([*plan.parts, None])):
         output = run.work / "decided" / f"{number:06}.bin"
         arguments = {

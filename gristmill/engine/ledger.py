@@ -139,7 +139,8 @@ class Ledger:
     @property
     def parts(self) -> list["Ledger"]:
         """The ledgers of calls that did parts of this one's work."""
-        state, top = self.file.parent, f"{self.file.stem}{PART}"
+        state = self.file.parent
+        top = f"{self.file.stem}{PART}"
         return [ledger for ledger in Ledger.all_in(state) if ledger.file.stem.startswith(top)]
 
     @property
@@ -165,7 +166,8 @@ class Ledger:
                 self._add([*earlier, *self._read(DoneRecord)])
                 whole.compact((), {record.id for record in earlier})
         if parts := [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]:
-            own, found = list(self._read(DoneRecord)), [it for ledger in parts for it in ledger._read(DoneRecord)]
+            own = list(self._read(DoneRecord))
+            found = [it for ledger in parts for it in ledger._read(DoneRecord)]
             reads = [it for it in own if it.id == READS_OF_PARTS] + [it for it in found if it.id == READS]
             pairs = dict.fromkeys((key.partition(" of ")[0], it.identity[key]) for it in reads for key in it.identity)
             identity = {f"{key} of {number}": names for number, (key, names) in enumerate(pairs)}
@@ -211,7 +213,8 @@ class Ledger:
                 for name, output in outputs
                 if name.startswith(top) and output.size >= 0
             ]
-            place, copy = os.path.relpath(root, folder).encode(), DoneRecord("", "copy", {}, written, Counts({}, []))
+            place = os.path.relpath(root, folder).encode()
+            copy = DoneRecord("", "copy", {}, written, Counts({}, []))
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
             parts = (name for name in list_names(path.parent) if name.startswith(f"{self.file.stem}{PART}"))
             remove_files(path.parent / name for name in parts if name.endswith(_ELSEWHERE))  # were taken over
@@ -226,7 +229,8 @@ class Ledger:
 
         Such as the holdout of a pass2 of which the train set was removed.
         """
-        root, found = name_of(self.root), set[Path]()
+        root = name_of(self.root)
+        found = set[Path]()
         for folder in folders:
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
             place = next(read_files([path]), b"").partition(b"\n")[0].decode(errors="replace")
@@ -252,7 +256,8 @@ class Ledger:
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
-        root, found = name_of(self.root), dict[str, OutputRecord]()
+        root = name_of(self.root)
+        found = dict[str, OutputRecord]()
         for record in self._read(BriefRecord):
             for output in record.outputs:
                 name = join(root, output.path)
@@ -278,7 +283,8 @@ class Ledger:
 
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
-        new, gone = {record.id: record for record in own}, {*removed, _LINES}
+        new = {record.id: record for record in own}
+        gone = {*removed, _LINES}
         with locked_file(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
             lines = [_encode(record) for task, record in sorted(records.items()) if task not in gone]

@@ -177,7 +177,8 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
     One is missing if a ledger names it: in the folder or above it, directly in a folder of it, or above a file that was
     found. One is foreign if no ledger names it, and one that is in its folder, or in a parent, names others.
     """
-    top, found = name_of(folder), set(map(name_of, paths))
+    top = name_of(folder)
+    found = set(map(name_of, paths))
     inside = (os.path.join(top, name) for name in tags.folders_in(top))  # of which all files may be missing
     holders = sorted({top, *inside, *map(os.path.dirname, found)})
     producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
@@ -191,7 +192,8 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
         above = tags.producers(os.path.dirname(name))  # noqa: PTH120
         if not any(name in producer.outputs for producer in above):
             for producer in (producer for producer in above if owned[producer]):
-                ledger, stage = producer.ledger.file, producer.ledger.stage
+                ledger = producer.ledger.file
+                stage = producer.ledger.stage
                 raise InputError(
                     f"{name} is in the output of {stage}, which did not write it, or its ledger {ledger} is damaged. "
                     f"Run {stage} again, and then the same command. (If it is to be read with the other files, copy "

@@ -147,7 +147,8 @@ def words_of_work(words: Sequence[str]) -> list[str]:
     >>> words_of_work(["gristmill", "filter", "--explain_tasks", "in", "--shard", "1/2", "--workers=3", "--seed", "9"])
     ['gristmill', 'filter', 'in', '--seed', '9']
     """
-    kept, is_value = list[str](), False
+    kept = list[str]()
+    is_value = False
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         is_own = word.startswith("--") and name in OWN_OPTIONS

@@ -57,7 +57,8 @@ class DoneTasks:
     """
 
     def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
-        self.stage, self.ledger = stage, ledger
+        self.stage = stage
+        self.ledger = ledger
         self.read_again()
         self.before, self.earlier = ledger.read(), self.tags.own.keys()
         self.records: dict[TaskId, DoneRecord] = {}
@@ -161,7 +162,8 @@ class DoneTasks:
 
     def is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output, found = self.written.get(name_of(path)), self.tags.stat(path)
+        output = self.written.get(name_of(path))
+        found = self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
     def remove_leftovers(self) -> None:
@@ -230,7 +232,10 @@ class Ownership:
     def __init__(
         self, done: DoneTasks, reads: tuple[Path, ...], files: tuple[Path, ...], inputs_vary: bool = False
     ) -> None:
-        self.done, self.ledger, self.reads, self.files = done, done.ledger, reads, files
+        self.done = done
+        self.ledger = done.ledger
+        self.reads = reads
+        self.files = files
         self.inputs_vary = inputs_vary
         self._inputs = set[str]()  # of all steps so far, without the outputs of earlier ones
 
@@ -277,7 +282,8 @@ class Ownership:
         """Raise UsageError if another input was read for the present output."""
         if self.inputs_vary and self._reads_an_earlier_input():
             return
-        before, records = self.done.before, self.done.records
+        before = self.done.before
+        records = self.done.records
         is_same = any(it.outputs for (step, _), it in records.items() if step)  # an input that is gone has moved
         known = [(before, READS, False), (before, READS_OF_PARTS, True)]
         known += [(whole.read(), READS, True) for whole in self.ledger.wholes]

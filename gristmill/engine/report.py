@@ -120,7 +120,8 @@ def log_lines(line: Callable[[], str]) -> Iterator[None]:
 
     A task may run in this process: nobody else has time to look at the clock.
     """
-    ended, seconds = threading.Event(), log_seconds()
+    ended = threading.Event()
+    seconds = log_seconds()
 
     def work() -> None:
         while not ended.wait(seconds):
@@ -139,13 +140,19 @@ class _LogLines:
     """Progress for logs: what is done, and how long the rest will take."""
 
     def __init__(self, name: str, tasks: int, size: int) -> None:
-        self.name, self.tasks, self.size = name, tasks, size
-        self.tasks_done, self.bytes_done, self.retried = 0, 0, 0
+        self.name = name
+        self.tasks = tasks
+        self.size = size
+        self.tasks_done = 0
+        self.bytes_done = 0
+        self.retried = 0
         self.started = time.monotonic()
 
     def advance(self, size: int, retried: int) -> None:
         """Count a task that has read `size` bytes; `retried` tasks were tried again so far."""
-        self.tasks_done, self.bytes_done, self.retried = self.tasks_done + 1, self.bytes_done + size, retried
+        self.tasks_done = self.tasks_done + 1
+        self.bytes_done = self.bytes_done + size
+        self.retried = retried
 
     def line(self) -> str:
         """How far the step is now."""
@@ -181,7 +188,8 @@ def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
     if not changed:
         return "its output was removed or changed"
     name = changed[0]
-    before, now = record.identity.get(name, "none"), identity.get(name, "none")
+    before = record.identity.get(name, "none")
+    now = identity.get(name, "none")
     return f"{name} was {before[:60]}, is now {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
 
 

@@ -70,7 +70,8 @@ def open_rewriting(
     `target_dir`.
     """
     corpus = list_corpus(data_dir, text_column=text_column)
-    targets, reads = plan_targets(corpus, target_dir, format=format), {data_dir: paths_of(corpus)}
+    targets = plan_targets(corpus, target_dir, format=format)
+    reads = {data_dir: paths_of(corpus)}
     with open_stage(stage, target_dir, options, reads=reads, publishes=[target_dir], files=files) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         yield run, corpus, targets
@@ -95,7 +96,8 @@ def rewrite_corpus(
     it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`: those that are
     further outputs of the task. Where `targets` are Parquet files, they are made of the JSON lines that tasks write.
     """
-    slices, parquet = cut_raw_corpus(run, files), any(path.suffix == ".parquet" for path in targets.values())
+    slices = cut_raw_corpus(run, files)
+    parquet = any(path.suffix == ".parquet" for path in targets.values())
     tables = run.ledger.root / STATE_DIR / run.output
 
     def written_to(part: Slice) -> Path:

@@ -106,11 +106,13 @@ class StageRun:
 
         Raises ConservationError if the counts of a task do not add up, UsageError if a task would overwrite an input.
         """
-        tasks, done = list(tasks), self.done
+        tasks = list(tasks)
+        done = self.done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.owned.check_outputs(tasks)
         self._check_files(*tasks)
-        todo, reasons = list[Task](), list[tuple[str, str]]()
+        todo = list[Task]()
+        reasons = list[tuple[str, str]]()
         for task in tasks:
             identity = done.plan(name, task)
             if record := done.find(name, task, identity):
@@ -184,7 +186,8 @@ class StageRun:
             raise
         if self._goal and self.done.records.get(GOAL) is None:
             outputs = [self.done.written[name_of(path)] for path in self._goal.outputs]
-            identity, self.done.is_changed = self.done.identity(self._goal), True
+            identity = self.done.identity(self._goal)
+            self.done.is_changed = True
             self.done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.owned.record_reads(self.marks.stay)
         if self.done.is_changed or stale or reads[READS] != self.done.before.get(READS):
@@ -219,7 +222,8 @@ class StageRun:
         with step_progress(f"{self.stage.name}: {step}", tasks, self.options, self.name, self.ledger) as advance:
             retried = self.place.executor.retried
             for position, record in self.place.executor.run(Calls(tasks, call)):
-                record.retries, retried = self.place.executor.retried - retried, self.place.executor.retried
+                record.retries = self.place.executor.retried - retried
+                retried = self.place.executor.retried
                 self.done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)
@@ -229,7 +233,8 @@ class StageRun:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
         needed: dict[str, dict[str, Task]] = {}
         while todo:
-            paths, todo = paths_read_by(todo), []
+            paths = paths_read_by(todo)
+            todo = []
             for path in paths:
                 step, task = self._producers.get(name_of(path), ("", None))
                 if task and task.name not in needed.get(step, {}) and not self.done.is_present(path):
@@ -287,7 +292,8 @@ def open_stage(
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
     root = absolute(root) if ".." in root.parts else root
-    state, whole = root / STATE_DIR, run_name(stage.name, label)
+    state = root / STATE_DIR
+    whole = run_name(stage.name, label)
     ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
     may_share = store_of(state).has_file_locks  # else a call for a part excludes all others

@@ -107,7 +107,8 @@ def group_slices(slices: Iterable[Slice]) -> list[SliceGroup]:
     a new file in the corpus changes its own group, or a few after it.
     """
     groups: list[list[Slice]] = []
-    left, is_open = 0, False
+    left = 0
+    is_open = False
     for part in slices:
         is_small = part.size < SMALL_BYTES and not is_piece(part)
         if is_open and is_small and part.size <= left and part.source == groups[-1][-1].source:

@@ -107,7 +107,8 @@ class Task:
         foreign: str = "",
     ) -> "Task":
         """The task that reads some slices, its argument `group`, and is named after the first of them."""
-        given, size = {"group": group, **arguments}, sum(part.size for part in group)
+        given = {"group": group, **arguments}
+        size = sum(part.size for part in group)
         return cls(group[0].label, function, given, outputs, size, foreign=foreign)
 
     @cached_property

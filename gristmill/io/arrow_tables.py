@@ -61,7 +61,8 @@ def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> 
     group = file.metadata.row_group(number)
     dictionaries = sum(_dictionary_bytes(group.column(i)) for i in range(group.num_columns))
     with reserve_memory(dictionaries * _MEMORY_A_BYTE, f"{path} row group {number}"):
-        rows, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
+        rows = _batch_rows(group.num_rows, group.total_byte_size)
+        missing = group.num_rows
         if dictionaries * rows > 4 * _BATCH_BYTES:  # a few values, repeated, are larger than what is stored of them
             probe = next(file.iter_batches(min(rows, _PROBED_ROWS), [number], use_threads=False), None)
             rows = min(rows, _batch_rows(probe.num_rows, probe.nbytes)) if probe else rows
@@ -179,7 +180,9 @@ def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
         may_be_encrypted = is_signed(path, metadata)
     except (pa.ArrowException, OSError) as error:
         raise damaged_table(path, "", error) from error
-    starts, row, held = [(0, 0)], 0, 0
+    starts = [(0, 0)]
+    row = 0
+    held = 0
     for group in range(metadata.num_row_groups):
         if held >= slice_bytes:
             starts.append((group, row))
@@ -324,19 +327,22 @@ def _from_extension(array: pa.ExtensionArray) -> list[Any]:
 
 
 def _from_dictionary(array: pa.DictionaryArray) -> list[Any]:
-    indices, dictionary = array.indices.to_pylist(), array.dictionary
+    indices = array.indices.to_pylist()
+    dictionary = array.dictionary
     used = {*indices} - {None}  # other values may be many, or invalid UTF-8
     values = {index: to_python(dictionary.slice(index, 1))[0] for index in used}
     return [values.get(index) for index in indices]
 
 
 def _from_list(array: pa.Array) -> list[Any]:
-    items, lengths = iter(to_python(array.flatten())), pc.list_value_length(array).to_pylist()
+    items = iter(to_python(array.flatten()))
+    lengths = pc.list_value_length(array).to_pylist()
     return [None if length is None else [*islice(items, length)] for length in lengths]
 
 
 def _from_map(array: pa.MapArray) -> list[Any]:
-    ends, is_valid = array.offsets.to_pylist(), array.is_valid().to_pylist()
+    ends = array.offsets.to_pylist()
+    is_valid = array.is_valid().to_pylist()
     keys, values = (to_python(found[ends[0] : ends[-1]]) for found in (array.keys, array.items))
     pairs = iter([key, value] for key, value in zip(keys, values, strict=True))
     lists = [[*islice(pairs, end - start)] for start, end in pairwise(ends)]

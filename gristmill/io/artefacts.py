@@ -176,7 +176,8 @@ class _SetPickler(pickle.Pickler):
 
     def __init__(self, file: Any, sets: Iterator[Iterable[int]]) -> None:
         super().__init__(file, PROTOCOL)
-        self.sets, self.filled = sets, set[int]()
+        self.sets = sets
+        self.filled = set[int]()
 
     def persistent_id(self, value: Any) -> None:
         """Called for every value before it is written."""

@@ -108,10 +108,13 @@ def scan_corpus(
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
     require(extract in EXTRACTS, f"--extract {extract}: expected one of {', '.join(EXTRACTS)}")
     reject_unknown_scheme(root)
-    files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
+    files = []
+    unread = []
+    cut = len(os.path.join(root, "")) if root.parts else 0
     odd: list[str] = []
     for path, size, found in list_finished(root):
-        reason, name = found or _unread_reason(path.name, read_also), prefix + str(path)[cut:]
+        reason = found or _unread_reason(path.name, read_also)
+        name = prefix + str(path)[cut:]
         if not reason and (fault := name_fault(name)):
             odd.append(f"{name!r} ({fault})")
             reason = ODD_NAME
@@ -274,7 +277,8 @@ def scan_sources(
     found = []
     for name, source in sorted(sources.items()):
         source.check(name)
-        place, column = source.folder(root, name), source.template or source.column or text_column
+        place = source.folder(root, name)
+        column = source.template or source.column or text_column
         if is_file(place):
             found.append((place.parent, Corpus([replace(_only_file(place, name, column), reading=source.reading)], [])))
         else:
@@ -304,7 +308,8 @@ def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:
 
 
 def _only_file(path: Path, source: str, column: str) -> CorpusFile:
-    name, info = f"{source}/{path.name}", file_info(path)
+    name = f"{source}/{path.name}"
+    info = file_info(path)
     require(
         parse_name(name) is not None, f"[sources.{source}] path {path}: expected a folder, or a *.jsonl or the like"
     )

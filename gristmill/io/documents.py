@@ -184,7 +184,8 @@ class Document(msgspec.Struct):
     @property
     def own_id(self) -> str | None:
         """The user's own `id` as text, JSON as written if it is none; None without one."""
-        stored, found = self.fields.get("id"), self.value("id")
+        stored = self.fields.get("id")
+        found = self.value("id")
         if found is None or isinstance(found, str):
             return found and found.encode(errors="replace").decode()  # a lone surrogate is no Unicode
         return (bytes(stored) if isinstance(stored, msgspec.Raw) else _ENCODER.encode(found)).decode()
@@ -315,7 +316,8 @@ def merge_ranges(ranges: Ranges) -> Ranges:
     for start, end in sorted((pair for pair in ranges if pair[0] != pair[1]), key=lambda pair: pair[0]):
         if merged and (merged[-1][1] is None or start <= merged[-1][1]):
             first, last = merged.pop()
-            start, end = first, None if last is None or end is None else max(last, end)
+            start = first
+            end = None if last is None or end is None else max(last, end)
         merged.append((start, end))
     return tuple(merged)
 

@@ -34,7 +34,9 @@ class ExternalSorter:
     """
 
     def __init__(self, folder: Path, dtype: np.dtype, keys: tuple[str, ...], memory: int) -> None:
-        self.folder, self.dtype, self.keys = folder, dtype, keys
+        self.folder = folder
+        self.dtype = dtype
+        self.keys = keys
         self.capacity = max(_MIN_BLOCK, memory // (_COPIES * dtype.itemsize))  # records held
         self._held: list[NDArray] = []
         self._count = 0
@@ -71,7 +73,9 @@ class ExternalSorter:
 
     def _sort_held(self) -> list[NDArray]:
         """The records in memory as one sorted array; an empty list if there are none."""
-        held, self._held, self._count = self._held, [], 0
+        held = self._held
+        self._held = []
+        self._count = 0
         return [self._sort(held)] if held else []
 
     def _sort(self, parts: list[NDArray]) -> NDArray:
@@ -99,9 +103,11 @@ class ExternalSorter:
 
     def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
         """Number of sorted `records` below `bound`; with `equal`, also those equal to it."""
-        low, high = 0, len(records)
+        low = 0
+        high = len(records)
         for key in self.keys:
-            column, value = records[key][low:high], bound[key]
+            column = records[key][low:high]
+            value = bound[key]
             low, high = low + int(np.searchsorted(column, value)), low + int(np.searchsorted(column, value, "right"))
         return high if equal else low
 
@@ -110,7 +116,9 @@ class _Run:
     """A sorted run on disk, read block by block."""
 
     def __init__(self, path: Path, dtype: np.dtype, size: int) -> None:
-        self.path, self.size, self.read = path, size, 0
+        self.path = path
+        self.size = size
+        self.read = 0
         self.block = np.empty(0, dtype)
 
     def fill(self) -> bool:
@@ -123,7 +131,8 @@ class _Run:
 
     def take(self, count: int) -> NDArray:
         """Remove the first `count` records of the block and return them."""
-        taken, self.block = self.block[:count], self.block[count:]
+        taken = self.block[:count]
+        self.block = self.block[count:]
         return taken
 
 

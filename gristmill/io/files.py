@@ -124,7 +124,8 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
 
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
-    marks, ours = dict[Path, list[Mark]](), set(map(absolute, written))
+    marks = dict[Path, list[Mark]]()
+    ours = set(map(absolute, written))
     for path in map(Path, paths):
         folders = folders_above(absolute(path))
         if folders[0] not in marks:

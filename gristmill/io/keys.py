@@ -131,7 +131,8 @@ def by_group(blocks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[dict[i
 
     The records are sorted by `file`, and those of one group are in memory.
     """
-    first, found = 0, by_file(blocks)
+    first = 0
+    found = by_file(blocks)
     following = next(found, None)
     for size in sizes:
         held = dict[int, NDArray]()
@@ -242,7 +243,8 @@ def _is_sorted(path: Path) -> bool:
 
 def _from_table(table: pa.Table, path: Path) -> Iterator[tuple[str, Rows]]:
     """The files of a table with their rows, both ascending."""
-    encoded, rows = encode_names(table.column("file"), path), integers(table.column("row"), "row", path)
+    encoded = encode_names(table.column("file"), path)
+    rows = integers(table.column("row"), "row", path)
     codes = encoded.indices.to_numpy()
     order = np.lexsort((rows, codes))
     found, starts = np.unique(codes[order], return_index=True)

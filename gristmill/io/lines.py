@@ -72,7 +72,8 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
     Raises InputError if the file cannot be read; DamagedFile, naming the last good line, if a compressed stream is
     truncated or corrupt; UsageError for a line that needs more memory than there is.
     """
-    count, hold = 0, MemoryReservation()
+    count = 0
+    hold = MemoryReservation()
 
     def check(line: bytes) -> bytes:
         nonlocal count
@@ -96,7 +97,8 @@ def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES)
 
     The memory of `hold` grows with it, and is the caller's to release.
     """
-    content, size = io.BytesIO(), 0
+    content = io.BytesIO()
+    size = 0
     for chunk in read_chunks(path):
         size += len(chunk)
         content = _append(content, chunk, size, limit, hold)
@@ -186,14 +188,17 @@ def split_lines(
     [b'a', b'bc', b'', b'd']
     """
     hold = hold or MemoryReservation()
-    pending, size = io.BytesIO(), 0  # the beginning of a line that continues in the next chunk; its length so far
+    # the beginning of a line that continues in the next chunk; its length so far
+    pending = io.BytesIO()
+    size = 0
     for chunk in chunks:
         end = chunk.find(b"\n")  # not split or partition, which look at single bytes, or copy the rest
         head = chunk if end < 0 else chunk[:end]
         size += len(head)
         pending = _append(pending, head, size, limit, hold)
         if end >= 0:
-            whole, pending = [_line(pending, size, limit, hold)], io.BytesIO()
+            whole = [_line(pending, size, limit, hold)]
+            pending = io.BytesIO()
             yield whole.pop()  # a long line is the caller's alone
             hold.release()
             start = end + 1
@@ -202,7 +207,8 @@ def split_lines(
                 start = end + 1
             size = pending.write(chunk[start:])
     if size:
-        whole, pending = [_line(pending, size, limit, hold)], io.BytesIO()
+        whole = [_line(pending, size, limit, hold)]
+        pending = io.BytesIO()
         yield whole.pop()
 
 
@@ -242,7 +248,10 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
 
     The first is (0, 0). Reads the file, which is uncompressed, once, to count its lines.
     """
-    starts, offset, row, target = [(0, 0)], 0, 0, step
+    starts = [(0, 0)]
+    offset = 0
+    row = 0
+    target = step
     with path.open("rb") as file:
         while chunk := file.read(1 << 24):
             position = 0
@@ -362,12 +371,16 @@ def _zstd_frame(file: BinaryIO, magic: bytes) -> Iterator[bytes]:
     frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
     frame.decompress(header)
     is_last = False
-    hold, window, held = MemoryReservation(), parameters.window_size, 0
+    hold = MemoryReservation()
+    window = parameters.window_size
+    held = 0
     try:
         while not is_last:
             block = _read_exactly(file, 3)
             number = int.from_bytes(block, "little")
-            is_last, is_repeated_byte, size = bool(number & 1), number >> 1 & 3 == 1, number >> 3
+            is_last = bool(number & 1)
+            is_repeated_byte = number >> 1 & 3 == 1
+            size = number >> 3
             content = frame.decompress(block + _read_exactly(file, 1 if is_repeated_byte else size))
             if held < window and (held := min(window, held + len(content))) > _FREE_WINDOW:
                 if not hold.fits(held):

@@ -304,7 +304,8 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     """The (row, line) of every line that is not blank; no line is kept, as a long one is the caller's alone."""
     encoding = part.reading.encoding
-    is_checked, rows = part.start > 0 or _format(part.name) != "json", count(part.first_row)
+    is_checked = part.start > 0 or _format(part.name) != "json"
+    rows = count(part.first_row)
 
     def to_record(line: bytes) -> tuple[int, bytes | BadRecord] | None:
         nonlocal is_checked
@@ -332,7 +333,8 @@ def _cut_to_bad(content: CutLine, what: str, limit: int) -> BadRecord:
 
 def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
     """Yield (0, record) of a text file or HTML page, which is one document."""
-    hold, is_page = MemoryReservation(), kind == "html"
+    hold = MemoryReservation()
+    is_page = kind == "html"
     limit = MAX_PAGE_BYTES if is_page else MAX_LINE_BYTES
     try:
         content = read_whole(part.path, hold, limit)

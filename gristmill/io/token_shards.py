@@ -148,7 +148,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     def fault(self) -> str:
         """Return what contradicts itself in the manifest, with what was expected; empty if nothing does."""
-        tokenizer, names = self.tokenizer, [shard.name for shard in self.shards]
+        tokenizer = self.tokenizer
+        names = [shard.name for shard in self.shards]
         if self.version not in _VERSIONS:
             return f"its version is {self.version}; expected {' or '.join(map(str, _VERSIONS))}"
         if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
@@ -190,7 +191,8 @@ def verify_checksums(folder: Path, record: ShardRecord) -> None:
 def require_known_ids(tokens: NDArray[np.integer], manifest: Manifest, prefix: Path) -> None:
     """Raise InputError where an id is not of the tokenizer; `prefix` is the shard they were read from."""
     size = manifest.tokenizer.vocab_size
-    least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    least = int(tokens.min(initial=0))
+    most = int(tokens.max(initial=0))
     if least < 0 or most >= size:
         wrong = least if least < 0 else most
         raise InputError(f"{prefix}.bin is damaged: it holds id {wrong}; expected ids from 0 to {size - 1}. {REMEDY}")
@@ -290,7 +292,8 @@ class TokenShard:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self.prefix, idx = prefix, with_suffix(prefix, ".idx")
+        self.prefix = prefix
+        idx = with_suffix(prefix, ".idx")
         dtype, documents = _read_header(idx)
         with read_errors(idx):
             index = idx.read_bytes()
@@ -323,7 +326,8 @@ def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[
     dtype, documents = _read_header(with_suffix(folder / record.name, ".idx"))
     path = with_suffix(folder / record.name, ".bin")
     tokens = _memory_map(path, dtype)
-    found, expected = (len(tokens), documents, dtype.name), (record.tokens, record.documents, manifest.dtype)
+    found = (len(tokens), documents, dtype.name)
+    expected = (record.tokens, record.documents, manifest.dtype)
     if found != expected:
         raise InputError(
             f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} says "
@@ -367,7 +371,8 @@ def open_shards(folder: Path | str) -> tuple[Manifest, list[TokenShard]]:
 def _read_header(path: Path) -> tuple[np.dtype, int]:
     """The dtype and the number of documents of an .idx file; raises InputError where its size does not fit them."""
     with read_errors(path), path.open("rb") as file:
-        head, size = file.read(IDX_HEADER.size), path.stat().st_size
+        head = file.read(IDX_HEADER.size)
+        size = path.stat().st_size
     if len(head) < IDX_HEADER.size or not head.startswith(MAGIC):
         found = f"{size:,} bytes from {head[:9]!r} on; expected {IDX_HEADER.size} or more, from {MAGIC!r} on"
         raise InputError(f"{path} is not a Megatron index: {found}. {REMEDY}")

@@ -23,8 +23,10 @@ from gristmill.storage.files import is_file, read_file
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-GPT4, QWEN2 = _WORDS.replace("DIGITS", "{1,3}"), _WORDS.replace("DIGITS", "")
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+GPT4 = _WORDS.replace("DIGITS", "{1,3}")
+QWEN2 = _WORDS.replace("DIGITS", "")
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
     rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -193,7 +195,8 @@ class JsonTokenizer:
     def __init__(self, data: str, kind: Kind) -> None:
         from tokenizers import Tokenizer as HuggingFace
 
-        self.kind, self.content = kind, data
+        self.kind = kind
+        self.content = data
         self.model = HuggingFace.from_str(data)
         self.model.no_truncation()
         self.model.no_padding()
@@ -299,7 +302,8 @@ def special_id(
 
 def find_ends(path: Path, bos: str, eos: str) -> tuple[int, int]:
     """The ids of the tokens that begin and end each document; see special_id."""
-    tokenizer, config = open_tokenizer(path), read_config(companions_of(path))
+    tokenizer = open_tokenizer(path)
+    config = read_config(companions_of(path))
     return special_id(tokenizer, path, config, "bos", bos), special_id(tokenizer, path, config, "eos", eos)
 
 

@@ -24,7 +24,9 @@ from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
 ZSTD_LEVEL = 3
-_BATCH_ROWS, _BATCH_BYTES = 1024, 4 << 20  # of lines that are Python values together
+# of lines that are Python values together
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 4 << 20
 _GROUP_BYTES = 32 << 20  # of lines in a row group, or of one line
 _FAULTS = (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError)
 
@@ -43,7 +45,8 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
     one thread, a fixed level. No other compression or format is written: see documents.normal_name.
     """
-    compression, parts = compression_of(path.name), parse_name(path.name)
+    compression = compression_of(path.name)
+    parts = parse_name(path.name)
     assert compression in ("", "gz", "zst") and (parts is None or parts.format in LINE_FORMATS), path
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         if compression == "zst":
@@ -87,14 +90,16 @@ def merge_schemas(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 def write_documents(pieces: Iterable[Path], schema: pa.Schema, target: Path) -> None:
     """Write the records of some .jsonl.zst files, in their order, as one Parquet file, atomically."""
     with atomic_write(target) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        held, size = list[pa.RecordBatch](), 0
+        held = list[pa.RecordBatch]()
+        size = 0
         for records, read in _batches(pieces):
             columns = _columns(records, {field.name: field.type for field in schema}, target.name)
             held.append(pa.RecordBatch.from_pydict(columns, schema))
             size += read
             if size >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(held))
-                held, size = [], 0
+                held = []
+                size = 0
         if held:
             writer.write_table(pa.Table.from_batches(held))
 

@@ -47,7 +47,8 @@ class _Dataset:
 
     def refresh(self) -> None:
         """Resolve the revision anew; if it leads to another commit, forget the trees."""
-        before, self._commit = self._commit, self._resolve()
+        before = self._commit
+        self._commit = self._resolve()
         if self._commit != before:
             self._trees = {}
 

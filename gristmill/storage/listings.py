@@ -39,7 +39,9 @@ class Tree:
 
     def level(self, folder: str) -> Level:
         """The folders and the files directly in a folder in it."""
-        top, folders, files = f"{folder}/" if folder else "", list[str](), dict[str, FileInfo]()
+        top = f"{folder}/" if folder else ""
+        folders = list[str]()
+        files = dict[str, FileInfo]()
         at = bisect_left(self._names, top)
         while at < len(self._names) and self._names[at].startswith(top):
             name, slash, _ = self._names[at][len(top) :].partition("/")
@@ -56,7 +58,8 @@ class _Kept:
     """The tree of a folder, once it was listed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, f"{object_name(folder).url}/"
+        self.folder = folder
+        self.url = f"{object_name(folder).url}/"
         self.tree: Tree | None = None
 
 

@@ -27,7 +27,9 @@ from gristmill.storage.objects import RETRIES, delete_objects, read_object, swap
 from gristmill.storage.stores import store_of
 
 _WORKERS = "-workers"
-_SHORTEST, _LONGEST = 0.1, 86_400  # seconds
+# seconds
+_SHORTEST = 0.1
+_LONGEST = 86_400
 _POLLS = 30  # of a lease in its time
 _RENEWALS = 4  # in this time
 _LOOKS = 100  # in this time, of a worker that waits for a renewal
@@ -41,7 +43,8 @@ def lease_seconds() -> float:
 
 def seconds_in(variable: str, default: int, hint: str = "") -> float:
     """The seconds that an environment variable gives. Raises UsageError for what is none."""
-    given, seconds = os.environ.get(variable, str(default)), 0.0
+    given = os.environ.get(variable, str(default))
+    seconds = 0.0
     with suppress(ValueError):
         seconds = float(given)
     require(
@@ -64,7 +67,9 @@ class Lease:
     """
 
     def __init__(self, path: Path, dead: set[str] | None = None, heartbeat: Path | None = None) -> None:
-        self.path, self.seconds, self.heartbeat = path, lease_seconds(), heartbeat
+        self.path = path
+        self.seconds = lease_seconds()
+        self.heartbeat = heartbeat
         self.dead = set[str]() if dead is None else dead
         self.holder = ""  # who has it, if it is not this process
         self._name = f"{_own_name()}\n{_PROCESS}\n{secrets.token_hex(8)}\n".encode()
@@ -83,7 +88,8 @@ class Lease:
         if data and process not in self.dead:  # no data: the empty lock file of a local run that was moved here
             seen, since = self._seen
             if found != seen:
-                self._seen, self.holder = (found, _now()), data.decode(errors="replace").split("\n")[0]
+                self._seen = (found, _now())
+                self.holder = data.decode(errors="replace").split("\n")[0]
                 return False
             if _now() - since < self.seconds:
                 return False
@@ -133,7 +139,9 @@ class Lease:
                 found, data = self._read()
                 if found and data.startswith(self._name):
                     info = swap_object(self.path, self._content(), found)
-            self._info, self._renewed, self._is_lost = info, begun, info is None
+            self._info = info
+            self._renewed = begun
+            self._is_lost = info is None
             self._show(not self._is_lost)
 
     def _show(self, is_held: bool) -> None:

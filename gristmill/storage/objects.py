@@ -58,7 +58,8 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
     for page in resumed(partial(_problems, folder), resume):
         for each in page:
-            last, info = each["path"], _info(each)
+            last = each["path"]
+            info = _info(each)
             relative = last[len(name.key) :].lstrip("/")
             if info.size or find_object(folder / relative) == info:  # a mark comes without its slash
                 yield relative, info
@@ -109,7 +110,8 @@ def _join_chunks(chunks: "Chunks") -> tuple[bytes, FileInfo]:
 
 def upload(source: Path, path: Path) -> FileInfo:
     """Put a local file under an object's name; return its FileInfo."""
-    name, size = object_name(path), source.stat().st_size
+    name = object_name(path)
+    size = source.stat().st_size
     part = max(PART_BYTES, -(-size // _LONGEST))
 
     def put() -> Any:
@@ -174,7 +176,8 @@ def delete_objects(paths: Iterable[Path]) -> None:
 
 
 def _delete(paths: list[Path]) -> None:
-    keys, store = [object_name(path).key for path in paths], _store(object_name(paths[0]))
+    keys = [object_name(path).key for path in paths]
+    store = _store(object_name(paths[0]))
     _repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
 
 

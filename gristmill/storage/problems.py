@@ -101,7 +101,8 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     A UsageError if repeating the request cannot help, else a StorageError.
     """
     refusal = Refusal.read(message)
-    status, code = refusal.status, refusal.code
+    status = refusal.status
+    code = refusal.code
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
     if bad_key := _BAD_KEY.search(message):
         fault = _WITHOUT_CONTROLS if has_controls(bad_key[1]) else _LIKE_PATHS
@@ -133,7 +134,8 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
 
 def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillError:
     """The error for a user that an answer of the Hugging Face Hub amounts to: a status, and the Hub's own code."""
-    doing, dataset = f"cannot read {name.url}", name.bucket.partition("@")[0]
+    doing = f"cannot read {name.url}"
+    dataset = name.bucket.partition("@")[0]
     if code == "RevisionNotFound":
         revision = name.bucket.partition("@")[2] or "main"
         return UsageError(f"{doing}: the dataset has no revision {revision}: give a branch, tag or commit after the @")

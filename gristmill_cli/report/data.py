@@ -35,7 +35,9 @@ from gristmill_cli.report.records import BINS, DataRun
 from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
 
-_SOURCES, _OUTCOMES = 12, 9  # in a picture; the others are together
+# in a picture; the others are together
+_SOURCES = 12
+_OUTCOMES = 9
 _STATE = ".gristmill/run"
 _STAGES_NOTE = (
     "Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "
@@ -86,7 +88,8 @@ def _head(run: DataRun, counts: Counts) -> Iterator[Markup]:
     yield warnings(lines)
     if not lines:
         yield paragraph("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
-    read, kept = counts.total(READ), counts.total(TRAIN)
+    read = counts.total(READ)
+    kept = counts.total(TRAIN)
     numbers = {"documents read": Number(read.documents), "MB of text read": Number(read.bytes / 1e6)}
     if run.funnel:
         numbers |= {"documents for training": Number(kept.documents), "MB for training": Number(kept.bytes / 1e6)}
@@ -212,9 +215,11 @@ def _shares(run: DataRun) -> Markup:
     record = run.stages.get("pass1")
     if not record:
         return NOTHING
-    counts, given = record.counts, record.settings.get("weights", {})
+    counts = record.counts
+    given = record.settings.get("weights", {})
     amounts = {unit: record.settings[unit] for unit in ("bytes", "tokens") if record.settings.get(unit)}
-    sources, total = sorted(counts.tallies), counts.total(WRITTEN).documents or 1
+    sources = sorted(counts.tallies)
+    total = counts.total(WRITTEN).documents or 1
     weights = {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
     kept = {source: kept_by_mix(counts, source)[0] for source in sources}
     whole = sum(weights[source] * kept[source] for source in sources) or 1
@@ -224,7 +229,8 @@ def _shares(run: DataRun) -> Markup:
     }
     head = ["", "epochs", "documents", *shares]
     if amounts:  # epochs follow from what is kept
-        head, shares = ["", "documents", "realised"], {"realised": shares["realised"]}
+        head = ["", "documents", "realised"]
+        shares = {"realised": shares["realised"]}
     rows = list[list[str | Number]]()
     for source in sources:
         cells: dict[str, str | Number] = {
@@ -254,7 +260,8 @@ def _alike(run: DataRun) -> Markup:
                    table(["documents", "clusters"], rows, "clusters"))
         )  # fmt: skip
     settings = run.stages["generate_connected_components"].settings if parts or run.removals else {}
-    rows_of_band, bands = settings.get("range"), settings.get("bands")
+    rows_of_band = settings.get("range")
+    bands = settings.get("bands")
     if isinstance(rows_of_band, int) and isinstance(bands, int):
         at = np.linspace(0, 1, 101)
         found = detection(at, rows_of_band, bands)
@@ -284,7 +291,8 @@ def _alike(run: DataRun) -> Markup:
             sizes[removed] += documents
             sizes[kept] += documents
         names = _top_with_others(dict(sorted(sizes.items())), _SOURCES)
-        shown, cells = list(dict.fromkeys(names.values())), Counter[tuple[str, str]]()
+        shown = list(dict.fromkeys(names.values()))
+        cells = Counter[tuple[str, str]]()
         for (removed, kept), documents in between.items():
             cells[names[removed], names[kept]] += documents
         square = [[cells[removed, kept] for kept in shown] for removed in shown]
@@ -308,9 +316,11 @@ def _histogram(sizes: Mapping[int, int]) -> tuple[list[str], list[int], list[lis
     classes = Counter[int]()
     for size, clusters in sizes.items():
         classes[(size - 1).bit_length()] += clusters
-    labels, values = list[str](), list[int]()
+    labels = list[str]()
+    values = list[int]()
     for number in range(1, max(classes) + 1):
-        first, last = (1 << (number - 1)) + 1, 1 << number
+        first = (1 << (number - 1)) + 1
+        last = 1 << number
         labels.append(f"{last:,}" if first == last else f"{first:,}–{last:,}")
         values.append(classes[number])
     return labels, values, [[label, Number(value)] for label, value in zip(labels, values, strict=True)]
@@ -326,7 +336,8 @@ def _pairs(run: DataRun) -> Markup:
         if pair.removed not in found or pair.kept not in found:
             continue
         names = " next to ".join(label_of(found[key]) for key in (pair.removed, pair.kept))
-        removed, kept = found[pair.removed].text, found[pair.kept].text
+        removed = found[pair.removed].text
+        kept = found[pair.kept].text
         alike = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
         title = f"{names}, {alike}"
         if removed == kept:
@@ -344,11 +355,13 @@ def _pairs(run: DataRun) -> Markup:
 def _tokens(run: DataRun) -> Markup:
     if TRAIN not in run.manifests:
         return NOTHING
-    manifest, held = run.manifests[TRAIN], run.manifests.get(HELD_OUT)
+    manifest = run.manifests[TRAIN]
+    held = run.manifests.get(HELD_OUT)
     sources = sorted(manifest.sources)
     rows = list[list[str | Number]]()
     for source in sources:
-        record, where = manifest.sources[source], f"tokens/{TRAIN}/manifest.json"
+        record = manifest.sources[source]
+        where = f"tokens/{TRAIN}/manifest.json"
         rows.append([
             source,
             *(Number(getattr(record, name), record=pointer(where, "sources", source, name))
@@ -373,7 +386,8 @@ def _stages(run: DataRun) -> Markup:
         return NOTHING
     rows = list[list[str | Number]]()
     for name, record in run.stages.items():
-        where, read = f"{_STATE}/{name}.json", record.counts.total(READ)
+        where = f"{_STATE}/{name}.json"
+        read = record.counts.total(READ)
         rate = read.bytes / 1e6 / record.seconds if record.seconds else 0.0
         speed = Number(rate, f"{rate:,.1f}") if rate else "–"
         spent = [

@@ -15,7 +15,10 @@ from gristmill_planner.timeline import draw_timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _SOFT, _PAPER = "#010203", "#010204", "#010205"  # stand for the page's own colours
+# stand for the page's own colours
+_INK = "#010203"
+_SOFT = "#010204"
+_PAPER = "#010205"
 _SERIES = [f"#01030{number}" for number in range(8)]
 _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _PAPER: "--paper"} | {
     colour: f"--c{number}" for number, colour in enumerate(_SERIES)
@@ -54,7 +57,8 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
         from matplotlib.path import Path as Curve
 
         total = sum(flows.values()) or 1
-        gap, rows = 0.035, max(len(left), len(right))
+        gap = 0.035
+        rows = max(len(left), len(right))
         inches = max(3.0, 0.27 * rows + 1)
         axes = _axes(height=inches, width=5.2)
         axes.set_axis_off()
@@ -76,7 +80,8 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
                 thick = flows.get((name, end), 0) / total
                 if not thick:
                     continue
-                low, high = ends[end][0], ends[end][0] + thick
+                low = ends[end][0]
+                high = ends[end][0] + thick
                 corners = [(0, top), (0.5, top), (0.5, low), (1, low), (1, high), (0.5, high), (0.5, top + thick),
                            (0, top + thick), (0, top)]  # fmt: skip
                 codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
@@ -97,7 +102,8 @@ def _spread(middles: Sequence[float], step: float, height: float) -> list[float]
     >>> _spread([0.5, 0.6, 1.0], 0.25, 1.0)
     [0.375, 0.625, 0.875]
     """
-    places, below = list[float](), step / 2
+    places = list[float]()
+    below = step / 2
     for middle in middles:
         places.append(max(middle, below))
         below = places[-1] + step
@@ -110,7 +116,8 @@ def _spread(middles: Sequence[float], step: float, height: float) -> list[float]
 
 def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) -> dict[str, tuple[float, float]]:
     """Where each part of a column begins and ends, with equal gaps over the whole height."""
-    places, top = dict[str, tuple[float, float]](), 0.0
+    places = dict[str, tuple[float, float]]()
+    top = 0.0
     gap = (height - 1) / (len(sizes) - 1) if len(sizes) > 1 else gap
     for name, size in sizes.items():
         places[name] = top, top + size / total

@@ -28,10 +28,15 @@ from gristmill_cli.run_records import StageRecord
 from gristmill_cli.status import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
-REMOVED, LINES = Path("quality.removed.parquet"), Path("lines.lines.parquet")
-SPANS, BENCHMARKS = Path("decontaminated.contamination.parquet"), Path("decontaminated.benchmarks.json")
+REMOVED = Path("quality.removed.parquet")
+LINES = Path("lines.lines.parquet")
+SPANS = Path("decontaminated.contamination.parquet")
+BENCHMARKS = Path("decontaminated.benchmarks.json")
 BINS = 50  # of similarities from 0 to 1
-_LEAST, _SPREAD, _OF_A_RULE = 3, 4, 2  # pairs, and documents of a rule or benchmark, whose texts are shown
+# pairs, and documents of a rule or benchmark, whose texts are shown
+_LEAST = 3
+_SPREAD = 4
+_OF_A_RULE = 2
 _VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
 
 _Table = TypeVar("_Table", "Removals", "Counter[int]", "dict[str, list[RemovedByRule]]")
@@ -121,8 +126,10 @@ def is_data_run(out: Path) -> bool:
 
 def read_data_run(out: Path) -> DataRun:
     """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
-    faults, options = list[str](), read_options(out)
-    states, stages = stages_of_run(out, ""), dict[str, StageRecord]()
+    faults = list[str]()
+    options = read_options(out)
+    states = stages_of_run(out, "")
+    stages = dict[str, StageRecord]()
     for name, state in states.items():
         path = out / STATE_DIR / "run" / f"{name}.json"
         try:
@@ -130,7 +137,8 @@ def read_data_run(out: Path) -> DataRun:
                 stages[name] = msgspec.json.decode(read_file(path), type=StageRecord)
         except ValueError as error:
             faults.append(f"the record of {name} ({path}) is damaged: {error}")
-    funnel, manifests = None, dict[str, Manifest]()
+    funnel = None
+    manifests = dict[str, Manifest]()
     try:
         funnel = show_funnel(out) if is_file(out / FUNNEL_FILE) else None
     except GristmillError as error:
@@ -181,7 +189,10 @@ def _read_table(run: DataRun, name: Path, read: Any) -> Any:
 
 def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
     """How many clusters have each size; the documents of a cluster follow one another."""
-    sizes, last, size = Counter[int](), -1, 0  # of the last cluster so far, which may go on in the next batch
+    # of the last cluster so far, which may go on in the next batch
+    sizes = Counter[int]()
+    last = -1
+    size = 0
     for batch in file.iter_batches(columns=["cluster"]):
         numbers = batch.column(0).to_numpy()
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -192,14 +203,17 @@ def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
             sizes[size] += 1
         found, counts = np.unique(lengths[:-1], return_counts=True)
         sizes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-        last, size = int(numbers[-1]), int(lengths[-1])
+        last = int(numbers[-1])
+        size = int(lengths[-1])
     sizes[size] += 1
     del sizes[0]
     return sizes
 
 
 def _sum_removals(file: pq.ParquetFile) -> Removals:
-    found, total, row = Removals(), file.metadata.num_rows, 0
+    found = Removals()
+    total = file.metadata.num_rows
+    row = 0
     spread_over = {place * total // _SPREAD for place in range(_SPREAD)} if total else set[int]()
     least = list[tuple[float, int, Pair]]()
     for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):

@@ -98,7 +98,8 @@ def show_lines(run: DataRun) -> Markup:
     """What documents lost by lines that repeat, by source; and those that lost most, before and after."""
     if not run.lines:
         return NOTHING
-    record, unit = run.stages["remove_lines"].counts, f"{run.options.get('lines', {}).get('unit', 'line')}s"
+    record = run.stages["remove_lines"].counts
+    unit = f"{run.options.get('lines', {}).get('unit', 'line')}s"
     rows = list[list[str | Number]]()
     for source in sorted(record.tallies):
         documents, units, size = run.lines.sums.get(source, (0, 0, 0))

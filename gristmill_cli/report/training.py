@@ -42,7 +42,10 @@ from training.reporting.plot import Curve, read_panels
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 Row = list[str | Number]
-_POINTS, _LINES, _SAMPLES = 400, 16, 3  # of a curve, and curves of a picture; texts of each run
+# of a curve, and curves of a picture; texts of each run
+_POINTS = 400
+_LINES = 16
+_SAMPLES = 3
 _LAYERS = 8  # whose experts' loads are drawn
 _FIELDS = {  # of the records, by panel
     "loss (nats/token)": {"train": ("step", "loss"), "holdout": ("eval", "loss")},
@@ -105,7 +108,8 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
         faults = [f"{count_of(damaged, 'damaged line')} of {METRICS} left out."] if damaged else []
         if not options:
             faults.append(f"{RUN_FILE} is missing or damaged: its options are not shown.")
-        steps, asked = run.of("step"), run.options.get("steps")
+        steps = run.of("step")
+        asked = run.options.get("steps")
         if not steps:
             faults.append("No step is recorded.")
         elif isinstance(asked, int) and (done := steps[-1]["step"]) < asked:
@@ -137,7 +141,9 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Marku
 
 
 def _totals(run: TrainingRun) -> Markup:
-    began, step, held = run.last("run"), run.last("step"), run.last("eval")
+    began = run.last("run")
+    step = run.last("step")
+    held = run.last("eval")
     speeds = [speed for it in run.of("step") if (speed := finite(it.get("tokens_per_second")))]
     numbers = {
         "steps": (step, "step"), "parameters": (began, "parameters"), "processes": (began, "processes"),
@@ -187,7 +193,9 @@ def _thinned(curve: Curve) -> Curve:
 
 def _memory(runs: Sequence[TrainingRun]) -> Markup:
     """The peak memory that rank 0 measured, and the planner's formula for it, kind by kind."""
-    rows, kinds, is_cpu = list[Row](), RankMemory.KINDS, False
+    rows = list[Row]()
+    kinds = RankMemory.KINDS
+    is_cpu = False
     for run in runs:
         peaks = [(peak, it["step"]) for it in run.of("step") if (peak := finite(it.get("memory_bytes")))]
         formula = _formula(run)
@@ -210,12 +218,14 @@ def _memory(runs: Sequence[TrainingRun]) -> Markup:
 
 def _formula(run: TrainingRun) -> RankMemory | None:
     """The formula for rank 0 of a run; None of what it does not count, or where the records do not say enough."""
-    began, options = run.last("run"), run.options
+    began = run.last("run")
+    options = run.options
     if began.get("parameters_on") != "device":
         return None
     try:
         of_model = {name.removeprefix("model."): value for name, value in options.items() if name.startswith("model.")}
-        model, layout = ModelConfig.from_record(of_model), ParallelConfig(**began["layout"])
+        model = ModelConfig.from_record(of_model)
+        layout = ParallelConfig(**began["layout"])
         length = options["data.seq_len"]
         planned = PlannedRun(
             model, layout, began["tokens_per_step"] // length, length,

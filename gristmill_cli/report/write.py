@@ -30,7 +30,8 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
         UsageError: a folder is not of a run, or matplotlib is not installed.
     """
     require(bool(runs), "expected the folder of a run, got none; try gristmill report OUT")
-    first, target = runs[0], out or runs[0] / "report.html"
+    first = runs[0]
+    target = out or runs[0] / "report.html"
     if is_training_run(first) or len(runs) > 1:
         found = read_training_runs(runs)
         title = ", ".join(run.name for run in found) if len(runs) > 1 else first.resolve().name

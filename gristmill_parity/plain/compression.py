@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BLOCK, LARGEST = 256, 127  # numbers that share a scale; the largest code
+# numbers that share a scale; the largest code
+BLOCK = 256
+LARGEST = 127
 
 
 class PlainPowerSGD:
     """Algorithms 1 and 2 of Vogels et al. 2019, of one matrix (n, m), with the first Q, (m, r), that is given."""
 
     def __init__(self, replicas: int, q: Tensor) -> None:
-        self.q, self.errors = q, [torch.zeros((), dtype=q.dtype)] * replicas
+        self.q = q
+        self.errors = [torch.zeros((), dtype=q.dtype)] * replicas
 
     def sum(self, gradients: Sequence[Tensor]) -> Tensor:
         """The approximate sum of the replicas' gradients; what is left out is added to the next ones."""
@@ -49,7 +52,8 @@ class PlainInt8:
 
     def sum(self, rows: Sequence[Tensor]) -> Tensor:
         """The approximate sum (L,) of the replicas' rows; what is left out is added to the next ones."""
-        count, length = len(rows), len(rows[0])
+        count = len(rows)
+        length = len(rows[0])
         chunk = -(-length // (BLOCK * count)) * BLOCK
         padded = [torch.cat([row, row.new_zeros(count * chunk - length)]) for row in rows]
         given = [row + error for row, error in zip(padded, self.errors, strict=True)]

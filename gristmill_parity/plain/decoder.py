@@ -60,7 +60,8 @@ class PlainDecoder:
     """Of sparse layers."""
 
     def __init__(self, weights: Mapping[str, Tensor], sizes: PlainSizes) -> None:
-        self.weights, self.sizes = weights, sizes
+        self.weights = weights
+        self.sizes = sizes
 
     def loss(self, ids: Tensor, targets: Tensor, sample_ids: Tensor | None = None) -> Tensor:
         """Cross-entropy in nats, summed over all targets but IGNORED; `ids` and `targets` (B, T) int64.
@@ -74,7 +75,8 @@ class PlainDecoder:
 
     def logits(self, ids: Tensor, sample_ids: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of each next token."""
-        w, sizes = self.weights, self.sizes
+        w = self.weights
+        sizes = self.sizes
         x = w["embed.tokens.weight"][ids]
         if not sizes.rope_base:
             x = x + w["embed.positions.weight"][: ids.shape[1]]
@@ -91,7 +93,8 @@ class PlainDecoder:
 
         Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
         """
-        name, sizes = f"{block}.attention", self.sizes
+        name = f"{block}.attention"
+        sizes = self.sizes
         q, k, v = self._heads(name, x)
         group = [head * k.shape[2] // sizes.heads for head in range(sizes.heads)]
         scores = torch.einsum("bihe,bjhe->bhij", q, k[:, :, group]) / math.sqrt(q.shape[-1])
@@ -113,14 +116,18 @@ class PlainDecoder:
     def _heads(self, name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of each head, (B, T, heads, E), with the positions of rotary ones."""
         sizes = self.sizes
-        q, k, v = self._queries(name, x), self._linear(f"{name}.k", x), self._linear(f"{name}.v", x)
+        q = self._queries(name, x)
+        k = self._linear(f"{name}.k", x)
+        v = self._linear(f"{name}.v", x)
         norms = self.weights.get(f"{name}.q_norm.weight")
         joint = norms is not None and len(norms) == q.shape[-1]  # OLMoE has one of all heads together
         if joint:
-            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+            q = self._norm(f"{name}.q_norm", q)
+            k = self._norm(f"{name}.k_norm", k)
         q, k, v = q.unflatten(-1, (sizes.heads, -1)), *(y.unflatten(-1, (sizes.kv_heads, -1)) for y in (k, v))
         if norms is not None and not joint:
-            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+            q = self._norm(f"{name}.q_norm", q)
+            k = self._norm(f"{name}.k_norm", k)
         return (self._rotate(q), self._rotate(k), v) if sizes.rope_base else (q, k, v)
 
     def _queries(self, name: str, x: Tensor) -> Tensor:
@@ -136,7 +143,8 @@ class PlainDecoder:
         half = x.shape[-1] // 2
         frequencies = torch.tensor([self._frequency(i, half) for i in range(half)], dtype=x.dtype)
         angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequencies
-        first, second = x[..., :half], x[..., half:]
+        first = x[..., :half]
+        second = x[..., half:]
         cos, sin = (y * self.sizes.attention_factor for y in (angles.cos(), angles.sin()))
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
@@ -146,7 +154,8 @@ class PlainDecoder:
         Linear: Chen et al. 2023, equation 4. llama3: as Meta's published code has it. yarn: Peng et al. 2023, sections
         3.2 and 3.3.
         """
-        sizes, frequency = self.sizes, self.sizes.rope_base ** (-pair / pairs)
+        sizes = self.sizes
+        frequency = self.sizes.rope_base ** (-pair / pairs)
         if sizes.scaling == "none":
             return frequency
         kept = 0.0
@@ -159,8 +168,10 @@ class PlainDecoder:
                 for turns in sizes.turns
             )
             if sizes.truncate:
-                first, last = math.floor(first), math.ceil(last)
-            start, stop = max(first, 0), min(last, 2 * pairs - 1)
+                first = math.floor(first)
+                last = math.ceil(last)
+            start = max(first, 0)
+            stop = min(last, 2 * pairs - 1)
             kept = 1 - min(1.0, max(0.0, (pair - start) / (stop - start if stop != start else 0.001)))
         return kept * frequency + (1 - kept) * frequency / sizes.factor
 
@@ -170,7 +181,8 @@ class PlainDecoder:
         Of a sparse layer the chosen experts' outputs and the shared experts'.
         """
         if self.experts is not None and f"{name}.router.weight" in self.weights:
-            found, shared = self.experts.outputs(name, x), f"{name}.shared"
+            found = self.experts.outputs(name, x)
+            shared = f"{name}.shared"
             return found + self._mlp(shared, x) if f"{shared}.up.weight" in self.weights else found
         up = self._linear(f"{name}.up", x)
         if f"{name}.gate.weight" in self.weights:
@@ -192,7 +204,8 @@ class PlainDecoder:
         return y if bias is None else y + bias
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        y, bias = x @ self.weights[f"{name}.weight"].T, self.weights.get(f"{name}.bias")
+        y = x @ self.weights[f"{name}.weight"].T
+        bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
 
     def _drop(self, name: str, x: Tensor, sample_ids: Tensor | None) -> Tensor:

@@ -43,7 +43,8 @@ class PlainExperts:
     """
 
     def __init__(self, weights: Mapping[str, Tensor], routing: PlainRouting) -> None:
-        self.weights, self.routing = weights, routing
+        self.weights = weights
+        self.routing = routing
         self.choices: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.biases: dict[str, Tensor] = {}
@@ -121,7 +122,8 @@ def gated(gate: Tensor, up: Tensor, clamped: bool) -> Tensor:
     """SwiGLU's elementwise part (Shazeer 2020, equation 6), or gpt-oss's, as its published code has it."""
     if not clamped:
         return gate / (1 + (-gate).exp()) * up
-    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    gate = gate.clamp(max=7)
+    up = up.clamp(-7, 7)
     return (up + 1) * gate / (1 + (-1.702 * gate).exp())
 
 

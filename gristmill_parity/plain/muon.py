@@ -20,8 +20,11 @@ class PlainMuon:
         weight_decay: float,
         momentum: float,
     ) -> None:
-        self.matrices, self.other = matrices, other
-        self.lr, self.weight_decay, self.momentum = lr, weight_decay, momentum
+        self.matrices = matrices
+        self.other = other
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.momentum = momentum
         self.sums = [torch.zeros_like(w) for w in matrices]
 
     def zero_grad(self) -> None:

@@ -76,7 +76,8 @@ class PlainVariant(PlainDecoder):
         return torch.cat([rotated, x[..., self.parts.rotated :]], -1)
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
-        up, kind = self._linear(f"{name}.up", x), self.parts.activation
+        up = self._linear(f"{name}.up", x)
+        kind = self.parts.activation
         if kind == "geglu":  # Shazeer 2020, equation 5
             return self._linear(f"{name}.down", _gelu(self._linear(f"{name}.gate", x)) * up)
         if kind == "gelu":
@@ -119,16 +120,19 @@ class PlainLatentDecoder(PlainDecoder):
         self.latent = latent
 
     def _heads(self, name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        how, heads = self.latent, self.sizes.heads
+        how = self.latent
+        heads = self.sizes.heads
         if f"{name}.q_a.weight" in self.weights:
             q = self._linear(f"{name}.q_b", self._norm(f"{name}.q_a_norm", self._linear(f"{name}.q_a", x), EPS))
         else:
             q = self._linear(f"{name}.q", x)
         q = q.unflatten(-1, (heads, -1))
         both = self._linear(f"{name}.kv_a", x)
-        c, shared = both[..., : -how.rotated], both[..., -how.rotated :]
+        c = both[..., : -how.rotated]
+        shared = both[..., -how.rotated :]
         kv = self._linear(f"{name}.kv_b", self._norm(f"{name}.kv_a_norm", c, EPS)).unflatten(-1, (heads, -1))
-        k, v = kv[..., : -how.value], kv[..., -how.value :]
+        k = kv[..., : -how.value]
+        v = kv[..., -how.value :]
         rotated = self._rotate(shared[:, :, None])
         q = torch.cat([q[..., : -how.rotated], self._rotate(q[..., -how.rotated :])], -1)
         k = torch.cat([k, torch.cat([rotated] * heads, 2)], -1)

@@ -96,14 +96,20 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
 
     Raises InputError for a record without the text, or if there is nothing to look for.
     """
-    summary, firsts, lengths = dict[str, IndexSummary](), list[int](), array("I")
+    summary = dict[str, IndexSummary]()
+    firsts = list[int]()
+    lengths = array("I")
     with ExternalSorter(index.keys.with_suffix(".runs"), _NGRAM, _NGRAM.names or (), _SORT_MEMORY) as sorter:
         with atomic_write(index.items) as temporary, pa.ipc.new_file(temporary, _ITEMS) as writer:
             for file in files:
-                name, items, short, rows = stem(file.name), 0, 0, list[tuple[str, str, str]]()
+                name = stem(file.name)
+                items = 0
+                short = 0
+                rows = list[tuple[str, str, str]]()
                 firsts.append(len(lengths))
                 for key, texts in _read_items(file, index.keys):
-                    items, before = items + 1, len(lengths)
+                    items = items + 1
+                    before = len(lengths)
                     for text in texts:
                         words = find_words(text).hashes
                         keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
@@ -119,7 +125,8 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
                 _write_rows(writer, rows)
                 summary[name] = IndexSummary(items, short, 0, 0)
         if not lengths:
-            read, names = sum(it.items for it in summary.values()), ", ".join(summary)
+            read = sum(it.items for it in summary.values())
+            names = ", ".join(summary)
             raise InputError(
                 f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
                 "try another --template"
@@ -152,7 +159,8 @@ def _write_ngrams(
     Of each file, which has its first item, how many n-grams are left out, exact and near (files, 2). The n-grams of a
     key are looked at together: the last key of a block waits for the next one.
     """
-    shared, held = np.zeros((len(firsts), 2), np.int64), np.empty(0, _NGRAM)
+    shared = np.zeros((len(firsts), 2), np.int64)
+    held = np.empty(0, _NGRAM)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     covered = np.zeros(int(lengths.sum()), np.uint8)  # of each word of all items, whether a near n-gram has it
     with ExitStack() as stack:
@@ -253,11 +261,13 @@ class Benchmarks:
         common: NDArray[np.uint64] = _NO_KEYS,
         common_items: NDArray[np.uint64] = _NO_KEYS,
     ) -> None:
-        self.keys, self.entries = _mapped(index.keys, np.dtype("<u8")), _mapped(index.entries, ENTRY)
+        self.keys = _mapped(index.keys, np.dtype("<u8"))
+        self.entries = _mapped(index.entries, ENTRY)
         edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
         self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
-        self.common, sizes = common, _mapped(index.sizes, ITEM_SIZE)
+        self.common = common
+        sizes = _mapped(index.sizes, ITEM_SIZE)
         self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, common_items) if near else None
         self.words_of = lru_cache(_WORDS_HELD)(self._words_of)
 
@@ -280,10 +290,12 @@ class Benchmarks:
 
     def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
         """The runs of items of which a text has `least` different n-grams or more."""
-        found, ngrams = defaultdict[tuple[int, int, int], list[int]](list), defaultdict[int, set[int]](set)
+        found = defaultdict[tuple[int, int, int], list[int]](list)
+        ngrams = defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
             for position, first in zip(positions.tolist(), firsts.tolist(), strict=True):
-                key, entry = self.keys[first], first
+                key = self.keys[first]
+                entry = first
                 while entry < len(self.keys) and self.keys[entry] == key:
                     item, word = self.entries[entry].item()
                     found[item, position - word, length].append(position)
@@ -292,7 +304,8 @@ class Benchmarks:
         covered = defaultdict[int, set[int]](set)
         for (item, shift, length), at in found.items():
             for start, end in _runs(at):
-                first, count = start - shift, end - start
+                first = start - shift
+                count = end - start
                 # an item that is too short for an n-gram is looked for as a whole
                 last = start + len(self.words_of(item)) if length == SHORTEST else end + length - 1
                 if self.words_of(item)[first : last - shift] == words.spell(start, last):
@@ -311,14 +324,16 @@ class Benchmarks:
         for place in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
             ngrams, covered = self._shared_words(place, words.spell(place.best_first, place.best_last))
             if covered >= place.covered:  # fewer only if hashes of different words are equal
-                start, end = int(words.starts[place.first]), int(words.ends[place.last - 1])
+                start = int(words.starts[place.first])
+                end = int(words.ends[place.last - 1])
                 share = place.covered / int(self.near.sizes["covered"][place.item])
                 yield Match(place.item, ngrams, start, end, share, near=True)
 
     def _shared_words(self, place: NearPlace, spelled: list[str]) -> tuple[int, int]:
         """How many n-grams of an item are in the best window of a place, and how many words they cover."""
         there = {tuple(spelled[at : at + NEAR_LENGTH]) for at in range(len(spelled) - NEAR_LENGTH + 1)}
-        words, covered = self.words_of(place.item), set[int]()
+        words = self.words_of(place.item)
+        covered = set[int]()
         of_item = {tuple(words[at : at + NEAR_LENGTH]): at for at in range(len(words) - NEAR_LENGTH, -1, -1)}
         for at in (both := [of_item[ngram] for ngram in there if ngram in of_item]):
             covered.update(range(at, at + NEAR_LENGTH))

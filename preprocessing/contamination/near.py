@@ -55,12 +55,16 @@ class NearSearch:
     ) -> None:
         """`keys` ascending, `entries` ("item", "word") and `sizes` (ITEM_SIZE) as the index has them."""
         thousandths = round(share * 1000)  # whole numbers: no rounding that a platform could do another way
-        self.keys, self.items, self.words, self.sizes = keys, entries["item"], entries["word"], sizes
+        self.keys = keys
+        self.items = entries["item"]
+        self.words = entries["word"]
+        self.sizes = sizes
         counted = sizes["covered"].astype(np.int64)
         self.need = np.where(counted >= least, np.maximum(least, -(-counted * thousandths // 1000)), 0)
         self.need[ignored.astype(np.int64)] = 0
         self.width = sizes["words"].astype(np.int64) * 1000 // thousandths
-        self._counts, self._slots = np.zeros(len(sizes), np.int64), np.full(len(sizes), -1, np.int64)
+        self._counts = np.zeros(len(sizes), np.int64)
+        self._slots = np.full(len(sizes), -1, np.int64)
         self._touched = np.empty(len(sizes), np.int64)
 
     def find(self, found: NDArray[np.int64]) -> Iterator[NearPlace]:
@@ -69,7 +73,8 @@ class NearSearch:
         touched = np.sort(self._touched[:count])
         hits, self._counts[touched] = self._counts[touched], 0
         is_candidate = (self.need[touched] > 0) & (hits * NEAR_LENGTH >= self.need[touched])
-        touched, hits = touched[is_candidate], hits[is_candidate]
+        touched = touched[is_candidate]
+        hits = hits[is_candidate]
         if not len(touched):
             return
         room = np.minimum(hits, self.width[touched])
@@ -180,11 +185,14 @@ def _slide(
                     first = ring[window.ring + window.tail % window.room, 0]
                     if window.span < 0 or first > spans[window.span].last:
                         window.span = count
-                        spans[count].item, spans[count].first, spans[count].covered = items[entry], first, 0
+                        spans[count].item = items[entry]
+                        spans[count].first = first
+                        spans[count].covered = 0
                         count += 1
                     spans[window.span].last = end
                     if window.covered > spans[window.span].covered:
                         spans[window.span].covered = window.covered
-                        spans[window.span].best_first, spans[window.span].best_last = first, end
+                        spans[window.span].best_first = first
+                        spans[window.span].best_last = end
             entry += 1
     return count

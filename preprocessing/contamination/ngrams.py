@@ -26,9 +26,12 @@ _SCRIPTS_WITHOUT_SPACES = (
 )  # fmt: skip  # Thai and Lao, Tibetan, Burmese, Khmer, kana, Han
 _VOICED = (0x3099, 0x309A)  # marks of kana, which belong to the character before
 _ALSO_IGNORED = (0x034F, *range(0x180B, 0x180E), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
-_BASE, _SEED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xCBF29CE484222325)
-_PRIME, _MIX = np.uint64(0x100000001B3), np.uint64(0xD6E8FEB86659FD93)
-_BACKSLASH, _ESCAPED = 92, b"nrtbf"
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_SEED = np.uint64(0xCBF29CE484222325)
+_PRIME = np.uint64(0x100000001B3)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+_BACKSLASH = 92
+_ESCAPED = b"nrtbf"
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,8 @@ def _hash_ngrams(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
     """A polynomial of the words' hashes, rolled from one run to the next, and mixed."""
     if len(hashes) == 0:
         return
-    highest, value = np.uint64(1), np.uint64(0)
+    highest = np.uint64(1)
+    value = np.uint64(0)
     for _ in range(length - 1):
         highest *= _BASE
     for at in range(len(words)):
@@ -229,7 +233,8 @@ def find_keys(hashes: np.ndarray, keys: np.ndarray, buckets: np.ndarray, shift: 
     """
     for at in range(len(hashes)):
         bucket = np.int64(hashes[at] >> np.uint64(shift))
-        low, high = buckets[bucket], buckets[bucket + 1]
+        low = buckets[bucket]
+        high = buckets[bucket + 1]
         while low < high:
             middle = (low + high) >> 1
             if keys[middle] < hashes[at]:

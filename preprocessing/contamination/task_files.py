@@ -46,7 +46,8 @@ def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
     whose data are not found, or which names no field; InputError if the file cannot be read.
     """
     task = _read(path)
-    name, texts = str(task.get("task") or path.stem), template
+    name = str(task.get("task") or path.stem)
+    texts = template
     if template == ALL_FIELDS:
         made = [key for key in (*_TEMPLATES, "process_docs", "custom_dataset") if isinstance(task.get(key), _Code)]
         if made:
@@ -113,7 +114,8 @@ def _fields(path: Path, key: str, template: Any) -> list[str]:
 
 
 def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
-    where, options = str(task.get("dataset_path") or ""), task.get("dataset_kwargs") or {}
+    where = str(task.get("dataset_path") or "")
+    options = task.get("dataset_kwargs") or {}
     split = next((str(task[key]).partition("[")[0] for key in _SPLITS if task.get(key)), "")
     if not where:
         raise UsageError(f"--against {path}: expected a task with a dataset_path, got none; give its tasks' files")
@@ -129,7 +131,8 @@ def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
     else:
         revision = options.get("revision") or task.get("revision")
         root = Path(f"hf://datasets/{where}" + (f"@{revision}" if revision else ""))
-    files, config = list_corpus(root), str(task.get("dataset_name") or "")
+    files = list_corpus(root)
+    config = str(task.get("dataset_name") or "")
     chosen = [file for file in files if _has(file.name, config) and _has(file.name, split)]
     if not chosen:
         names = ", ".join(file.name for file in files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")

@@ -131,7 +131,8 @@ def split_drops(
                 left_out = _LeftOut.of(short_keys, absent)
                 for found in _replacements(table, left_out, links, memory // 4):
                     sorter.add(_records(place[found["file"]], found["row"], _REPLACEMENT))
-        named, both = 0, 0
+        named = 0
+        both = 0
         for records, files, output in zip(by_group(sorter, map(len, groups)), groups, outputs, strict=True):
             of_files = [_drops_of(records.get(number, _NO_DROPS)) for number in range(len(files))]
             _save(output, of_files)

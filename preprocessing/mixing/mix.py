@@ -61,7 +61,8 @@ class Amounts:
 
     def weight(self, source: str, kept: int) -> float:
         """Epochs of a source that has `kept` of the unit. Raises UsageError for more than MAX_WEIGHT."""
-        asked, most = self.of[source], kept * MAX_WEIGHT
+        asked = self.of[source]
+        most = kept * MAX_WEIGHT
         if asked <= most:
             return asked / kept
         raise UsageError(
@@ -85,10 +86,13 @@ def find_epochs(
     """
     sampled_sources = {source for source, weight in weights.items() if weight % 1} | amounts.of.keys()
     numbers: dict[str, list[Path]] = {source: [] for source in weights if source in sampled_sources}
-    tasks, documents, sizes = [], dict.fromkeys(numbers, 0), dict.fromkeys(numbers, 0)
+    tasks = []
+    documents = dict.fromkeys(numbers, 0)
+    sizes = dict.fromkeys(numbers, 0)
     sampled = [group for group in groups if group[0].source in numbers]
     for group in sampled:
-        output, source = run.work / "sampling" / f"{group[0].label}.zst", group[0].source
+        output = run.work / "sampling" / f"{group[0].label}.zst"
+        source = group[0].source
         tokenizer = amounts.tokenizer if source in amounts.of else None
         arguments = {"drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
         tasks.append(Task.on_slices(group, write_weight_numbers, arguments, (output,)))
@@ -108,7 +112,8 @@ def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, tokenizer: P
 
     The value is how many they are, and how many bytes of text they have, or tokens if a tokenizer is given.
     """
-    chunks, size = [np.empty(0, np.uint64)], 0
+    chunks = [np.empty(0, np.uint64)]
+    size = 0
     for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
         numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
         chunks.append(numbers[[not reason for reason in batch.reasons]])
@@ -149,7 +154,8 @@ def mix_group(
     With 1 bucket the rows are in no order, for `gather` to scatter. `holdout` gets the numbers to choose the holdout
     by. The value is the number of bytes of all lines.
     """
-    counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
+    counts = Counts({}, [])
+    numbers = [np.empty(0, np.uint64)]
     with (
         write_bucket_file(output) as writer,
         open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
@@ -194,7 +200,8 @@ def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts
     copies = epochs.copies(random_numbers(seed, "weight", batch.part.name, batch.rows))
     copies[[bool(reason) for reason in batch.reasons]] = 0
     for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
-        source, size = batch.part.source, utf8_size(document.text)
+        source = batch.part.source
+        size = utf8_size(document.text)
         if times:
             counts.add(source, WRITTEN, size * times, times)
         else:
@@ -265,7 +272,8 @@ def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[Gathe
         next_width = math.ceil(width / fan_out)
         fan_in = _fan_in(ranges * files, line_bytes, math.ceil(width / next_width), fan)
         levels.append(GatherLevel(width, files, fan_in, next_width))
-        width, files = next_width, levels[-1].tasks
+        width = next_width
+        files = levels[-1].tasks
     return levels
 
 

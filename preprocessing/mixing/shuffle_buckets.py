@@ -134,7 +134,8 @@ def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
 
 def line_bytes(rows: pa.RecordBatch) -> NDArray[np.uint8]:
     """The bytes of all lines, one after another, without a copy."""
-    at, data = line_offsets(rows), rows.column("line").buffers()[2]
+    at = line_offsets(rows)
+    data = rows.column("line").buffers()[2]
     return np.frombuffer(data, np.uint8)[at[0] : at[-1]] if data and at[-1] else np.empty(0, np.uint8)
 
 
@@ -153,7 +154,8 @@ class LineBuffer:
 
     def __init__(self, folder: Path, room: int | None) -> None:
         self.size = 0
-        self._folder, self._room = folder, room
+        self._folder = folder
+        self._room = room
         self._stored: io.BytesIO | IO[bytes] = io.BytesIO()
 
     def append(self, data: bytes | memoryview) -> None:
@@ -202,7 +204,10 @@ class Scatter:
         lines: LineBuffer,
         output: Path,
     ) -> None:
-        self._bucket_of, self._write, self._lines, self._output = bucket_of, write, lines, output
+        self._bucket_of = bucket_of
+        self._write = write
+        self._lines = lines
+        self._output = output
         self._numbers: list[pa.RecordBatch] = []
         self._sizes: list[NDArray[np.int64]] = []
         self._rows = 0
@@ -239,11 +244,14 @@ class Scatter:
             numbers = pa.Table.from_batches(self._numbers, NUMBERS).combine_chunks().to_batches()[0]
             columns = dict(zip(NUMBERS.names, numbers.columns, strict=True))
             self._write_frames(join_lines(columns, np.concatenate(self._sizes), self._lines.view()))
-        self._numbers, self._sizes, self._rows = [], [], 0
+        self._numbers = []
+        self._sizes = []
+        self._rows = 0
         self._lines.clear()
 
     def _write_frames(self, rows: pa.RecordBatch) -> None:
-        buckets, sizes = self._bucket_of(rows), np.diff(line_offsets(rows))
+        buckets = self._bucket_of(rows)
+        sizes = np.diff(line_offsets(rows))
         by_bucket = np.argsort(buckets, kind="stable")
         frames = np.cumsum(sizes[by_bucket]) // _FRAME_BYTES
         is_last = (np.diff(buckets[by_bucket]) != 0) | (np.diff(frames) != 0)

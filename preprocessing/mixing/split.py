@@ -89,7 +89,8 @@ def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdou
 
     `memory` is that of ordered_rows.
     """
-    counts, sources = Counts({}, []), sorted(limits)
+    counts = Counts({}, [])
+    sources = sorted(limits)
     with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:
         for rows, order in ordered_rows(share, files, sources, train, memory):
             is_held_out = _is_held_out(rows, [limits[source] for source in sources])[order]
@@ -188,7 +189,8 @@ def _is_held_out(rows: pa.RecordBatch, limits: Sequence[int | None]) -> NDArray[
     """Whether each row (n) is held out, given the limit of each source."""
     has_limit = np.array([limit is not None for limit in limits], np.bool_)
     limit = np.array([limit or 0 for limit in limits], np.uint64)
-    source, numbers = rows.column("source").to_numpy(), numbers_of(rows, "holdout")
+    source = rows.column("source").to_numpy()
+    numbers = numbers_of(rows, "holdout")
     return has_limit[source] & (numbers != NOT_ELIGIBLE) & (numbers <= limit[source])
 
 
@@ -202,7 +204,8 @@ def lines_in_order(
     rows: pa.RecordBatch, order: NDArray[np.integer]
 ) -> Iterator[tuple[NDArray[np.integer], memoryview]]:
     """Yield rows in this order, and their lines one after another: short ones together, a long one as it lies."""
-    starts, data = line_offsets(rows), line_bytes(rows)
+    starts = line_offsets(rows)
+    data = line_bytes(rows)
     sizes = np.diff(starts)[order]
     is_long = sizes > _LONG_LINE
     is_last = (np.diff(np.cumsum(sizes) // _OUTPUT_BYTES) != 0) | is_long[1:] | is_long[:-1]

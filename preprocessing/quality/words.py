@@ -26,10 +26,15 @@ SCRIPTS = {  # by the words with which Unicode's names of their letters begin
     "devanagari": ("DEVANAGARI",), "thai": ("THAI",), "hangul": ("HANGUL",), "kana": ("HIRAGANA", "KATAKANA"),
     "han": ("CJK",),
 }  # fmt: skip
-ALPHABETIC, SYMBOL, ENDS_SENTENCE, PUNCTUATION = 1, 2, 4, 8
+ALPHABETIC = 1
+SYMBOL = 2
+ENDS_SENTENCE = 4
+PUNCTUATION = 8
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _STOP_BIT = {word: 1 << (8 + number) for number, word in enumerate(STOP_WORDS)}
-_MOST_PIECES, _LONGEST_KEPT = 1 << 19, 64  # of the memory of distinct pieces, and characters of one that is remembered
+# of the memory of distinct pieces, and characters of one that is remembered
+_MOST_PIECES = 1 << 19
+_LONGEST_KEPT = 64
 _QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉"
 _MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 _CURRENCY = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
@@ -137,7 +142,8 @@ def split_piece(piece: str) -> list[str]:
     """
     if piece.isalpha():
         return _split_middle(piece)
-    start, end = 0, len(piece)
+    start = 0
+    end = len(piece)
     after: list[str] = []
     before: list[str] = []
     while start < end:
@@ -231,7 +237,8 @@ def _split_middle(word: str) -> list[str]:
             return [word[: -len(ending)], word[-len(ending) :]]
     if ("." in word or "/" in word) and len(word) <= 2048 and _URL.match(word):
         return [word]
-    words, done = list[str](), 0
+    words = list[str]()
+    done = 0
     for found in _INFIX.finditer(word):
         at, end = found.span()
         if at == 0 or (
@@ -264,8 +271,12 @@ class WordSplitter:
     def _forget(self) -> None:
         self._pieces: dict[str, int] = {}
         self._words: dict[str, int] = {}
-        self._first, self._count, self._word_of = array("q"), array("q"), array("q")
-        self._length, self._flags, self._hash = array("q"), array("q"), array("Q")
+        self._first = array("q")
+        self._count = array("q")
+        self._word_of = array("q")
+        self._length = array("q")
+        self._flags = array("q")
+        self._hash = array("Q")
 
     def split(self, text: str) -> Words:
         """The words of a text, in linear time."""
@@ -278,7 +289,8 @@ class WordSplitter:
         ends = np.concatenate(([0], np.cumsum(counts)))[np.cumsum([len(line) for line in pieces])] if pieces else []
         line_of = np.repeat(np.arange(len(pieces)), np.diff(ends, prepend=0)) if pieces else np.empty(0, np.int64)
         matters = words.flags & (ENDS_SENTENCE | PUNCTUATION) != PUNCTUATION  # others change nothing
-        stops, line_of = words.flags[matters] & ENDS_SENTENCE > 0, line_of[matters]
+        stops = words.flags[matters] & ENDS_SENTENCE > 0
+        line_of = line_of[matters]
         return len(pieces) + int(np.count_nonzero(stops[:-1] & ~stops[1:] & (line_of[:-1] == line_of[1:])))
 
     def _look_up(self, pieces: list[str]) -> tuple[Words, NDArray[np.int64]]:
@@ -306,7 +318,8 @@ class WordSplitter:
         return found, counts
 
     def _learn(self, piece: str) -> int:
-        words, number = split_piece(piece), len(self._first)
+        words = split_piece(piece)
+        number = len(self._first)
         self._first.append(len(self._word_of))
         self._count.append(len(words))
         for word in words:

@@ -85,7 +85,9 @@ def sort_marks(text: str) -> str:
     """
     if text.isascii() or not any(map(_is_mark, text[::_STRIDE])):
         return text
-    parts, done, end = list[str](), 0, 0
+    parts = list[str]()
+    done = 0
+    end = 0
     for at in range(0, len(text) - _STRIDE, _STRIDE):
         if at < end or not (_is_mark(text[at]) and _is_mark(text[at + _STRIDE])):
             continue

@@ -32,8 +32,12 @@ _LOW = np.uint64(0xFFFFFFFF)  # mask of the low 32 bits
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
 _NO_RANK = np.int32(0x7FFFFFFF)
 MARGIN = 8  # bytes after the last text, and ids after its last, that may be read or written over
-_LONGEST, _MOST_IDS = 24, 8  # bytes and ids of a word that is cached
-_SIZES, _IDS = 3, 8  # column of WordCache.rows with the sizes; column of WordCache.ids with the first id
+# bytes and ids of a word that is cached
+_LONGEST = 24
+_MOST_IDS = 8
+# column of WordCache.rows with the sizes; column of WordCache.ids with the first id
+_SIZES = 3
+_IDS = 8
 _CUT = 1 << 14  # bytes that are cut into words together
 _COUNT = np.uint64(0xFFFFFFFF)  # mask of the number of ids
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -105,12 +109,15 @@ def encode_texts(
     the 8 bytes from i on. Its ids begin at offsets[i] (texts + 1 offsets). `ids` needs room for one id per byte and
     per text, two more per space if the space is no piece, and MARGIN.
     """
-    rows, cached_ids, unknown = cache.rows, cache.ids, merges.unknown
+    rows = cache.rows
+    cached_ids = cache.ids
+    unknown = merges.unknown
     n = np.int64(0)
     ends = np.empty(_CUT, np.int32)
     for text in range(len(starts) - 1):
         offsets[text] = first = n
-        at, stop = starts[text], starts[text + 1]
+        at = starts[text]
+        stop = starts[text + 1]
         while at < stop:
             for word in range(_cut(data, at, stop, merges.ascii_bigrams, merges.bigram_filter, ends)):
                 end = np.int64(ends[word])
@@ -171,7 +178,8 @@ def _cut(data, at, stop, ascii_bigrams, bigram_filter, ends):  # type: ignore[no
 @kernel(inline="always")
 def _find_row(rows, eights, at, size):  # type: ignore[no-untyped-def]
     """Row of a word; if it is in none, ~row of the first where it may be."""
-    used, hashed = (size + 7) >> 3, np.uint64(size)
+    used = (size + 7) >> 3
+    hashed = np.uint64(size)
     for i in range(used):
         hashed = (hashed ^ _eight(eights, at, size, i)) * _MULTIPLIER
         hashed ^= hashed >> np.uint64(32)
@@ -192,7 +200,8 @@ def _find_row(rows, eights, at, size):  # type: ignore[no-untyped-def]
 @kernel(inline="always")
 def _eight(eights, at, size, i):  # type: ignore[no-untyped-def]
     """Bytes 8 i to 8 i + 7 of a word of `size` bytes, zeros after its end."""
-    found, left = eights[at + 8 * i], size - 8 * i
+    found = eights[at + 8 * i]
+    left = size - 8 * i
     return found if left >= 8 else found & (_ALL >> np.uint64(64 - 8 * left))
 
 
@@ -226,8 +235,11 @@ def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-de
 
     Writes its ids to the front of `scratch` (int32, SCRATCH), and returns their number.
     """
-    symbols, pieces, ranks = scratch[3 * MAX_SCAN_BYTES :], scratch[4 * MAX_SCAN_BYTES :], scratch[5 * MAX_SCAN_BYTES :]
-    n, pairs = 0, merges.pairs
+    symbols = scratch[3 * MAX_SCAN_BYTES :]
+    pieces = scratch[4 * MAX_SCAN_BYTES :]
+    ranks = scratch[5 * MAX_SCAN_BYTES :]
+    n = 0
+    pairs = merges.pairs
     while at < end:
         character, at = decode(data, at)
         symbols[n] = merges.symbols[character]
@@ -235,10 +247,12 @@ def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-de
     for i in range(n - 1):
         ranks[i], pieces[i] = _merge_of(symbols[i], symbols[i + 1], pairs)
     while True:
-        best, rank = -1, _NO_RANK
+        best = -1
+        rank = _NO_RANK
         for i in range(n - 1):
             if ranks[i] < rank:
-                best, rank = i, ranks[i]
+                best = i
+                rank = ranks[i]
         if best < 0:
             break
         symbols[best] = pieces[best]
@@ -264,7 +278,8 @@ def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-unty
         character, at = decode(data, at)
         symbols[size] = merges.symbols[character]
         size += 1
-    before, after = np.arange(-1, size - 1, 1, np.int32), np.arange(1, size + 1, 1, np.int32)
+    before = np.arange(-1, size - 1, 1, np.int32)
+    after = np.arange(1, size + 1, 1, np.int32)
     alive = np.ones(size, np.bool_)
     heap = [(np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0)) for i in range(0)]
     for i in range(size - 1):
@@ -297,7 +312,8 @@ def _push_pair(heap, symbols, i, j, pairs):  # type: ignore[no-untyped-def]
 @kernel(inline="always")
 def _merge_of(left, right, pairs):  # type: ignore[no-untyped-def]
     """(rank, id) of the piece that two symbols make; _NO_RANK if they make none."""
-    key, mask = _pack_pair(left, right), len(pairs) - 1
+    key = _pack_pair(left, right)
+    mask = len(pairs) - 1
     slot = _first_slot(key, mask)
     while pairs[slot, 0] != key and pairs[slot, 0] != _EMPTY:
         slot = (slot + 1) & mask

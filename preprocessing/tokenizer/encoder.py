@@ -103,7 +103,8 @@ class Encoder:
             ):
                 yield self.encode([text], end_id)[0]
             return
-        start, end = 0, -1
+        start = 0
+        end = -1
         while end < len(normalized):
             end = self._cut_after(normalized, start + size)
             part = normalized[start:end]
@@ -121,7 +122,8 @@ class Encoder:
         other side.
         """
         for cut in range(at, len(text)):
-            before, after = text[cut - 1], text[cut]
+            before = text[cut - 1]
+            after = text[cut]
             if before + after not in self._bigrams and (
                 self.has_bytes or before in self._pieces or after in self._pieces
             ):
@@ -191,10 +193,12 @@ def _build_merges(vocabulary: Vocabulary, ids: dict[str, int], bigrams: set[str]
 def _pairs(ids: dict[str, int]) -> tuple[list[tuple[int, int]], list[int]]:
     """(pairs of symbols, ids of the pieces that they make)."""
     symbols = {character: -1 - ord(character) for piece in ids for character in piece} | ids
-    pairs, pieces = [], []
+    pairs = []
+    pieces = []
     for piece, i in ids.items():
         for cut in range(1, len(piece)):
-            left, right = symbols.get(piece[:cut]), symbols.get(piece[cut:])
+            left = symbols.get(piece[:cut])
+            right = symbols.get(piece[cut:])
             if left is not None and right is not None:
                 pairs.append((left, right))
                 pieces.append(i)

@@ -21,7 +21,9 @@ from gristmill.text import utf8_size
 
 Done = TypeVar("Done")
 _MOST_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
-_FAST_MEMORY, _SLOW_MEMORY = 44, 270  # bytes for a byte of UTF-8: gigatoken takes 3 to 41, tokenizers 125 to 253
+# bytes for a byte of UTF-8: gigatoken takes 3 to 41, tokenizers 125 to 253
+_FAST_MEMORY = 44
+_SLOW_MEMORY = 270
 _PROBE_TOKENS = 4000
 _PROBES = (
     "The mill's stones don't turn. WE'LL SEE: it’s 1234567.89 €, ½, ٣٤ and x²!",
@@ -77,7 +79,8 @@ class JsonEncoder:
         """
         ids, offsets = self._encode(texts)
         if end_id >= 0:
-            ids, offsets = np.insert(ids, offsets[1:], end_id), offsets + np.arange(len(offsets))
+            ids = np.insert(ids, offsets[1:], end_id)
+            offsets = offsets + np.arange(len(offsets))
         return ids, offsets
 
     def encode_parts(self, text: str, end_id: int = -1, what: str = "a text") -> Iterator[NDArray[np.int32]]:
@@ -98,12 +101,14 @@ class JsonEncoder:
 
     def _encode_fast(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         found = self._fast.encode_batch(list(texts), parallel=False).layout
-        ids, offsets = np.asarray(found.content.data), np.asarray(found.offsets.data)
+        ids = np.asarray(found.content.data)
+        offsets = np.asarray(found.offsets.data)
         return ids.view(np.int32), offsets.astype(np.int64, copy=False)
 
     def _compare(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         for i, text in enumerate(texts):
-            ours, theirs = ids[offsets[i] : offsets[i + 1]], self._tokenizer.encode(text)
+            ours = ids[offsets[i] : offsets[i + 1]]
+            theirs = self._tokenizer.encode(text)
             if not np.array_equal(ours, theirs):
                 at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
                 raise EnginesDifferError(f"other ids from token {at} on of a text that begins {text[:40]!r}")

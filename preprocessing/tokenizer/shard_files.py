@@ -119,7 +119,8 @@ def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) 
     begin = special_id(model, tokenizer, named, "bos", bos)
     end = special_id(model, tokenizer, named, "eos", eos)
     has_bytes = isinstance(encoder, JsonEncoder) or encoder.has_bytes
-    sha256, size = sha256_file(tokenizer), model.vocab_size
+    sha256 = sha256_file(tokenizer)
+    size = model.vocab_size
     return Result(Counts({}, []), TokenizerFacts(sha256, size, begin, end, model.kind, encoder.fallback, has_bytes))
 
 

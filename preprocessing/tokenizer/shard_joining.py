@@ -84,7 +84,8 @@ def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: P
             verify_checksums(path.parent, record)
             for ids, lengths in _runs_of_documents(TokenShard(path)):
                 shard.add_all(ids, lengths.tolist())
-    documents, text_bytes = len(shard.lengths), sum(record.bytes for record in parts)
+    documents = len(shard.lengths)
+    text_bytes = sum(record.bytes for record in parts)
     numbers, names = _join_sources(prefixes, parts)
     digest = write_sources(prefix, numbers, names)
     return ShardRecord(prefix.name, documents, shard.tokens, text_bytes, shard.sha256, shard.idx_sha256, names, digest)

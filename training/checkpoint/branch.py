@@ -54,10 +54,8 @@ class BranchSource:
                 f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
-        reads, sizes = (
-            {key: stored.get(key) for key in _READ},
-            record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))],
-        )
+        reads = {key: stored.get(key) for key in _READ}
+        sizes = record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))]
         return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes)
 
     def check(self, optim: OptimConfig, local_steps: int = 0) -> None:
@@ -65,7 +63,8 @@ class BranchSource:
 
         `local_steps` of the replicas of the branch; 0: it has none.
         """
-        step, theirs = self.record.step, self.record.layout.get("local_steps", 0)
+        step = self.record.step
+        theirs = self.record.layout.get("local_steps", 0)
         require(
             bool(local_steps or not theirs),
             f"branch_from is a checkpoint of replicas that take {theirs} local steps, each with moments of its own; "
@@ -84,7 +83,8 @@ class BranchSource:
             f"branch_from is a checkpoint of step {step}, and optim.steps {optim.steps}, which counts the steps before "
             f"the branch, too; try --optim.steps {step + (optim.cooldown_steps or optim.steps)}",
         )
-        start, begin = decay_start(self.optim), decay_start(optim)
+        start = decay_start(self.optim)
+        begin = decay_start(optim)
         require(
             optim.schedule != "wsd" or step <= begin or step > start,
             f"a decay of {optim.cooldown_steps} steps that ends at step {optim.last_decay_step} begins after step "
@@ -130,7 +130,8 @@ class BranchSource:
 
     def describe(self, identity: Mapping[str, Any]) -> str:
         """The checkpoint and its step for a log, and what decides that the branch reads other tokens."""
-        at, other = f"{self.path}, after its step {self.record.step}", ", ".join(self._other(identity))
+        at = f"{self.path}, after its step {self.record.step}"
+        other = ", ".join(self._other(identity))
         return f"{at}, with another {other}: tokens seen are counted from there on" if other else at
 
     def _other(self, identity: Mapping[str, Any]) -> list[str]:

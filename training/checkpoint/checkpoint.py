@@ -83,7 +83,8 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises OutputError where it could not be."""
-        saving, self._saving = self._saving, None
+        saving = self._saving
+        self._saving = None
         if saving is not None:
             saving.result()
 
@@ -124,7 +125,8 @@ class CheckpointManager:
 
     def _stage(self, state: State) -> State:
         """Copy `state` to CPU memory, reusing the buffers of the previous copy where they fit."""
-        old, self._staged = self._staged, {}
+        old = self._staged
+        self._staged = {}
         for key, entries in state.items():
             for tensor, spec in entries:
                 buffer = old.get((key, spec))

@@ -106,7 +106,8 @@ def require_same_model(
     """
     # the context length decides nothing but the shape of learned position embeddings
     free = _NOT_COMPARED if model.positions == "learned" else _NOT_COMPARED | {"context"}
-    now, theirs = asdict(model), asdict(ModelConfig.from_record(record.model))
+    now = asdict(model)
+    theirs = asdict(ModelConfig.from_record(record.model))
     free = free | _OF_BALANCE if theirs["balance"] != "bias" or model.balance == "bias" else free
     differing = [
         f"model.{key} {theirs[key]!r} there and {now[key]!r} here"

@@ -14,7 +14,8 @@ from gristmill.storage.local import atomic_write_bytes
 from training.distributed.process_group import main_only
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
-RUN, CHECKPOINTS = "run.json", "checkpoints"
+RUN = "run.json"
+CHECKPOINTS = "checkpoints"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
 _BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
@@ -24,7 +25,8 @@ _BEFORE = {
     "data.order": "randperm",
     **{f"optim.{option.name}": json.loads(json.dumps(option.default)) for option in fields(OptimConfig)},
 }
-_PACKING, _PACKING_VERSION = "data.packing", "data.packing_version"
+_PACKING = "data.packing"
+_PACKING_VERSION = "data.packing_version"
 _BATCHES = {"data.batch_size", "data.batch_ramp"}  # a run may go on with others
 _SHARED = ("replicas.", "parallel.parts")  # options of runs whose batches several processes read by themselves
 _FALLING = ("cosine", "linear")  # schedules of which another decay_steps changes every rate
@@ -125,7 +127,9 @@ def _require_same_start(folder: RunFolder) -> None:
 
 
 def _require_same_run(folder: RunFolder) -> None:
-    out_dir, identity, optim = folder.out_dir, folder.identity, folder.optim
+    out_dir = folder.out_dir
+    identity = folder.identity
+    optim = folder.optim
     if (stored := read_run(out_dir / RUN)) is None:
         require(
             not _has_checkpoints(out_dir),
@@ -160,7 +164,8 @@ def _require_same_run(folder: RunFolder) -> None:
             f"{out_dir} holds this run with --optim.steps {stored['steps']}, and {optim.steps} are given now; "
             "a run can be made longer, not shorter: choose another --out_dir"
         )
-    before, now = stored["decay_steps"], optim.last_decay_step
+    before = stored["decay_steps"]
+    now = optim.last_decay_step
     if before != now and not optim.decay_steps and _falls(optim):
         raise UsageError(
             f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "
@@ -217,7 +222,8 @@ def sizes_of_earlier_release(stored: Mapping[str, Any], size: int) -> list[tuple
 
 
 def _describe_changed_decay(folder: RunFolder, step: int) -> str:
-    stored, optim = read_run(folder.out_dir / RUN), folder.optim
+    stored = read_run(folder.out_dir / RUN)
+    optim = folder.optim
     if stored is None or not _has_checkpoints(folder.out_dir):
         return ""
     before = replace(optim, decay_steps=stored["decay_steps"], cooldown_steps=stored["cooldown_steps"])

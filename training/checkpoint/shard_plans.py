@@ -231,5 +231,6 @@ def _tensor_metadata(key: str, held: list[HeldTensor], known: Partitions) -> Ten
 
 
 def _check_partition(key: str, shape: tuple[int, ...], boxes: Boxes) -> None:
-    count, total = int(numel(boxes).sum()), math.prod(shape)
+    count = int(numel(boxes).sum())
+    total = math.prod(shape)
     assert count == total, f"the shards of {key} have {count} elements, and the whole {total}"

@@ -137,7 +137,9 @@ class _Writer(dcp.FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index, then empty it: torch would send it to every rank, where nobody reads it."""
         super().finish(metadata, results)
-        metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data = {}, None, None
+        metadata.state_dict_metadata = {}
+        metadata.storage_data = None
+        metadata.planner_data = None
 
 
 class _Reader(dcp.FileSystemReader):

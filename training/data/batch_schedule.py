@@ -54,7 +54,8 @@ class BatchSchedule:
         schedule._segments = [*before, _Segment(step, self.size(step), self.read(step), place)]
         for segment in self._segments:
             if segment.step > step:
-                read, end = self.read(segment.step), schedule.end(segment.step)
+                read = self.read(segment.step)
+                end = schedule.end(segment.step)
                 schedule._segments.append(_Segment(segment.step, segment.size, read, end))
         return schedule
 
@@ -64,11 +65,13 @@ class BatchSchedule:
 
         `ramp`: sizes, each until so many sequences were read in the whole run.
         """
-        sizes, read = list(before), cls(before, epoch).read(step) if before else 0
+        sizes = list(before)
+        read = cls(before, epoch).read(step) if before else 0
         for each, until in ramp:
             if (steps := -(-(until - read) // each)) > 0:
                 sizes.append((step, each))
-                step, read = step + steps, read + steps * each
+                step = step + steps
+                read = read + steps * each
         return cls([*sizes, (step, size)], epoch)
 
     def size(self, step: int) -> int:
@@ -82,7 +85,8 @@ class BatchSchedule:
 
     def place(self, step: int) -> int:
         """Where in the order the batch of a step begins."""
-        end, size = self.end(step), self.size(step)
+        end = self.end(step)
+        size = self.size(step)
         beyond = end % self.epoch + size > self.epoch if self.epoch else False
         return (end // self.epoch + 1) * self.epoch if beyond else end
 
@@ -139,7 +143,8 @@ class BatchSplit:
 
         Raises UsageError if it, or a size of `data.batch_ramp`, does not divide evenly.
         """
-        parts, rows = runs * layout.dp * layout.micro_batches, layout.batch_shards
+        parts = runs * layout.dp * layout.micro_batches
+        rows = layout.batch_shards
         by_runs = f"replicas.count {runs} x " if runs > 1 else ""
         by_rows = f" x {rows} rows of {' '.join(layout.describe_tensor())}" if rows > 1 else ""
         sizes = [("batch_size", config.batch_size, ""), *(("batch_ramp", *each) for each in config.ramp)]

@@ -56,8 +56,13 @@ class Batches:
         `runs` read the parts of each global batch, this one those of rank `dp_rank` mod runs on; `replicas` in all of
         them have gradients of their own: 1, unless they take local steps.
         """
-        self.runs, self.replicas = runs, replicas
-        self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
+        self.runs = runs
+        self.replicas = replicas
+        self.data = data
+        self.split = split
+        self.dp_rank = dp_rank
+        self.seed = seed
+        self.mix = mix
         self.mask_documents = mask_documents
         self.order = EpochOrder(order, len(data), seed) if mix is None else mix
         self._names = [part.manifest.fingerprint for part in data.sets]
@@ -83,9 +88,11 @@ class Batches:
     def progress(self, step: int) -> MixPlace:
         """How far the data sets of this run, and of those that it is a branch of, were read before a step."""
         if isinstance(self.order, MixOrder):
-            start, places = self.order.start, self.order.progress(self.schedule.place(step))
+            start = self.order.start
+            places = self.order.progress(self.schedule.place(step))
         else:
-            start, places = 0, [self.order.place(self._began.place, self.schedule.end(step))]
+            start = 0
+            places = [self.order.place(self._began.place, self.schedule.end(step))]
         return MixPlace(start, {**self._earlier, **dict(zip(self._names, places, strict=True))}, self._began.step)
 
     def resume(self, progress: MixPlace, step: int, anew: bool) -> None:
@@ -117,7 +124,8 @@ class Batches:
         places = self._each(self.schedule.place, first, steps, rank, ranks)
         if isinstance(self.order, MixOrder):
             return self.order.at(places).numpy()
-        epochs, positions = places // len(self.data), places % len(self.data)
+        epochs = places // len(self.data)
+        positions = places % len(self.data)
         each = [(epoch, positions[epochs == epoch]) for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)]
         return torch.cat([self.order.at(epoch, inside) for epoch, inside in each]).numpy()
 
@@ -177,7 +185,8 @@ class PrefetchLoader:
     """
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
-        self.batches, self.device = batches, device
+        self.batches = batches
+        self.device = device
         split = batches.split
         tokens = split.grad_accum_steps * split.micro_batch_size * batches.data.length  # of this rank, per step
         self.steps_per_read = min(_MAX_READ_STEPS, max(1, _MAX_READ_TOKENS // tokens))

@@ -27,12 +27,14 @@ def _pack(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     rows_below = np.zeros(2 * leaves, np.int64)  # of a binary tree over the rooms left: node i has 2i and 2i + 1
     top = np.full(capacity + 1, -1)  # by room left: the row to fill next, from which `below` continues
     below = np.full(len(lengths), -1)
-    found, count = np.empty(len(lengths), np.int64), 0
+    found = np.empty(len(lengths), np.int64)
+    count = 0
     for piece in range(len(lengths)):
         length = lengths[piece]
         room = _least_room(rows_below, leaves, length)
         if room < 0:
-            room, row = capacity, count
+            room = capacity
+            row = count
             count += 1
         else:
             row = top[room]

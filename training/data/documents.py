@@ -38,7 +38,9 @@ class DocumentIndex:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """`folder` holds the shards of `manifest`, whose sizes and headers have been checked (see `map_shard`)."""
-        self.folder, self.shards, self.itemsize = folder, manifest.shards, np.dtype(manifest.dtype).itemsize
+        self.folder = folder
+        self.shards = manifest.shards
+        self.itemsize = np.dtype(manifest.dtype).itemsize
         self.tokens = np.cumsum([0] + [shard.tokens for shard in self.shards], dtype=np.int64)
         self.documents = np.cumsum([0] + [shard.documents for shard in self.shards], dtype=np.int64)
         self._offsets = lru_cache(_MAPPED)(self._map)
@@ -76,7 +78,8 @@ class DocumentIndex:
         offsets = self._offsets(shard)
         first = bisect_right(offsets, start * self.itemsize) - 1
         last = bisect_left(offsets, stop * self.itemsize)
-        spans, begin = self._of_shard(shard, max(first, 0), last), int(self.tokens[shard])
+        spans = self._of_shard(shard, max(first, 0), last)
+        begin = int(self.tokens[shard])
         if spans.overlap(begin + start, begin + stop).sum() != stop - start:
             raise self._damaged(shard, f"it has no documents for tokens {start:,} to {stop:,}")
         return spans
@@ -117,7 +120,8 @@ def _collect(
     begin, end = (int(np.searchsorted(starts, at, side="right")) for at in (first, last - 1))
     parts = []
     for shard in range(begin - 1, end):
-        offset, after = int(starts[shard]), int(starts[shard + 1])
+        offset = int(starts[shard])
+        after = int(starts[shard + 1])
         if max(first, offset) < min(last, after):
             parts.append(read(shard, max(first, offset) - offset, min(last, after) - offset))
     return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

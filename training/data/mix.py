@@ -28,7 +28,10 @@ class EpochOrder:
 
     def __init__(self, kind: OrderKind, size: int, seed: int, name: str = "") -> None:
         """`name` of the data set, of several with a `keyed` order each."""
-        self.kind, self.size, self.seed, self.name = kind, size, seed, name
+        self.kind = kind
+        self.size = size
+        self.seed = seed
+        self.name = name
         self._shuffled = (-1, torch.empty(0, dtype=torch.int64))  # epoch, its whole order: of `randperm` only
 
     def at(self, epoch: int, positions: Tensor) -> Tensor:
@@ -46,7 +49,8 @@ class EpochOrder:
 
     def resume(self, place: "SetPlace") -> None:
         """Become the order in which a set was read so far."""
-        self.name, self.kind = place.order, place.kind
+        self.name = place.order
+        self.kind = place.kind
         if place.seed is not None:
             self.seed = place.seed
 
@@ -68,7 +72,8 @@ def permute(index: Tensor, size: int, key: int) -> Tensor:
 
 def _permute_grid(index: Tensor, rows: int, columns: int, key: int) -> Tensor:
     """Permute 0 … rows * columns - 1: row and column in turns are rotated by a hash of the other."""
-    row, column = index // columns, index % columns
+    row = index // columns
+    column = index % columns
     for turn in range(_ROUNDS):
         counter = turn << 32  # rows and columns are below 2**32
         if turn % 2:
@@ -148,7 +153,9 @@ class MixedSequences(Sequences):
     """The sequences of several data sets as those of one: first all of the first set, then of the next."""
 
     def __init__(self, sets: Sequence[DataSet]) -> None:
-        self._sets, self.folder, self.length = sets, sets[0].folder, sets[0].length
+        self._sets = sets
+        self.folder = sets[0].folder
+        self.length = sets[0].length
         self.has_ignored = any(part.has_ignored for part in sets)
         self.starts = np.cumsum([0] + [len(part) for part in sets], dtype=np.int64)
 
@@ -184,7 +191,8 @@ class MixedSequences(Sequences):
 
     def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         indices = np.asarray(indices, np.int64)
-        of, found = self.set_of(indices), []
+        of = self.set_of(indices)
+        found = []
         for number in np.unique(of).tolist():
             places = np.flatnonzero(of == number)
             found.append((number, places, indices[places] - self.starts[number]))
@@ -231,7 +239,8 @@ class MixPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self
         trained_on = reads["data.train"]
         names = [trained_on] if isinstance(trained_on, str) else trained_on
-        seed, kind = reads["seed"], reads["data.order"]
+        seed = reads["seed"]
+        kind = reads["data.order"]
         places = [msgspec.structs.replace(place, seed=seed, kind=kind) for place in self.sets.values()]
         return msgspec.structs.replace(self, sets=dict(zip(names, places, strict=False)))
 
@@ -258,7 +267,8 @@ class MixOrder:
         """`sizes`: sequences of each set; `weights`: their shares of the run, in any unit."""
         self.sizes = sizes
         self.starts = np.cumsum([0, *sizes], dtype=np.int64)
-        self.start, self.before = 0, [0] * len(sizes)
+        self.start = 0
+        self.before = [0] * len(sizes)
         self.orders = [EpochOrder("keyed", size, seed, f"{number}/") for number, size in enumerate(sizes)]
         exact = [Fraction(repr(weight)) for weight in weights]
         rests = [share / sum(exact[number:]) for number, share in enumerate(exact)]
@@ -282,9 +292,11 @@ class MixOrder:
 
     def counts(self, places: Tensor) -> Tensor:
         """How many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""
-        found, rest = [], places - self.start
+        found = []
+        rest = places - self.start
         for part, whole in self._of_rest:
-            turns, over = rest // whole, rest % whole
+            turns = rest // whole
+            over = rest % whole
             found.append(turns * part + (2 * over * part + whole) // (2 * whole))  # rounded
             rest = rest - found[-1]
         return torch.stack(found) + torch.tensor(self.before)[:, None]
@@ -301,7 +313,8 @@ class MixOrder:
 
     def at(self, places: Tensor) -> Tensor:
         """The sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
-        found, sequences = self.place(places), torch.empty_like(places)
+        found = self.place(places)
+        sequences = torch.empty_like(places)
         for number, (size, order) in enumerate(zip(self.sizes, self.orders, strict=True)):
             epochs = found.number // size
             for epoch in epochs[found.part == number].unique().tolist():

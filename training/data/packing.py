@@ -49,7 +49,10 @@ class PackedSequences(DataSet):
 
     def __init__(self, data: TokenSequences, folder: Path) -> None:
         """`folder` keeps the plan; the processes that find none there compute it, and others wait for it."""
-        self.data, self.folder, self.length, self.manifest = data, data.folder, data.length, data.manifest
+        self.data = data
+        self.folder = data.folder
+        self.length = data.length
+        self.manifest = data.manifest
         self.plan = _open_plan(folder / f"packing-{_fingerprint(data)}", data)
         self.is_ignored: NDArray[np.bool_] = self.plan.is_cut  # of each piece, whether its first token is no target
         if data.ignores_firsts:
@@ -93,12 +96,15 @@ class PackedSequences(DataSet):
     @property
     def all_targets(self) -> int:
         """Targets of all rows."""
-        plan, is_ignored = self.plan, self.is_ignored
+        plan = self.plan
+        is_ignored = self.is_ignored
         ignored = len(self) + int(is_ignored.sum()) - int(is_ignored[plan.rows[:-1]].sum())
         return int(plan.lengths.sum(dtype=np.int64)) - ignored
 
     def target_count(self, indices: Indices) -> int:
-        plan, found, indices = self.plan, 0, np.asarray(indices)
+        plan = self.plan
+        found = 0
+        indices = np.asarray(indices)
         for first, last in zip(plan.rows[indices].tolist(), plan.rows[indices + 1].tolist(), strict=True):
             found += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
         return found
@@ -116,8 +122,10 @@ class PackedSequences(DataSet):
 
     def notes(self) -> list[str]:
         """A line that says what the packing leaves empty and cuts."""
-        rows, pieces = len(self), len(self.plan.starts)
-        tokens, documents = int(self.plan.lengths.sum(dtype=np.int64)), int(self.data.documents.documents[-1])
+        rows = len(self)
+        pieces = len(self.plan.starts)
+        tokens = int(self.plan.lengths.sum(dtype=np.int64))
+        documents = int(self.data.documents.documents[-1])
         padding = 1 - tokens / (rows * (self.length + 1))
         return [
             f"packing: {count_of(documents, 'document')} in {count_of(rows, 'row')}, {padding:.2%} padding, "
@@ -181,7 +189,8 @@ def pack_windows(documents: DocumentIndex, capacity: int, size: int = _WINDOW) -
     """
     from training.data.best_fit import best_fit_decreasing  # here, as it imports numba
 
-    first, total = 0, int(documents.documents[-1])
+    first = 0
+    total = int(documents.documents[-1])
     while first < total:
         spans = documents.numbered(first, min(first + size, total))
         few = int(np.searchsorted(np.cumsum(spans.length), size * capacity)) + 1

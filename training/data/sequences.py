@@ -99,7 +99,9 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
         Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
         """
-        self.folder, self.length, self.manifest = folder, length, Manifest.load(folder)
+        self.folder = folder
+        self.length = length
+        self.manifest = Manifest.load(folder)
         self.has_ignored = self.ignores_firsts = ignores_firsts
         self.shard = lru_cache(_MAPPED)(self._map)
         sizes = [len(self._map(number)) for number in range(len(self.manifest.shards))]
@@ -137,7 +139,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         shards = np.searchsorted(self.starts, starts, side="right") - 1
         inside = starts + self.length < self.starts[shards + 1]
         for shard in np.unique(shards[inside]):
-            rows, tokens = inside & (shards == shard), self.shard(int(shard))
+            rows = inside & (shards == shard)
+            tokens = self.shard(int(shard))
             first = starts[rows] - self.starts[shard]
             for start in first.tolist():
                 _advise(tokens, mmap.MADV_WILLNEED, start, start + self.length + 1)  # all are read at the same time
@@ -181,7 +184,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""
-        out, filled = np.empty(stop - start, np.int64), 0
+        out = np.empty(stop - start, np.int64)
+        filled = 0
         shard = int(np.searchsorted(self.starts, start, side="right")) - 1
         while filled < len(out):
             offset = start + filled - int(self.starts[shard])
@@ -189,7 +193,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
             tokens = whole[offset : offset + len(out) - filled]
             _advise(whole, mmap.MADV_WILLNEED, offset, offset + len(tokens))
             out[filled : filled + len(tokens)] = self.require_known(shard, tokens)
-            filled, shard = filled + len(tokens), shard + 1
+            filled = filled + len(tokens)
+            shard = shard + 1
         return out
 
     def require_known(self, shard: int, tokens: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -207,7 +212,8 @@ def _advise(tokens: NDArray[np.integer], advice: int, start: int, stop: int) -> 
 
 def require_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:
     """Raise UsageError where the two folders were tokenized with different tokenizers."""
-    ours, theirs = train.manifest.tokenizer, holdout.manifest.tokenizer
+    ours = train.manifest.tokenizer
+    theirs = holdout.manifest.tokenizer
     if ours.sha256 != theirs.sha256:
         raise UsageError(
             f"{train.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}) and {holdout.folder} with "

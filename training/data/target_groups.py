@@ -24,8 +24,10 @@ class TargetGroups:
 
     def __init__(self, data: DataSet | TextSequences, bounds: Sequence[int] = ()) -> None:
         """`bounds` ascend; a text has none."""
-        self.data, self.bounds = data, np.array(bounds, np.int64)
-        self.sources, self.ranges = data.manifest.source_names, len(bounds) + 1
+        self.data = data
+        self.bounds = np.array(bounds, np.int64)
+        self.sources = data.manifest.source_names
+        self.ranges = len(bounds) + 1
         self._in_shard = lru_cache(_READ)(self._read_sources)
         self.count = max(1, len(self.sources)) * self.ranges
 
@@ -70,7 +72,8 @@ class TargetGroups:
 
     def _sources_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in `sources` those of documents are, by their numbers in the folder: int64 of the same shape."""
-        found, documents = np.empty_like(numbers), self._shards.documents.documents
+        found = np.empty_like(numbers)
+        documents = self._shards.documents.documents
         shards = np.searchsorted(documents, numbers, side="right") - 1
         for shard in np.unique(shards):
             rows = shards == shard

@@ -41,7 +41,8 @@ class TextSequences:
             raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from error
         if not ids:
             raise UsageError(f"{file} is empty; expected text")
-        self.folder, self.length = file, length
+        self.folder = file
+        self.length = length
         read = [*before, *ids]
         if len(read) < 2:
             raise UsageError(

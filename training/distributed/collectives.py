@@ -75,7 +75,8 @@ class Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, communicate: Communicate, communicate_gradient: Communicate) -> Tensor:
-        ctx.axis, ctx.communicate_gradient = axis, communicate_gradient
+        ctx.axis = axis
+        ctx.communicate_gradient = communicate_gradient
         return communicate(x, axis)
 
     @staticmethod

@@ -37,7 +37,8 @@ from training.sharding.axis import Axis
 _ANSWER_SECONDS = 3.0  # for the ranks to answer with their activity
 _REPORT_SECONDS = 10.0  # for the first rank that failed to print its report
 _POLL_SECONDS = 0.5  # between two checks of the store
-_PACKAGE_DIR, _TORCH_DIR = Path(__file__).parents[1], Path(dist.__file__).parent
+_PACKAGE_DIR = Path(__file__).parents[1]
+_TORCH_DIR = Path(dist.__file__).parent
 _DISCONNECTED = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|pair closure|connectFullMesh|Read error")
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out")
 
@@ -61,7 +62,9 @@ def report_failures(watch: StallWatch) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield
         return
-    store, rank, done = _open_store(), int(os.environ["RANK"]), threading.Event()
+    store = _open_store()
+    rank = int(os.environ["RANK"])
+    done = threading.Event()
     arguments = (store, rank, threading.get_ident(), done, watch)
     monitor = threading.Thread(target=_monitor, args=arguments, name="hang detection", daemon=True)
     monitor.start()
@@ -156,7 +159,8 @@ def _describe_group(frames: Iterable[FrameType]) -> str:
 
 def _open_store() -> dist.Store:
     """Open a second connection to torchrun's store: the process group's may be blocked by another thread."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
     return dist.PrefixStore(f"{restart_prefix()}/hang_detection", store)
 
@@ -223,7 +227,8 @@ def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
 def _collect_activities(store: dist.Store, size: int) -> dict[int, Activity]:
     """Ask every rank for its activity; return the answers that arrive in time, by rank."""
     store.set("asked", "")
-    activities, deadline = dict[int, Activity](), time.monotonic() + _ANSWER_SECONDS
+    activities = dict[int, Activity]()
+    deadline = time.monotonic() + _ANSWER_SECONDS
     while len(activities) < size and time.monotonic() < deadline:
         time.sleep(0.05)
         for other in set(range(size)) - set(activities):

@@ -64,7 +64,10 @@ class RankPool:
     """
 
     def __init__(self, size: int, timeout: float = 30.0, job_timeout: float = 120.0, device: str = "cpu") -> None:
-        self.size, self.timeout, self.job_timeout, self.device = size, timeout, job_timeout, device
+        self.size = size
+        self.timeout = timeout
+        self.job_timeout = job_timeout
+        self.device = device
         self._workers: dict[int, _RankProcess] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -24,8 +24,10 @@ class StallWatch:
 
     def __init__(self, seconds: float, busy: Callable[[], bool]) -> None:
         """`busy`: whether the device has unfinished work."""
-        self.seconds, self.busy = seconds, busy
-        self._thread, self._beats = threading.get_ident(), 0
+        self.seconds = seconds
+        self.busy = busy
+        self._thread = threading.get_ident()
+        self._beats = 0
         self._seen: tuple[int, Place] = (-1, ())
         self._since = time.monotonic()
 
@@ -38,7 +40,8 @@ class StallWatch:
         stack = traceback.walk_stack(sys._current_frames()[self._thread])
         seen = self._beats, tuple((frame.f_code, frame.f_lasti) for frame, _ in stack)
         if seen != self._seen or not self.busy():
-            self._seen, self._since = seen, time.monotonic()
+            self._seen = seen
+            self._since = time.monotonic()
         return time.monotonic() - self._since >= self.seconds
 
 

@@ -36,7 +36,8 @@ class StopSignals:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if not self.received:
-            self.received, self._since = number, time.monotonic()
+            self.received = number
+            self._since = time.monotonic()
             if self.is_starting:
                 self._say("stopping before the first step")
                 raise SystemExit(128 + number)

@@ -73,8 +73,10 @@ def export_hf(
         model = ModelConfig.from_record(record.model)
         family = find_family(model)
         tokenizer = _find_tokenizer(tokens, path, record.tokenizer)
-        weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
-        begin, carried = record.tokenizer.begin_of_document, record.hugging_face
+        weights_dtype = DTYPES.get(dtype) or _stored_dtype(path)
+        end = record.tokenizer.end_of_document
+        begin = record.tokenizer.begin_of_document
+        carried = record.hugging_face
         tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
             _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, weight_keys(path, ema))
@@ -147,7 +149,9 @@ def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerReco
 
 def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: Path, family: ModelFamily) -> str:
     """Write a tokenizer as transformers reads it; a SentencePiece model also as it is. Returns advice, if any."""
-    data, end, begin = path.read_bytes(), record.end_of_document, record.begin_of_document
+    data = path.read_bytes()
+    end = record.end_of_document
+    begin = record.begin_of_document
     content = read_json(path, data)
     if content is None:
         open_tokenizer(path)  # raises
@@ -176,7 +180,8 @@ def _write_weights(
 ) -> None:
     """Write the weights from the checkpoint `source`, one file at a time; several files get an index."""
     shards = list(_split_files(tensors, dtype, limit))
-    needed, free = max(sum(_size(tensor, dtype) for tensor in shard) for shard in shards), free_memory()
+    needed = max(sum(_size(tensor, dtype) for tensor in shard) for shard in shards)
+    free = free_memory()
     require(
         needed <= free,
         f"the largest file of weights needs {needed / 2**30:,.1f} GiB, and this machine has {free / 2**30:,.1f} GiB "
@@ -213,7 +218,8 @@ def _split_files(tensors: list[HFTensor], dtype: torch.dtype, limit: int) -> Ite
         more = _size(tensor, dtype)
         if shard and size + more > limit:
             yield shard
-            shard, size = [], 0
+            shard = []
+            size = 0
         shard.append(tensor)
         size += more
     yield shard

@@ -129,7 +129,8 @@ def read_rope(config: dict[str, Any], default_base: float = 10_000.0) -> dict[st
             raise UsageError(f"its {name} is {config[name]!r}; expected fields such as rope_type")
     scaling = dict(config["rope_scaling"] or config["rope_parameters"] or {})
     base = scaling.pop("rope_theta", None) or config["rope_theta"] or default_base
-    kind, old_name = scaling.pop("rope_type", None), scaling.pop("type", None)
+    kind = scaling.pop("rope_type", None)
+    old_name = scaling.pop("type", None)
     kind = kind or old_name or "default"
     if not isinstance(kind, str) or kind not in _SCALINGS:
         raise UsageError(f"its rope_type is {kind!r}; our model implements {', '.join(_SCALINGS)}")

@@ -45,7 +45,9 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "use_mrope": (False,), "_model_name_or_path": None,
 }  # fmt: skip
 # without effect on an exported model: a bias of the choice has no place among the tensors of a family
-_NEAREST, _OTHER_SIZES = 3, "other sizes"  # families that a refusal names
+# families that a refusal names
+_NEAREST = 3
+_OTHER_SIZES = "other sizes"
 _NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss", "capacity_factor"}
 
 
@@ -99,7 +101,8 @@ def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[s
 
     Raises UsageError for a field that is unknown: it may change what the model computes. A null is no value.
     """
-    full, known = dict(family.defaults), known_fields(family)
+    full = dict(family.defaults)
+    known = known_fields(family)
     for key, value in config.items():
         name = family.aliases.get(key, key)
         if name not in known and value is not None and _is_inert(family, name, value):
@@ -174,6 +177,7 @@ def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
     unused = {"rope_base"} if model.positions != "rope" else set()
     unused |= {"ffn_width"} if len(model.sparse_layers) == model.layers else set()
     for name in [field.name for field in fields(ModelConfig) if field.name not in _NOT_COMPARED | unused]:
-        ours, theirs = getattr(model, name), getattr(there, name)
+        ours = getattr(model, name)
+        theirs = getattr(there, name)
         if ours != theirs:
             yield f"{name} {theirs!r} and not {ours!r}"

@@ -56,7 +56,8 @@ class HFTensor:
             return {}
         if self.layout == "experts":
             outputs = tensor.mT if tensor.ndim == 3 else tensor
-            whole, count = ShardSpec.whole(self.part_shape), len(self.parameters)
+            whole = ShardSpec.whole(self.part_shape)
+            count = len(self.parameters)
             return {name: [(outputs[:, i::count], whole)] for i, name in enumerate(self.parameters)}
         if self.rotated:
             return {self.parameters[0]: list(self._neighbours(tensor))}
@@ -70,7 +71,8 @@ class HFTensor:
 
     def _heads(self, tensor: Tensor, index: int) -> Pieces:
         """The rows of each head of parameter `index`; they are not one view, as other parameters lie between them."""
-        rows, whole = tensor.unflatten(0, (self.heads, len(self.parameters), -1)), ShardSpec.whole(self.part_shape)
+        rows = tensor.unflatten(0, (self.heads, len(self.parameters), -1))
+        whole = ShardSpec.whole(self.part_shape)
         return [(rows[head, index], whole.shard(0, self.heads, head)) for head in range(self.heads)]
 
     def _neighbours(self, tensor: Tensor) -> Iterator[tuple[Tensor, ShardSpec]]:
@@ -121,7 +123,8 @@ def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int,
     for layer in range(model.layers if "{}" in row.theirs else 1):
         if row.layout == "buffer":
             name = row.ours.format(layer)
-            held, shape = (name,) if name in shapes else (), shapes.get(name, (model.experts,))
+            held = (name,) if name in shapes else ()
+            shape = shapes.get(name, (model.experts,))
             if model.is_sparse(layer):
                 yield HFTensor(row.theirs.format(layer), held, shape, row.layout, model.heads)
             continue

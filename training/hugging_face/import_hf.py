@@ -84,7 +84,8 @@ def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str
     """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
     needed = {tensor.name: tensor for tensor in hf_tensors(family, model)}
     copies = {family.head} if model.tied else set()  # of the embedding: see _with_its_head
-    missing, more = sorted(needed.keys() - tensors.keys()), sorted(tensors.keys() - needed.keys() - copies)
+    missing = sorted(needed.keys() - tensors.keys())
+    more = sorted(tensors.keys() - needed.keys() - copies)
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
         raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG_FILE}")

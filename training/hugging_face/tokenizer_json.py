@@ -121,7 +121,8 @@ def _decoders(vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 def _begin_with(piece: str, piece_id: int) -> dict[str, Any]:
     """Post-processor: a text begins with this piece."""
-    begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    begin = {"SpecialToken": {"id": piece, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
         "single": [begin, text],

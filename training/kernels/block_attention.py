@@ -63,8 +63,10 @@ class Seen(NamedTuple):
 
     def hidden(self, rows: slice, keys: int, device: torch.device) -> Tensor | None:
         """The keys that queries `rows` do not see, (Q, K) or (B, 1, 1, Q, K) bool; None if they see all."""
-        start, last = self.query + rows.start, self.query + rows.stop - 1
-        all_before, in_window = self.key + keys - 1 <= start, not self.window or last - self.window < self.key
+        start = self.query + rows.start
+        last = self.query + rows.stop - 1
+        all_before = self.key + keys - 1 <= start
+        in_window = not self.window or last - self.window < self.key
         if all_before and in_window and self.first is None:
             return None
         query, key = self.positions(rows, keys, device)
@@ -88,8 +90,10 @@ class Seen(NamedTuple):
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
     """The term (out, lse) of a block; a query that sees no key has -inf as lse, and zeros."""
-    wide, parts = accumulation_dtype(q.dtype), []
-    k, v = k.to(wide), v.to(wide)
+    wide = accumulation_dtype(q.dtype)
+    parts = []
+    k = k.to(wide)
+    v = v.to(wide)
     for rows in _tiles(q, k):
         scores = _scores(_grouped(q[:, :, rows].to(wide), k), k, seen, rows)
         lse = scores.logsumexp(-1)
@@ -128,9 +132,13 @@ def block_gradients(
 
     `grad` is that of the merged output, `lse` the merged one, `delta` the sum of grad x output over E, (B, H, Q).
     """
-    wide, scale, parts = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5, []
-    k, v = k.to(wide), v.to(wide)
-    grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+    wide = accumulation_dtype(q.dtype)
+    scale = q.shape[-1] ** -0.5
+    parts = []
+    k = k.to(wide)
+    v = v.to(wide)
+    grad_k = torch.zeros_like(k)
+    grad_v = torch.zeros_like(v)
     for rows in _tiles(q, k):
         queries, grads = (_grouped(x[:, :, rows].to(wide), k) for x in (q, grad))
         sums, deltas = (x[:, :, rows].reshape(*k.shape[:2], -1, 1) for x in (lse, delta))
@@ -145,7 +153,8 @@ def block_gradients(
 
 def _tiles(q: Tensor, k: Tensor) -> Iterator[slice]:
     """Queries whose scores are in memory at a time."""
-    queries, row_bytes = q.shape[2], q.shape[0] * q.shape[1] * k.shape[2] * k.itemsize
+    queries = q.shape[2]
+    row_bytes = q.shape[0] * q.shape[1] * k.shape[2] * k.itemsize
     count = max(1, TILE_BYTES.get(q.device.type, _TILE_BYTES) // row_bytes)
     return (slice(start, min(start + count, queries)) for start in range(0, queries, count))
 

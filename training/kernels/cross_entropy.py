@@ -38,7 +38,8 @@ class ZLoss:
 
     def take(self) -> Tensor | None:
         """The sum since the last call, 0-d; None if nothing was added."""
-        total, self._total = self._total, None
+        total = self._total
+        self._total = None
         return total
 
 
@@ -55,7 +56,8 @@ class SequenceLosses:
 
     def take(self) -> Tensor | None:
         """Of each sequence since the last call its summed loss and its targets, (2, B); None if there are none."""
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         return torch.cat(parts, 1) if parts else None
 
 
@@ -259,7 +261,8 @@ def _compiled_chunk_loss() -> ChunkLoss:
 
 def _whole_chunk_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """`_chunk_loss` of the whole vocabulary, without scatter and gather, which torch.compile would not fuse."""
-    wide, valid = logits.to(accumulation_dtype(logits.dtype)), targets != IGNORE_INDEX
+    wide = logits.to(accumulation_dtype(logits.dtype))
+    valid = targets != IGNORE_INDEX
     log_z = wide.logsumexp(-1, keepdim=True)
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     losses = torch.where(valid, log_z[:, 0] - torch.where(is_target, wide, 0.0).sum(-1), 0.0)
@@ -285,7 +288,8 @@ def _chunk_losses(
     with `group` this shard's total probability, (N,).
     """
     in_shard, column = _columns(targets, logits, vocab_start, group)
-    log_probs, shard_prob = logits.log_softmax(-1, dtype=accumulation_dtype(logits.dtype)), None
+    log_probs = logits.log_softmax(-1, dtype=accumulation_dtype(logits.dtype))
+    shard_prob = None
     target_log_prob = log_probs.gather(1, column)[:, 0]
     log_z = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]  # of this shard
     if group is not None:

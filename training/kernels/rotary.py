@@ -23,7 +23,8 @@ def rotary_table(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor
     and i + E/2 belong to one pair; sin is negative in the first half.
     """
     angles = positions.to(frequencies.dtype)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 

@@ -30,7 +30,8 @@ class _SinkAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Seen) -> Tensor:
         wide = accumulation_dtype(q.dtype)
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=wide)
         for rows, keys, own in _blocks(q.shape[2], seen):
             term, sums = attend_block(q[:, :, rows], k[:, :, keys], v[:, :, keys], own)
             merge_sinks(term, sums, sinks)

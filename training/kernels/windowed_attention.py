@@ -12,7 +12,8 @@ def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     its own keys and to those of the block before (Beltagy et al. 2020, "Longformer", section 3.1): products and masks
     grow with T x window, and nothing of size (T, T) is made.
     """
-    length, blocks = q.shape[2], -(-q.shape[2] // window)
+    length = q.shape[2]
+    blocks = -(-q.shape[2] // window)
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     if missing := blocks * window - length:
         # keys after the end are seen by queries after the end only, which are cut off again
@@ -36,5 +37,6 @@ def _blocks(x: Tensor, size: int, step: int) -> Tensor:
 
 def _band(window: int, device: torch.device) -> Tensor:
     """What a block of queries sees of its own keys and those of the block before: (window, 2 window) bool."""
-    query, key = torch.arange(window, device=device)[:, None], torch.arange(2 * window, device=device)
+    query = torch.arange(window, device=device)[:, None]
+    key = torch.arange(2 * window, device=device)
     return (key > query) & (key <= query + window)

@@ -71,7 +71,9 @@ class _SaveOutputs(TorchDispatchMode):
 
     def __init__(self, operations: frozenset[Any], saved: list[Any]) -> None:
         super().__init__()
-        self.operations, self.saved, self.addresses = operations, saved, set[int]()
+        self.operations = operations
+        self.saved = saved
+        self.addresses = set[int]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation.namespace == "c10d":
@@ -91,7 +93,9 @@ class _ReuseOutputs(TorchDispatchMode):
 
     def __init__(self, operations: frozenset[Any], saved: list[Any]) -> None:
         super().__init__()
-        self.operations, self.saved, self.used = operations, saved, 0
+        self.operations = operations
+        self.saved = saved
+        self.used = 0
 
     def __enter__(self) -> Self:
         self.used = 0

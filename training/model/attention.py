@@ -29,7 +29,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.head_dim, self.window = config.head_dim, config.layer_window(layer)
+        self.head_dim = config.head_dim
+        self.window = config.layer_window(layer)
         self.sinks = nn.Parameter(torch.empty(config.heads)) if config.sinks else None
         self.dropout = Dropout(config.dropout, f"blocks.{layer}.attention")
         bias = bool(config.qkv_bias)
@@ -64,7 +65,8 @@ class Attention(nn.Module):
             q, k = self._norm(q, k)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         if isinstance(table, tuple):
-            q, k = apply_rotary(q, table), apply_rotary(k, table)
+            q = apply_rotary(q, table)
+            k = apply_rotary(k, table)
         return q, k, v
 
     def mix(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, sample_ids: Tensor | None) -> Tensor:

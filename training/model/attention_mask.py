@@ -79,7 +79,8 @@ class Mask(NamedTuple):
         return self.documents.join_sequences(sink_attention(q, k, v, sinks, Seen(0, 0, self.window, first)))
 
     def _attend_within_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        length, grouped = q.shape[2], q.shape[1] != k.shape[1]
+        length = q.shape[2]
+        grouped = q.shape[1] != k.shape[1]
         if 0 < self.window < length:
             return windowed_attention(q, k, v, self.window)
         if self.bias is not None:

@@ -16,7 +16,8 @@ class Dropout(nn.Module):
         """`name`: the layer's name, unique in the model; its masks are keyed by it."""
         super().__init__()
         # a tensor: torch.compile would compile every layer anew for its number, and give up at the eighth
-        self.p, self.key = p, torch.tensor(key_from_name(name), device="cpu")
+        self.p = p
+        self.key = torch.tensor(key_from_name(name), device="cpu")
 
     def forward(self, x: Tensor, sample_ids: Tensor | None) -> Tensor:
         """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64: the ids of its sequences, unique over the run."""

@@ -28,9 +28,12 @@ class LatentAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super(Attention, self).__init__()
-        self.config, self.window, self.sinks = config, config.layer_window(layer), None
+        self.config = config
+        self.window = config.layer_window(layer)
+        self.sinks = None
         self.dropout = Dropout(config.dropout, f"blocks.{layer}.attention")
-        rank, heads = config.kv_lora_rank, config.heads
+        rank = config.kv_lora_rank
+        heads = config.heads
         if config.q_lora_rank:
             self.q_a = Linear(config.width, config.q_lora_rank, bias=False)
             self.q_a_norm = RMSNorm(config.q_lora_rank, _EPS)
@@ -55,7 +58,8 @@ class LatentAttention(Attention):
         kv = self.kv_b(self.kv_a_norm(shared))
         if documents is not None:
             q, kv, rotated_key = (y.flatten(0, 1)[None] for y in (q, kv, rotated_key))
-        plain, rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+        plain = config.qk_nope_head_dim
+        rotated = config.qk_rope_head_dim
         queries = q.unflatten(-1, (-1, config.head_dim)).split((plain, rotated), -1)
         k, v = kv.unflatten(-1, (-1, plain + config.v_head_dim)).split((plain, config.v_head_dim), -1)
         rotated_key = self._rotate(rotated_key[:, :, None], table).expand(-1, -1, k.shape[2], -1)

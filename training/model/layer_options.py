@@ -11,7 +11,8 @@ _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}  # rope_low and rope_high
 
 def rope_defaults(config: ModelOptions) -> dict[str, Any]:
     """Options of RoPE's scaling with every default filled in."""
-    kind, factor = config.rope_scaling or "none", config.rope_factor or 1.0
+    kind = config.rope_scaling or "none"
+    factor = config.rope_factor or 1.0
     low, high = _TURNS.get(kind, (0.0, 0.0))
     attention = 0.1 * math.log(max(1.0, factor)) + 1 if kind == "yarn" else 1.0  # Peng et al. 2023, equation 22
     return {
@@ -157,7 +158,9 @@ def check_experts(config: ModelOptions) -> None:
                 f"model.{name} {value} has no effect without experts; try --model.experts 8, or leave it out",
             )
         return
-    experts, chosen, groups = config.experts, config.experts_per_token, config.expert_groups
+    experts = config.experts
+    chosen = config.experts_per_token
+    groups = config.expert_groups
     require(
         chosen <= experts,
         f"model.experts_per_token {chosen} is above model.experts {experts}; try --model.experts_per_token {experts}",

@@ -23,7 +23,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig, features: int = 0) -> None:
         super().__init__()
-        bias, features = bool(config.mlp_bias), features or config.ffn_width
+        bias = bool(config.mlp_bias)
+        features = features or config.ffn_width
         self.gate = Linear(config.width, features, bias=bias)
         self.up = Linear(config.width, features, bias=bias)
         self.down = Linear(features, config.width, bias=bias)
@@ -40,7 +41,8 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """(up + 1) gate σ(1.702 gate) of clamped tensors of one shape, as gpt-oss's published code has it."""
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    gate = gate.clamp(max=7.0)
+    up = up.clamp(-7.0, 7.0)
     return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 

@@ -138,8 +138,10 @@ def scaled_frequencies(config: ModelConfig, frequencies: Tensor) -> Tensor:
     else:
         first, last = (_pair_that_turns(config, times) for times in (config.rope_high, config.rope_low))
         if config.rope_truncate:
-            first, last = math.floor(first), math.ceil(last)
-        start, end = max(first, 0), min(last, config.rotary_dim - 1)
+            first = math.floor(first)
+            last = math.ceil(last)
+        start = max(first, 0)
+        end = min(last, config.rotary_dim - 1)
         pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
         kept = 1 - ((pairs - start) / (end - start or 0.001)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / config.rope_factor)

@@ -61,7 +61,8 @@ class Router(nn.Module):
 
         Number E is no expert: the token does not pass the one that it chose.
         """
-        config, wide = self.config, accumulation_dtype(x.dtype)
+        config = self.config
+        wide = accumulation_dtype(x.dtype)
         logits = F.linear(x.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide))
         scores = logits.softmax(-1) if config.router == "softmax" else logits.sigmoid()
         chosen = self._choose(scores.detach())
@@ -84,13 +85,15 @@ class Router(nn.Module):
         Also how many are left of `counts` (B, E). A token depends on none after it, nor on other sequences, and the
         result not on the layout.
         """
-        config, flat = self.config, self.tokens.gather(chosen.flatten(1))
+        config = self.config
+        flat = self.tokens.gather(chosen.flatten(1))
         order = flat.argsort(dim=1, stable=True)
         by_expert = flat.gather(1, order)
         number = torch.arange(flat.shape[1], device=flat.device) - torch.searchsorted(by_expert, by_expert)
         limit = math.ceil(config.capacity_factor * flat.shape[1] / config.experts)
         is_full = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order, number >= limit)
-        own, full = chosen.flatten(1), self.tokens.own(is_full)
+        own = chosen.flatten(1)
+        full = self.tokens.own(is_full)
         left = counts - torch.zeros_like(counts).scatter_add_(1, own, full.to(counts.dtype))
         return own.masked_fill(full, config.experts).view_as(chosen), left
 
@@ -116,12 +119,14 @@ class Router(nn.Module):
         is E Σ f_e P_e (Fedus et al. 2022, Switch, equation 4), of each sequence (DeepSeek-V3, equation 17) or of all
         tokens of a micro-batch.
         """
-        config, loss = self.config, logits.new_zeros(())
+        config = self.config
+        loss = logits.new_zeros(())
         if config.balance_loss:
             shares = scores if config.router == "softmax" else scores / scores.sum(-1, keepdim=True)
             sums = shares.sum(1)
             if config.balance == "switch":
-                sums, counts = sums.sum(0, keepdim=True), counts.sum(0, keepdim=True)
+                sums = sums.sum(0, keepdim=True)
+                counts = counts.sum(0, keepdim=True)
             counts = self.tokens.sum_counts(counts, str(config.balance)).to(sums.dtype)
             choices = counts / counts.sum(-1, keepdim=True)
             loss = loss + config.balance_loss * config.experts * (choices * sums).sum()
@@ -135,14 +140,18 @@ class _WithLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, loss: Tensor, counts: Tensor, dropped: Tensor, router: Router) -> Tensor:
-        ctx.router, ctx.loss = router, loss.detach()
-        ctx.counts, ctx.dropped = counts, dropped  # not saved: they would be recomputed
+        ctx.router = router
+        ctx.loss = loss.detach()
+        # not saved: they would be recomputed
+        ctx.counts = counts
+        ctx.dropped = dropped
         return weights.view_as(weights)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         router = ctx.router
-        router.counts, router.losses = router.counts + ctx.counts, router.losses + ctx.loss
+        router.counts = router.counts + ctx.counts
+        router.losses = router.losses + ctx.loss
         router.dropped = router.dropped + ctx.dropped
         scale = router.tokens.scale if router.tokens.counts_losses else 0.0
         return grad, torch.full_like(ctx.loss, scale), None, None, None

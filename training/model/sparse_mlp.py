@@ -47,11 +47,13 @@ class SparseMLP(nn.Module):
         has_capacity = self.router.config.capacity_factor > 0
         if has_capacity:  # one row more, of zeros, is the output of all that are dropped
             taken = int(counts.sum())
-            order, place = F.pad(order[:taken], (0, 1)), place.clamp(max=taken)
+            order = F.pad(order[:taken], (0, 1))
+            place = place.clamp(max=taken)
         tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
         weights = Rows.apply(weights.flatten()[:, None].to(x.dtype), order, place, 1)
         if has_capacity:
-            tokens, weights = tokens[:-1], weights[:-1]
+            tokens = tokens[:-1]
+            weights = weights[:-1]
         outputs = self.dispatch(self.experts, tokens, weights, counts)
         mixed = RowSums.apply(F.pad(outputs, (0, 0, 0, 1)) if has_capacity else outputs, place, order // k, k).view_as(
             x
@@ -64,7 +66,9 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        count, width, features = config.experts, config.width, config.expert_width
+        count = config.experts
+        width = config.width
+        features = config.expert_width
         bias = bool(config.mlp_bias)
         self.gate = ExpertLinear(count, width, features, bias)
         self.up = ExpertLinear(count, width, features, bias)

@@ -65,10 +65,13 @@ def plan_buckets(sizes: Sequence[int], max_numel: int | None) -> tuple[int, list
         while done < size:
             numel = min(size - done, width - offset) if width else size
             slices.append(BucketSlice(param, done, numel, offset))
-            done, offset = done + numel, offset + -(-numel // ALIGNMENT) * ALIGNMENT
+            done = done + numel
+            offset = offset + -(-numel // ALIGNMENT) * ALIGNMENT
             if offset == width:
                 buckets.append(Bucket(start, offset, tuple(slices)))
-                start, offset, slices = start + offset, 0, []
+                start = start + offset
+                offset = 0
+                slices = []
     if slices:
         buckets.append(Bucket(start, offset, tuple(slices)))
     return start + offset, buckets
@@ -91,7 +94,8 @@ class ParamsInPlace(InPlace):
     """Parameters and gradients, updated on the device that holds them."""
 
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
-        self.params, self.buckets = params, buckets
+        self.params = params
+        self.buckets = buckets
         self.values = [[_values(params, s) for s in bucket.slices] for bucket in buckets]
 
     def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -103,10 +107,13 @@ class ParamsStagedOnCPU:
     """A GPU's parameters and gradients, copied to pinned memory and back while other buckets are updated."""
 
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket], dtype: torch.dtype) -> None:
-        self.params, self.buckets = params, buckets
+        self.params = params
+        self.buckets = buckets
         longest = max((bucket.numel for bucket in buckets), default=0)
         self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(BUCKETS_IN_FLIGHT)]
-        self.to_cpu, self.to_gpu = torch.cuda.Stream(), torch.cuda.Stream()  # one per direction of copies
+        # one per direction of copies
+        self.to_cpu = torch.cuda.Stream()
+        self.to_gpu = torch.cuda.Stream()
         self.on_cpu, self.on_gpu = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))
 
     def prefetch(self, index: int) -> None:

@@ -35,7 +35,8 @@ class MomentsInMemory(InPlace):
         return self.flat
 
     def close(self) -> None:
-        self.flat, self.slices = {}, []
+        self.flat = {}
+        self.slices = []
 
 
 class MomentsOnDisk:
@@ -46,10 +47,14 @@ class MomentsOnDisk:
     """
 
     def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
-        self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
+        self.folder = folder
+        self.total = total
+        self.buckets = buckets
+        self.dtype = dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
         self.files: dict[str, int] = {}
-        self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
+        self.reader = ThreadPoolExecutor(1, "read ahead")
+        self.writer = ThreadPoolExecutor(1, "write behind")
         pools = (self.reader, self.writer)
         self.close = weakref.finalize(self, _close, folder, make_scratch_folder(folder), self.files, pools)
         try:

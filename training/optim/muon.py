@@ -44,7 +44,8 @@ class Muon(Optimizer):
 
     def _direction(self, i: int) -> Tensor:
         """This rank's piece of G + momentum M, in the dtype to orthogonalise in."""
-        momentum, gradient = self._momentum[i], self.params[i].local.grad
+        momentum = self._momentum[i]
+        gradient = self.params[i].local.grad
         if gradient is None:  # an empty piece
             gradient = momentum
         direction = gradient.add(momentum, alpha=self.config.muon_momentum)
@@ -89,7 +90,8 @@ class WholeMatrices:
     """
 
     def __init__(self, matrices: Sequence[ShardedParameter], holders: JointAxis) -> None:
-        self.matrices, self.holders = matrices, holders
+        self.matrices = matrices
+        self.holders = holders
         ranks = range(holders.size)
         self._specs = [[_piece(matrix, holders, rank) for rank in ranks] for matrix in matrices]
         order = sorted(range(len(matrices)), key=lambda i: (-math.prod(_whole_shape(matrices[i])), matrices[i].name))
@@ -130,7 +132,8 @@ class WholeMatrices:
 
     def _all_to_all(self, sent: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
         """Send a tensor to each of the first ranks; returns one of so many elements from each of the first ranks."""
-        size, group = self.holders.size, self.holders.group
+        size = self.holders.size
+        group = self.holders.group
         sizes = [tensor.numel() for tensor in sent] + [0] * (size - len(sent))
         counts = [*received] + [0] * (size - len(received))
         found = sent[0].new_empty(sum(counts))
@@ -150,7 +153,8 @@ def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:
 def _piece(matrix: ShardedParameter, holders: JointAxis, rank: int) -> ShardSpec:
     if holders.size == 1:
         return matrix.spec
-    axes, placement = holders.at(rank), matrix.matrix_placement
+    axes = holders.at(rank)
+    placement = matrix.matrix_placement
     unknown = placement.shard.keys() - axes.keys()
     assert not unknown, f"{matrix.name} is sharded along {unknown}, and not gathered along them"
     return placement.piece(_whole_shape(matrix), axes)

@@ -175,7 +175,8 @@ def describe_late_decay(config: OptimConfig) -> str:
     >>> describe_late_decay(OptimConfig(steps=12, lr=1e-2, warmup_steps=2, decay_steps=1000))
     "the learning rate's decay ends at step 1000, beyond this run's 12 steps: that of step 12 is 1.00e-02, not 1.00e-04"
     """
-    end, last = config.last_decay_step, config.steps
+    end = config.last_decay_step
+    last = config.steps
     if decay_start(config) == math.inf or end <= last or config.lr == config.final_lr:
         return ""
     return (

@@ -93,8 +93,10 @@ class AdamW(Optimizer):
         after_update: AfterUpdate | None = None,
     ) -> None:
         super().__init__(params, after_update)
-        self.config, self.buckets = config, buckets
-        self._moments, self._values = moments, values
+        self.config = config
+        self.buckets = buckets
+        self._moments = moments
+        self._values = values
         self._decays = [config.decays(param.name, param.spec.global_shape) for param in self.unique]
 
     def _update(self, lr: float) -> None:
@@ -144,7 +146,8 @@ class AdamW(Optimizer):
             if not param.local.numel():
                 found[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
         for param, start in zip(self.unique, self._flat_starts(), strict=True):
-            shape, stop = param.local.shape, start + param.local.numel()
+            shape = param.local.shape
+            stop = start + param.local.numel()
             found[param.name] = {name: values[start:stop].view(shape) for name, values in flat.items()}
         return found
 

@@ -60,11 +60,14 @@ class Stability:
     """Accepts or rejects each step, and holds the loss scale; its state is saved in checkpoints."""
 
     def __init__(self, config: StabilityConfig, precision: str) -> None:
-        self.config, self.scales_loss = config, precision == "fp16"
+        self.config = config
+        self.scales_loss = precision == "fp16"
         self.scale = config.initial_loss_scale if self.scales_loss else 1.0
         self.steps_at_scale = 0  # steps since the scale last changed
         self.skipped: list[int] = []  # steps skipped among the last _WINDOW
-        self.steps_seen, self.mean, self.variance = 0, 0.0, 0.0
+        self.steps_seen = 0
+        self.mean = 0.0
+        self.variance = 0.0
         self.fault = ""  # why the last step was rejected; empty if it was accepted
 
     def accepts(self, step: int, loss: float, norm: float) -> bool:
@@ -101,9 +104,11 @@ class Stability:
     @state.setter
     def state(self, numbers: dict[str, float]) -> None:
         numbers = self.state | numbers  # an imported checkpoint has none
-        self.steps_at_scale, self.steps_seen = int(numbers["grown"]), int(numbers["seen"])
+        self.steps_at_scale = int(numbers["grown"])
+        self.steps_seen = int(numbers["seen"])
         self.scale = numbers["scale"] if self.scales_loss else 1.0
-        self.mean, self.variance = numbers["mean"], numbers["variance"]
+        self.mean = numbers["mean"]
+        self.variance = numbers["variance"]
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
     def _fault(self, loss: float, norm: float) -> str:
@@ -123,9 +128,11 @@ class Stability:
         self.steps_seen += 1
         self.steps_at_scale += 1
         if self.scales_loss and self.steps_at_scale >= self.config.scale_growth_interval:
-            self.scale, self.steps_at_scale = self.scale * 2, 0
+            self.scale = self.scale * 2
+            self.steps_at_scale = 0
         weight = max(1 / self.steps_seen, 1 - _EMA_DECAY)
-        before, self.mean = self.mean, self.mean + weight * (loss - self.mean)
+        before = self.mean
+        self.mean = self.mean + weight * (loss - self.mean)
         self.variance += weight * ((loss - before) * (loss - self.mean) - self.variance)
 
     def _halve_scale(self, step: int) -> None:
@@ -134,4 +141,5 @@ class Stability:
                 f"fp16 gradients overflow at step {step} with a loss scale of {self.scale:g}, and "
                 f"stability.min_loss_scale is {self.config.min_loss_scale:g}; {_ADVICE}"
             )
-        self.scale, self.steps_at_scale = self.scale / 2, 0
+        self.scale = self.scale / 2
+        self.steps_at_scale = 0

@@ -40,7 +40,8 @@ def state_bytes(
 
     Without activations, buckets, and what operations work with.
     """
-    e, wide = COMPUTE_BYTES[precision], ACCUMULATION_BYTES[precision]
+    e = COMPUTE_BYTES[precision]
+    wide = ACCUMULATION_BYTES[precision]
     held = {"device": True, "cpu": device == "cpu", "disk": False}
     if layout.zero == 3:
         found = wide * own if held[memory.parameters] else 0
@@ -55,10 +56,12 @@ def state_bytes(
 def _lack(needed: int, device: torch.device, is_training: bool) -> str:
     """What is wrong where a rank needs more bytes than are free, or the ranks of this machine together; else ''."""
     if device.type == "cuda":
-        free, owner = torch.cuda.mem_get_info(device)[0], "the GPU has"
+        free = torch.cuda.mem_get_info(device)[0]
+        owner = "the GPU has"
     else:
         needed *= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        free, owner = free_memory(), "this machine has"
+        free = free_memory()
+        owner = "this machine has"
     if needed <= free:
         return ""
     what = "parameters, gradients and the optimizer's state need" if is_training else "the parameters need"

@@ -149,7 +149,10 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
             f"parallel.zero 3 frees parameters that schedule {self.schedule} still needs for the weight gradients "
             "(torch drops gradients, or computes wrong ones); try --parallel.zero 2, or --parallel.schedule 1f1b",
         )
-        dp, tp, pp, cp = self.dp, self.tp, self.pp, self.cp
+        dp = self.dp
+        tp = self.tp
+        pp = self.pp
+        cp = self.cp
         fits = processes % self.ranks_of_replica == 0  # asked last: a possible layout is what to start processes for
         advice = f"--parallel.dp {processes // self.ranks_of_replica}" if fits else f"{self.processes} processes"
         factors = f"dp {dp} x tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")

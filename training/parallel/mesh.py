@@ -104,7 +104,8 @@ class World:
     @property
     def dp_rank(self) -> int:
         """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
-        shard, replicate = self.axes["shard"], self.axes["replicate"]
+        shard = self.axes["shard"]
+        replicate = self.axes["replicate"]
         rank = (replicate.rank * shard.size + shard.rank) // self.axes["cp"].size
         return rank * self.outer.size + self.outer.rank
 
@@ -123,7 +124,8 @@ class World:
 
 def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> World:
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
-    shape, tp_axes = layout.mesh_shape, experiment_of(layout).tp_axes
+    shape = layout.mesh_shape
+    tp_axes = experiment_of(layout).tp_axes
     ranks = torch.arange(dist.get_world_size()).view(shape)
     if layout.local_replicas > 1:
         ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
@@ -160,7 +162,8 @@ def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dic
 
     A rank in none of the groups is alone along each axis.
     """
-    place, axes = (ranks == dist.get_rank()).nonzero().tolist(), {}
+    place = (ranks == dist.get_rank()).nonzero().tolist()
+    axes = {}
     for dim, name in enumerate(names, 1):
         group = _own_group(ranks, dim, name, timeout) if ranks.shape[dim] > 1 else None
         axes[name] = Axis(name, ranks.shape[dim], place[0][dim], group) if place else Axis(name, 1, 0, None)

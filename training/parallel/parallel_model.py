@@ -57,7 +57,8 @@ class ParallelModel:
     routing: Routing | None
 
     def __post_init__(self) -> None:
-        self.z_loss, self.sequence_losses = ZLoss(0.0), SequenceLosses()
+        self.z_loss = ZLoss(0.0)
+        self.sequence_losses = SequenceLosses()
         self._sources: Tensor | None = None
         experiment = experiment_of(self.layout)
         self.rows = self.world.joint_axis(*experiment.batch_axes)  # they divide a replica's sequences
@@ -250,7 +251,8 @@ class ParallelModel:
 
     def _all_gather_vocab(self, logits: Tensor) -> Tensor:
         """All-gather this rank's logits (V / n,) to (V,)."""
-        axis, size = self.vocabulary, self.config.vocab_size
+        axis = self.vocabulary
+        size = self.config.vocab_size
         if axis.size == 1:
             return logits
         step = shard_range(size, axis.size, 0)[1]

@@ -157,7 +157,8 @@ def _grad_reducer(part: Decoder, layout: Layout, table: Mapping[str, Placement],
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     bucket = experiment_of(layout).make_bucket(part, table, axes, seed) or GradBucket
-    replicas, of_experts = (axes["shard"], axes["replicate"]), (axes["expert_shard"], axes["expert_replicate"])
+    replicas = (axes["shard"], axes["replicate"])
+    of_experts = (axes["expert_shard"], axes["expert_replicate"])
     others = {id(p): of_experts for name, p in part.named_parameters() if is_expert(name)}
     return GradReducer(plain, *replicas, layout.zero, layout.micro_batches, reduce_dtype, bucket, others)
 
@@ -171,7 +172,8 @@ def _sharded_parameters(
 ) -> list[ShardedParameter]:
     """The shards of the parts' parameters that this rank updates, placed as the table says."""
     shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
-    params, seen = [], set[str]()
+    params = []
+    seen = set[str]()
     for part, reducer in zip(parts, reducers, strict=True):
         for local_name, p in part.named_parameters():
             name = global_name(part, local_name)

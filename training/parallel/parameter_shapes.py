@@ -51,7 +51,8 @@ def stage_parameters(
 
     A tied output matrix is the embedding's where one stage has both.
     """
-    width, rows = model.width, -(-model.vocab_size // tp)
+    width = model.width
+    rows = -(-model.vocab_size // tp)
     vocabulary = min(rows, model.vocab_size - tp_rank * rows)
     found: list[ParameterShape] = []
     if first:
@@ -70,7 +71,8 @@ def stage_parameters(
 
 
 def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
-    width, prefix = model.width, f"blocks.{layer}.attention"
+    width = model.width
+    prefix = f"blocks.{layer}.attention"
     has_queries = model.query_layer and int(layer) == model.layers - 1
     yield from _norm(model, f"{prefix}_norm", layer)
     yield from _latent(model, layer, tp) if model.kv_lora_rank else _heads(model, layer, tp)
@@ -88,7 +90,9 @@ def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[Paramet
 
 def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     """Queries, keys and values, and their norms."""
-    q, copies, prefix = model.q_width // tp, kv_copies(model, tp), f"blocks.{layer}.attention"
+    q = model.q_width // tp
+    copies = kv_copies(model, tp)
+    prefix = f"blocks.{layer}.attention"
     kv = model.kv_width * copies // tp
     if model.sinks:
         yield ParameterShape(f"{prefix}.sinks", (model.heads // tp,), tp > 1, layer)
@@ -104,7 +108,10 @@ def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
 
 def _latent(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     """Latent attention: the matrices to the compressed vectors, their norms, and the matrices to this rank's heads."""
-    width, rank, kv_rank, q = model.width, model.q_lora_rank, model.kv_lora_rank, model.q_width
+    width = model.width
+    rank = model.q_lora_rank
+    kv_rank = model.kv_lora_rank
+    q = model.q_width
     rows: list[tuple[str, tuple[int, ...], bool]] = [("q", (q, width), True)]
     if rank:
         rows = [("q_a", (rank, width), False), ("q_a_norm", (rank,), False), ("q_b", (q, rank), True)]
@@ -127,10 +134,13 @@ def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> It
 
 def _sparse(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
     """Router, experts and shared experts; each rank's router weights its own parts of the experts' outputs."""
-    width, ffn, prefix = model.width, model.expert_width // tp, f"blocks.{layer}.mlp"
+    width = model.width
+    ffn = model.expert_width // tp
+    prefix = f"blocks.{layer}.mlp"
     router = ParameterShape(f"{prefix}.router.weight", (model.experts, width), False, layer, of_heads=True)
     yield from _with_bias(router, bool(model.router_bias), False)
-    unit, count = f"experts {layer}" if ep > 1 else layer, model.experts // ep
+    unit = f"experts {layer}" if ep > 1 else layer
+    count = model.experts // ep
     for name, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
         matrix = ParameterShape(f"{prefix}.experts.{name}.weight", (count, *shape), tp > 1, unit)
         yield matrix

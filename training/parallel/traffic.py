@@ -19,7 +19,8 @@ from training.parallel.traffic_inputs import Traffic, TrafficInputs, add_traffic
 def expected_traffic(inputs: TrafficInputs) -> Traffic:
     """Return this rank's traffic of one step, from the forward pass to the updated parameters."""
     experiment = experiment_of(inputs.layout)
-    of_tensor, of_data = experiment.tensor_traffic(inputs), experiment.reduction_traffic(inputs)
+    of_tensor = experiment.tensor_traffic(inputs)
+    of_data = experiment.reduction_traffic(inputs)
     return add_traffic([
         tensor_traffic(inputs) if of_tensor is None else of_tensor,
         context_traffic(inputs),

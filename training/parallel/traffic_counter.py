@@ -61,7 +61,9 @@ def traffic_inputs(
     model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
 ) -> TrafficInputs:
     """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
-    config, layout, wide = model.config, model.layout, ACCUMULATION_BYTES[precision]
+    config = model.config
+    layout = model.layout
+    wide = ACCUMULATION_BYTES[precision]
     rank = {name: model.world.axis(name).rank for name in ("pp", "shard", "tp")}
     layers = stage_layers(config, layout.stages, seq_len)
     stages = layout.stages_of_rank(rank["pp"])

@@ -33,7 +33,9 @@ class StepTimes:
     """
 
     def __init__(self, every: int, parts: Sequence[nn.Module], world: World) -> None:
-        self.every, self.world, self.active = every, world, False
+        self.every = every
+        self.world = world
+        self.active = False
         self.seconds: dict[str, float] = {}
         if every:
             for part in parts:
@@ -43,7 +45,8 @@ class StepTimes:
     @contextmanager
     def step(self, step: int, traced: bool = False) -> Iterator[None]:
         """Context of a step, which some rank has `traced`; afterwards `seconds` has its times, if it is measured."""
-        self.active, self.seconds = self.every > 0 and step % self.every == 0, {}
+        self.active = self.every > 0 and step % self.every == 0
+        self.seconds = {}
         if not self.active:
             yield
             return
@@ -100,7 +103,8 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     >>> covered([(0, 2), (5, 6), (1, 3)])
     4.0
     """
-    total, until = 0.0, float("-inf")
+    total = 0.0
+    until = float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -118,7 +122,9 @@ class StepTrace:
 
     def __init__(self, config: ProfileConfig, rank: int, device: torch.device, out_dir: Path) -> None:
         self.span = config.span if rank in config.ranks else None
-        self.rank, self.device, self.folder = rank, device, out_dir / FOLDER
+        self.rank = rank
+        self.device = device
+        self.folder = out_dir / FOLDER
         self._profiler: profile | None = None
         self._first = 0
 
@@ -130,14 +136,16 @@ class StepTrace:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         if cuda:
             torch.cuda.memory._record_memory_history(max_entries=_MOST_EVENTS)
-        self._profiler, self._first = profile(activities=activities, record_shapes=True), step
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._first = step
         self._profiler.start()
 
     def after(self, step: int) -> None:
         """Write the trace, whole or not at all, if `step` is the last of the span. Raises OutputError if it cannot."""
         if self._profiler is None or (self.span is not None and step < self.span[1]):
             return
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         profiler.stop()
         name = f"steps-{self._first}-{step}.rank-{self.rank}"
         with atomic_write(self.folder / f"{name}.json.gz") as file, tempfile.TemporaryDirectory() as scratch:
@@ -171,7 +179,8 @@ class LayerNorms:
 
     def __init__(self, names: Sequence[str], params: Sequence[ShardedParameter], world: World) -> None:
         self.layers = list(dict.fromkeys(map(layer_of, names)))
-        self.params, self.world = [p for p in params if p.is_primary and p.local.numel()], world
+        self.params = [p for p in params if p.is_primary and p.local.numel()]
+        self.world = world
         self.norms: dict[str, dict[str, float]] = {}
 
     @contextmanager
@@ -244,7 +253,8 @@ class Profiler(Plugin):
 
     def log_records(self) -> list[LogRecord]:
         """Records (kind, step, values) since the last call."""
-        found, self._records = self._records, []
+        found = self._records
+        self._records = []
         return found
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ class ExpertLoad(Plugin):
     """Records the load of the experts since the last report, names experts that starve, and updates the bias."""
 
     def __init__(self, routing: Routing, say: Callable[[str], None]) -> None:
-        self.routing, self.say = routing, say
+        self.routing = routing
+        self.say = say
         self._step = self._reported = 0
         self._said = ""
 
@@ -40,7 +41,8 @@ class ExpertLoad(Plugin):
         """One record, whose numbers are by layer: `max_load` and `min_load` are over the mean; `entropy` of the loads
         over that of equal ones; `balance_loss` per token, the router's z-loss included; with a capacity `dropped`, the
         share of the choices whose expert was full. At times also `loads`, of every expert over the mean."""
-        loads, config = self.routing.take(), self.routing.config
+        loads = self.routing.take()
+        config = self.routing.config
         starving = describe_starving(loads, config.sparse_layers)
         if starving != self._said:
             self.say(starving or "no expert starves any more")

@@ -98,7 +98,8 @@ def holdout_losses(
     }
     by_length = zip(range_names(groups.bounds.tolist()), nats.sum(0), targets.sum(0), strict=True)
     lengths = {name: PartLoss(total / count, None, int(count)) for name, total, count in by_length if count}
-    loss, count = float(nats.sum() / targets.sum()), int(targets.sum())
+    loss = float(nats.sum() / targets.sum())
+    count = int(targets.sum())
     whole = _weighted(sources, weights) if weights else PartLoss(loss, bits_per_byte(loss, manifest), count)
     several = len(sources) > 1
     return HoldoutLosses(whole, sources if several else {}, lengths if groups.ranges > 1 else {})
@@ -123,7 +124,9 @@ class Holdouts:
         mask_documents: bool = False,
     ) -> None:
         """Raises UsageError for weights of sources that a holdout, or what is evaluated of it, does not have."""
-        self.config, self.micro_batch_size, self.mask_documents = config, micro_batch_size, mask_documents
+        self.config = config
+        self.micro_batch_size = micro_batch_size
+        self.mask_documents = mask_documents
         self.groups = {name: TargetGroups(data, config.lengths) for name, data in named.items()}
         self.counts = {name: min(config.sequences or len(data), len(data)) for name, data in named.items()}
         if config.weights:
@@ -141,7 +144,8 @@ class Holdouts:
         collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
         Ids that are IGNORE_INDEX are padding.
         """
-        world, data = model.world, groups.data
+        world = model.world
+        data = groups.data
         share = -(-count // world.dp_size)
         mine = np.arange(share) * world.dp_size + world.dp_rank
         sums = np.zeros((2, groups.count))  # nats and targets of each group
@@ -160,7 +164,8 @@ class Holdouts:
 
 
 def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, float]) -> None:
-    folder, known = groups.data.folder, ", ".join(groups.sources)
+    folder = groups.data.folder
+    known = ", ".join(groups.sources)
     if not known:
         raise UsageError(
             f"eval.weights are given, and {folder} does not say which document is of which source; run tokenize_corpus "

@@ -41,7 +41,9 @@ class Reporter:
 
     def __init__(self, out_dir: Path, active: bool, config: MetricsConfig) -> None:
         """Raises UsageError for a sink whose library is not installed."""
-        self.out_dir, self.active, self.config = out_dir, active, config
+        self.out_dir = out_dir
+        self.active = active
+        self.config = config
         self.sinks: list[MetricSink] = []
         for name in ("wandb", "mlflow"):
             if getattr(config, name) and importlib.util.find_spec(name) is None:

@@ -64,7 +64,8 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     if not path.exists():
         raise UsageError(f"{run_dir}: expected the --out_dir of a training run, got no {METRICS} in it")
     records, damaged = read_metrics_and_damage(path)
-    train, holdout = _curve(records, "step", "loss"), _curve(records, "eval", "loss")
+    train = _curve(records, "step", "loss")
+    holdout = _curve(records, "eval", "loss")
     runs = _curve(records, "run", "unigram_loss")
     if damaged:
         print(f"note: {count_of(damaged, 'damaged line')} of {path} left out", file=sys.stderr)
@@ -115,7 +116,8 @@ def render_images(figure: Figure, name: str = "loss") -> dict[str, bytes]:
     """Render `name`.svg and `name`.png; the same figure always gives the same bytes."""
     from matplotlib import rc_context
 
-    svg, png = io.BytesIO(), io.BytesIO()
+    svg = io.BytesIO()
+    png = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a folder's name in the title
         with rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none"}):  # text as text, not as outlines
@@ -126,15 +128,19 @@ def render_images(figure: Figure, name: str = "loss") -> dict[str, bytes]:
 
 def terminal_plot(curves: dict[str, Curve]) -> str:
     """Draw the curves as text of 18 lines of 72 characters, plus axes and legend."""
-    width, height = 72, 18
+    width = 72
+    height = 18
     steps, losses = ([point[i] for curve in curves.values() for point in curve] for i in (0, 1))
-    first, low = min(steps), min(losses)
-    span, rise = max(steps) - first or 1, max(losses) - low or 1
+    first = min(steps)
+    low = min(losses)
+    span = max(steps) - first or 1
+    rise = max(losses) - low or 1
     grid = [[" "] * width for _ in range(height)]
     for name, curve in sorted(curves.items(), key=lambda item: -len(item[1])):
         level = [(first + i * span / width, curve[0][1]) for i in range(width)]
         for step, loss in level if name == "unigram" else curve:
-            column, row = (step - first) / span, (low + rise - loss) / rise
+            column = (step - first) / span
+            row = (low + rise - loss) / rise
             grid[round(row * (height - 1))][round(column * (width - 1))] = _MARKERS[name]
     labels = {0: f"{low + rise:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(i, ''):>7} │{''.join(row)}" for i, row in enumerate(grid)]

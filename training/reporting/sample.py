@@ -26,7 +26,9 @@ class Sampler:
 
         Raises UsageError where it is missing or has another SHA-256.
         """
-        self.config, self.seed, self.mask_documents = config, seed, mask_documents
+        self.config = config
+        self.seed = seed
+        self.mask_documents = mask_documents
         if not config.sample_tokens:
             return
         path = folder / manifest.tokenizer.path

@@ -24,7 +24,10 @@ class SeenTokens:
 
     def __init__(self, batches: Batches, mix: TokenMix, by_source: bool) -> None:
         """Raises UsageError for `by_source` where a data set does not know the sources of its documents."""
-        self.batches, self.mix, self.sets, self.runs = batches, mix, batches.data.sets, batches.runs
+        self.batches = batches
+        self.mix = mix
+        self.sets = batches.data.sets
+        self.runs = batches.runs
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
             raise UsageError(

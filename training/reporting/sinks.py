@@ -55,7 +55,8 @@ class TensorBoard:
     def __init__(self, path: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import, not needed on every rank
 
-        self.path, self.board = path, SummaryWriter(str(path), purge_step=step + 1)
+        self.path = path
+        self.board = SummaryWriter(str(path), purge_step=step + 1)
 
     def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
         for name, value in named_values(kind, values):
@@ -78,7 +79,8 @@ class WeightsAndBiases:
 
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        given, kept = os.environ, path / "run_id"
+        given = os.environ
+        kept = path / "run_id"
         run_id = given.get("WANDB_RUN_ID") or _kept_id(kept, step) or secrets.token_hex(4)
         atomic_write_bytes(kept, run_id.encode())
         self.run = wandb.init(  # whose arguments would win over the environment

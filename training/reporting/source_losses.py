@@ -17,9 +17,11 @@ class SourceLosses(Plugin):
 
     def __init__(self, model: ParallelModel, names: Sequence[str]) -> None:
         """`names` of the data sets, in the order of the mix."""
-        self.model, self.names = model, names
+        self.model = model
+        self.names = names
         self._sums = torch.zeros(2, len(names), dtype=torch.float64, device=model.world.device)
-        self._step, self._is_updated = 0, False
+        self._step = 0
+        self._is_updated = False
         model.keep_sequence_losses()
 
     @contextmanager
@@ -31,7 +33,8 @@ class SourceLosses(Plugin):
         found = self.model.take_source_losses(len(self.names))
         if self._is_updated:
             self._sums += found
-        self._step, self._is_updated = step, False
+        self._step = step
+        self._is_updated = False
         return step
 
     def log_records(self) -> list[LogRecord]:

@@ -45,7 +45,9 @@ class ThroughputMeter:
 
     def __init__(self, flops_per_token: float, peak_flops: float | None, device: torch.device) -> None:
         """`flops_per_token` of the model, forward and backward; `peak_flops`: FLOP/s of all ranks, if known."""
-        self.flops_per_token, self.peak_flops, self.device = flops_per_token, peak_flops, device
+        self.flops_per_token = flops_per_token
+        self.peak_flops = peak_flops
+        self.device = device
         self.restart()
 
     def restart(self) -> None:

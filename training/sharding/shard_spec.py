@@ -24,7 +24,8 @@ class ShardSpec:
     def shard(self, dim: int, parts: int, index: int) -> "ShardSpec":
         """Split into `parts` along `dim` and return shard `index`; the last shards may be shorter, or empty."""
         start, stop = shard_range(self.size[dim], parts, index)
-        offset, size = list(self.offset), list(self.size)
+        offset = list(self.offset)
+        size = list(self.size)
         offset[dim], size[dim] = offset[dim] + start, stop - start
         return ShardSpec(self.global_shape, tuple(offset), tuple(size))
 
@@ -40,11 +41,14 @@ class ShardSpec:
     def indices(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Global flat indices of the shard's elements start … stop, both row-major; (stop - start,) int64."""
         flat = torch.arange(start, stop, device=device)
-        index, stride, inner = torch.zeros_like(flat), 1, 1
+        index = torch.zeros_like(flat)
+        stride = 1
+        inner = 1
         innermost_first = (reversed(self.global_shape), reversed(self.offset), reversed(self.size))
         for length, offset, size in zip(*innermost_first, strict=True):
             index += (flat // inner % size + offset) * stride
-            stride, inner = stride * length, inner * size
+            stride = stride * length
+            inner = inner * size
         return index
 
 
@@ -61,7 +65,8 @@ def shard_range(length: int, parts: int, index: int) -> tuple[int, int]:
 def assemble_shards(shards: Mapping[ShardSpec, Tensor]) -> Tensor:
     """Assemble the global tensor from its shards. Raises AssertionError if they do not cover it."""
     first, sample = next(iter(shards.items()))
-    whole, covered = sample.new_empty(first.global_shape), torch.zeros(first.global_shape, dtype=torch.bool)
+    whole = sample.new_empty(first.global_shape)
+    covered = torch.zeros(first.global_shape, dtype=torch.bool)
     for spec, values in shards.items():
         whole[spec.slices] = values
         covered[spec.slices] = True

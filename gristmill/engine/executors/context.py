@@ -94,7 +94,8 @@ def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> I
 @contextmanager
 def _fence(lock: Path) -> Iterator[Path]:
     """Context: a file that is there as long as the process with the lock is in charge: late tasks of others see it."""
-    folder, name = lock.parent.absolute(), f"{lock.name}.fence-"
+    folder = lock.parent.absolute()
+    name = f"{lock.name}.fence-"
     fence = folder / f"{name}{secrets.token_hex(8)}"
     remove_files(folder / left for left in list_names(folder) if left.startswith(name))
     write_file(fence, b"")

@@ -67,7 +67,8 @@ class Calls(Sequence[Call], Generic[_Item]):
     """The calls of `tasks`; each is made by `make` when it is asked for, so that few are in memory at a time."""
 
     def __init__(self, tasks: Sequence[_Item], make: Callable[[_Item], Call]) -> None:
-        self._tasks, self._make = tasks, make
+        self._tasks = tasks
+        self._make = make
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -97,7 +98,8 @@ class LocalExecutor:
     retried = 0
 
     def __init__(self, workers: int, worker_lock: Path | None = None) -> None:
-        self.workers, self.worker_lock = workers, worker_lock
+        self.workers = workers
+        self.worker_lock = worker_lock
         self._pool: ProcessPoolExecutor | None = None
         self._started = list[BaseProcess]()  # workers, dead ones included
         self._foreign = ""  # what they run, if it is a user's function

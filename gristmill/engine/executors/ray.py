@@ -50,7 +50,8 @@ class RayExecutor:
     """Runs calls on the Ray cluster that this process is connected to; each takes a core and `memory` bytes."""
 
     def __init__(self, memory: int, scratch: NodeScratch) -> None:
-        self.scratch, self.retried = scratch, 0
+        self.scratch = scratch
+        self.retried = 0
         self._run = ray.remote(_run_call).options(
             num_cpus=1, memory=memory, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
@@ -62,10 +63,13 @@ class RayExecutor:
         Ray 2.60 aborts the process that cancels a task which has just ended.
         """
         pending: dict[Any, int] = {}
-        waiting, window, looked = iter(enumerate(calls)), 1, -_LOOK_SECONDS
+        waiting = iter(enumerate(calls))
+        window = 1
+        looked = -_LOOK_SECONDS
         while True:
             if time.monotonic() - looked > _LOOK_SECONDS:  # each look asks the head node, which takes a millisecond
-                window, looked = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1))), time.monotonic()
+                window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
+                looked = time.monotonic()
             while len(pending) < window and (found := next(waiting, None)):
                 pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
             if not pending:

@@ -65,8 +65,13 @@ class ShardExecutor:
         self, local: LocalExecutor, queue: TaskQueue, options: RunOptions, work: str, state: ProcessState,
         scratch: Scratch,
     ) -> None:  # fmt: skip
-        self.local, self.queue, self.options, self.work = local, queue, options, work
-        self.state, self.scratch, self.shard = state, scratch, Shard.parse(options.shard)
+        self.local = local
+        self.queue = queue
+        self.options = options
+        self.work = work
+        self.state = state
+        self.scratch = scratch
+        self.shard = Shard.parse(options.shard)
         self.manifest: StepManifest | None = None  # of the session in which this process is in charge
         self._running: dict[int, str] = {}  # names of this process's tasks, by position in the step
         self._helped: set[tuple[str, int]] = set()  # session and step; step 0: the session was seen
@@ -168,7 +173,8 @@ class ShardExecutor:
 
         The process in charge raises the first error; another one shows it in the queue.
         """
-        tasks, pending = OpenTasks(self.queue, manifest, self.shard, self._poll), dict[Future[Any], int]()
+        tasks = OpenTasks(self.queue, manifest, self.shard, self._poll)
+        pending = dict[Future[Any], int]()
         self._running.clear()
         own = self._own(manifest)
         try:
@@ -211,7 +217,8 @@ class ShardExecutor:
 
     def _finish(self, tasks: OpenTasks, position: int, result: Any, is_in_charge: bool) -> Iterator[tuple[int, Any]]:
         """Show what became of a task of this process, and yield its record."""
-        is_first, manifest = tasks.end(position), tasks.manifest
+        is_first = tasks.end(position)
+        manifest = tasks.manifest
         if isinstance(result, Failure) and is_in_charge:
             raise result.error()
         if not is_first:
@@ -231,7 +238,8 @@ class ShardExecutor:
 
 def attempt(call: Call) -> tuple[Any, float, int]:
     """Run a call in a worker process: its result or Failure, the processor time it took in seconds, and retries."""
-    started, retried = time.process_time(), 0
+    started = time.process_time()
+    retried = 0
     while True:
         try:
             return call(), time.process_time() - started, retried
@@ -256,7 +264,8 @@ def shard_executor(
 @cache
 def code_versions() -> dict[str, str]:
     """The version of each thing that decides bytes, by name; that of our code is a hash of its sources."""
-    root, digest = Path(__file__).resolve().parents[3], hashlib.sha256()
+    root = Path(__file__).resolve().parents[3]
+    digest = hashlib.sha256()
     for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     versions = {"gristmill": digest.hexdigest()[:12], "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}

@@ -109,7 +109,8 @@ class Scratch:
 
     def _reserved(self) -> int:
         """Bytes that the tasks reserve which share the quota."""
-        parent, own = glob.escape(str(self.folder.parent)), glob.escape(self.folder.name)
+        parent = glob.escape(str(self.folder.parent))
+        own = glob.escape(self.folder.name)
         folders = f"{parent}/{_prefix()}*-{self.group}/*+*" if self.group else f"{parent}/{own}/*+*"
         return sum(int(name.rpartition("+")[2]) for name in glob.glob(folders))  # noqa: PTH207  # as folders vanish
 

@@ -43,7 +43,9 @@ from gristmill.storage.files import (
 from gristmill.storage.local import PARTIAL, flush_later
 from gristmill.storage.lock import lease_seconds
 
-_MANIFEST, _CALLS, _PROCESSES = "step.json", "tasks.pickle", "processes"
+_MANIFEST = "step.json"
+_CALLS = "tasks.pickle"
+_PROCESSES = "processes"
 _AT_ONCE = 1000  # done records that are read, and calls that are pickled: memory stays that of the plan
 _BEATS = 4  # of a process in the time after which it counts as dead
 _LOOKING = 10  # pauses last so many times as long as a look: the more files, the fewer looks
@@ -150,7 +152,8 @@ class Heartbeats:
             self._looked = now
             listed = {file.removesuffix(".json"): info for file, info in list_folder(self.folder).items()}
             for name in listed.keys() | self._beats.keys():
-                before, info = self._beats.get(name), listed.get(name)
+                before = self._beats.get(name)
+                info = listed.get(name)
                 if before is None or info != before.info:
                     self._beats[name] = _Beat(info, now if info else float("-inf"))
         return now
@@ -160,7 +163,8 @@ class Heartbeat:
     """Context: a thread rewrites the state of this process, called `name`, as long as it lives."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.path, self.seconds = folder / f"{name}.json", lease_seconds() / _BEATS
+        self.path = folder / f"{name}.json"
+        self.seconds = lease_seconds() / _BEATS
         self.state = ProcessState(os.getpid(), socket.gethostname(), time.time())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -216,7 +220,8 @@ class TaskQueue:
 
     def load(self, manifest: StepManifest) -> list[Call]:
         """The tasks of a step. Raises FileNotFoundError if it is over."""
-        file, calls = io.BytesIO(read_file(self.fence(manifest))), list[Call]()
+        file = io.BytesIO(read_file(self.fence(manifest)))
+        calls = list[Call]()
         while len(calls) < manifest.tasks:
             calls += pickle.load(file)
         return calls
@@ -248,7 +253,8 @@ class TaskQueue:
 
     def list_states(self, manifest: StepManifest) -> TaskStates:
         """Return the tasks that are taken, done and failed."""
-        taken, ended = dict[int, int](), {"done": set[int](), "failed": set[int]()}
+        taken = dict[int, int]()
+        ended = {"done": set[int](), "failed": set[int]()}
         for name in list_names(self._step(manifest)):
             position, _, state = name.partition(".")
             times, _, kind = state.partition(".")
@@ -307,8 +313,11 @@ class OpenTasks:
     """
 
     def __init__(self, queue: TaskQueue, manifest: StepManifest, shard: Shard, poll: float) -> None:
-        self.queue, self.manifest, self.poll = queue, manifest, poll
-        self.ended, self.mine = set[int](), set[int]()
+        self.queue = queue
+        self.manifest = manifest
+        self.poll = poll
+        self.ended = set[int]()
+        self.mine = set[int]()
         others = [position for position in range(manifest.tasks) if position % shard.count != shard.index]
         Random(queue.name).shuffle(others)  # so that two processes seldom ask for the same one
         self._open = deque([*range(shard.index, manifest.tasks, shard.count), *others])
@@ -331,7 +340,8 @@ class OpenTasks:
         """Tasks that are done, and those that have failed, since the last look, in other processes."""
         started = time.monotonic()
         taken, done, failed = self.queue.list_states(self.manifest)
-        new, broken = sorted(done - self.ended - self.mine), sorted(failed - self.ended - self.mine)
+        new = sorted(done - self.ended - self.mine)
+        broken = sorted(failed - self.ended - self.mine)
         self.ended.update(new, broken)
         self._taken = {at: times for at, times in taken.items() if at not in self.ended and at not in self.mine}
         self._left = self._find_left(list(self._taken.items()))

@@ -13,7 +13,9 @@ from gristmill.io.web.responses import is_binary
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, UTF_16[0]), (codecs.BOM_UTF16_BE, UTF_16[1]))
 _HEAD_BYTES = 1 << 16  # that are searched for a <meta>; browsers look in the whole head
 _SAMPLE_BYTES = 4096  # in which zeros show UTF-16
-_ZEROS, _NO_ZEROS = 0.2, 0.02  # shares of zeros among the bytes of even and of odd places of UTF-16
+# shares of zeros among the bytes of even and of odd places of UTF-16
+_ZEROS = 0.2
+_NO_ZEROS = 0.02
 _SURE = 8  # characters in UTF-8 that no text in another encoding has by chance
 _LONE_SHARE = 0.01  # of characters of UTF-16 that are half a pair: random bytes have 0.03
 _BROKEN_SHARE = 0.05  # of the characters of UTF-8 that may be broken

@@ -34,7 +34,8 @@ class CompressedBucket(GradBucket):
     def __init__(self, *arguments: Any, options: CompressionOptions, seed: int, names: Mapping[int, str]) -> None:
         super().__init__(*arguments)
         assert self.shard.size == 1
-        self.method, rank = options.compression, options.compression_rank
+        self.method = options.compression
+        rank = options.compression_rank
         self.errors: dict[str, Tensor] = {}
         self.qs: dict[str, Tensor] = {}
         self._at: list[int] = []  # numbers of the compressed parameters
@@ -70,12 +71,15 @@ class CompressedBucket(GradBucket):
     def _finish_sum(self, reduced: Tensor) -> Tensor:
         if isinstance(self._summing, PowerSGD):
             sums, qs, exact = self._summing.finish()
-            left, new_qs = self._summing.matrices, dict(zip(self.qs, qs, strict=True))
+            left = self._summing.matrices
+            new_qs = dict(zip(self.qs, qs, strict=True))
         else:
             assert self._summing is not None
             flat, exact = self._summing.finish()
-            lengths, new_qs = [e.numel() for e in self.errors.values()], {}
-            sums, left = list(flat.split(lengths)), list(self._summing.flat.split(lengths))
+            lengths = [e.numel() for e in self.errors.values()]
+            new_qs = {}
+            sums = list(flat.split(lengths))
+            left = list(self._summing.flat.split(lengths))
         self._next = {n: x.view_as(e) for (n, e), x in zip(self.errors.items(), left, strict=True)}, new_qs
         self._summing = None
         found = torch.empty_like(reduced)

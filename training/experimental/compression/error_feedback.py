@@ -24,14 +24,16 @@ from training.parallel.parallel_model import ParallelModel
 from training.plugin import Plugin
 from training.sharding.shard_spec import ShardSpec
 
-_ERROR, _Q = "compression.error.", "compression.q."
+_ERROR = "compression.error."
+_Q = "compression.q."
 
 
 class ErrorFeedback(Plugin):
     """Keeps what compression left out of the gradients that an update uses, and PowerSGD's warm starts."""
 
     def __init__(self, model: ParallelModel) -> None:
-        self.model, self.buckets = model, buckets_of(model.reducers)
+        self.model = model
+        self.buckets = buckets_of(model.reducers)
         self._specs = {param.name: param.spec for param in model.params}
 
     @contextmanager
@@ -54,7 +56,8 @@ class ErrorFeedback(Plugin):
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
         """Take over what the checkpoint has of it, saved with any number of replicas."""
-        replicate, state = self.model.world.axis("replicate"), State()
+        replicate = self.model.world.axis("replicate")
+        state = State()
         stored = {key: tuple(tensor.size) for key, tensor in stored_tensors(checkpoint).items()}
         for name, error in self._errors().items():
             count = stored.get(_ERROR + name, (0,))[0]  # 0: a branch from a run without compression
@@ -76,7 +79,8 @@ class ErrorFeedback(Plugin):
 
     def _warm_starts(self) -> State:
         """Each Q, with its place among those of the tensor-parallel pieces."""
-        axis, starts = self.model.world.axis("tp"), State()
+        axis = self.model.world.axis("tp")
+        starts = State()
         placements = {param.name: param.placement for param in self.model.params}
         for bucket in self.buckets:
             for name, q in bucket.qs.items():

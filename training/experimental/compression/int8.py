@@ -54,7 +54,9 @@ class Int8Sum:
     """
 
     def __init__(self, flat: Tensor, exact: Tensor, replicate: Axis) -> None:
-        self.flat, self.exact, self.replicate = flat, exact, replicate
+        self.flat = flat
+        self.exact = exact
+        self.replicate = replicate
         n = replicate.size
         blocks = -(-len(flat) // (n * BLOCK))  # of a chunk
         padded = torch.nn.functional.pad(flat, (0, n * blocks * BLOCK - len(flat)))

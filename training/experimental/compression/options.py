@@ -37,7 +37,8 @@ class CompressionOptions(Layout):
 
     def check(self, processes: int, model: ModelConfig, seq_len: int) -> None:
         super().check(processes, model, seq_len)
-        how, rank = self.compression, self.compression_rank
+        how = self.compression
+        rank = self.compression_rank
         require(
             how == "powersgd" or rank == DEFAULT_RANK,
             f"parallel.compression_rank {rank} has no effect with parallel.compression {how}; "

@@ -37,7 +37,8 @@ class PowerSGD:
     """
 
     def __init__(self, matrices: Sequence[Tensor], qs: Sequence[Tensor], exact: Tensor, replicate: Axis) -> None:
-        self.matrices, self.replicate = list(matrices), replicate
+        self.matrices = list(matrices)
+        self.replicate = replicate
         products = [m @ q for m, q in zip(matrices, qs, strict=True)]
         self._shapes = [p.shape for p in products]
         self._lengths = [*(p.numel() for p in products), len(exact)]

@@ -12,7 +12,9 @@ from training.parallel.experiment import Experiment
 from training.parallel.parameter_shapes import ParameterShape, pack_buckets
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
 
-_BLOCK, _SCALE = 256, 4  # numbers, bytes
+# numbers, bytes
+_BLOCK = 256
+_SCALE = 4
 
 
 class CompressionFormulas(Experiment):

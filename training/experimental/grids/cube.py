@@ -58,7 +58,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        turn, dx, dw = ctx.turn, None, [None] * len(weights)
+        turn = ctx.turn
+        dx = None
+        dw = [None] * len(weights)
         dy = gather_rows(grad, turn.inputs)
         if needs_gradient(ctx, 0):
             dx = scatter_rows(dy @ gather_inputs(join(weights), turn.layers), turn.outputs)

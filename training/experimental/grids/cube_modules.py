@@ -85,7 +85,9 @@ class CubeLinear(GridLinear):
 
     def __init__(self, full: Linear, turn: Turn) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias, self.turn = full.weight, full.bias, turn
+        self.weight = full.weight
+        self.bias = full.bias
+        self.turn = turn
 
     def product(self, x: Tensor, *weights: Tensor) -> Tensor:
         return product_3d(x, self.turn, *weights)
@@ -115,7 +117,9 @@ class CubeTokens(TokenEmbedding):
 
     def __init__(self, full: TokenEmbedding, turn: Turn, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.turn, self.first = full.weight, turn, first
+        self.weight = full.weight
+        self.turn = turn
+        self.first = first
 
     def forward(self, ids: Tensor) -> Tensor:
         axis = self.turn.outputs

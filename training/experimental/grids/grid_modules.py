@@ -79,7 +79,9 @@ class GridLinear(Linear):
 
     def __init__(self, full: Linear, grid: Grid) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias, self.grid = full.weight, full.bias, grid
+        self.weight = full.weight
+        self.bias = full.bias
+        self.grid = grid
 
     def product(self, x: Tensor, *weights: Tensor) -> Tensor:
         """X W^T of the blocks of all ranks, for matrices that are one below the other."""
@@ -106,7 +108,10 @@ class GridHead(Head):
     def __init__(self, full: Head, grid: Grid, axis: Axis, first: int) -> None:
         """`axis` divides the vocabulary; `first`: this rank's first id."""
         nn.Module.__init__(self)
-        self.weight, self.grid, self.axis, self.first = full.weight, grid, axis, first
+        self.weight = full.weight
+        self.grid = grid
+        self.axis = axis
+        self.first = first
         self.register_parameter("bias", None)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -115,7 +120,8 @@ class GridHead(Head):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The same on each rank along `axis`: it sums over the vocabulary."""
-        logits, group = self.logits(x), self.axis.group
+        logits = self.logits(x)
+        group = self.axis.group
         if not self.training:
             return logits_losses(logits, targets, self.first, group)
         return logits_cross_entropy(logits, targets, self.first, group, self.z_loss)
@@ -129,7 +135,9 @@ class GridDropout(Dropout):
 
     def __init__(self, full: Dropout, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.p, self.key, self.axis = full.p, full.key, axis
+        self.p = full.p
+        self.key = full.key
+        self.axis = axis
 
     def index(self, x: Tensor) -> Tensor:
         _, tokens, features = x.shape

@@ -20,7 +20,9 @@ class GridRMSNorm(RMSNorm):
 
     def __init__(self, full: RMSNorm, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.weight, self.eps, self.axis = full.weight, full.eps, axis
+        self.weight = full.weight
+        self.eps = full.eps
+        self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
         return _GridRMSNorm.apply(x, self.weight, self.eps, self.axis)
@@ -34,7 +36,10 @@ class GridLayerNorm(LayerNorm):
 
     def __init__(self, full: LayerNorm, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias, self.eps, self.axis = full.weight, full.bias, full.eps, axis
+        self.weight = full.weight
+        self.bias = full.bias
+        self.eps = full.eps
+        self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
         return _GridLayerNorm.apply(x, self.weight, self.bias, self.eps, self.axis)
@@ -52,7 +57,9 @@ class _GridRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        normed, grad, dx = x.to(scale.dtype) * scale, grad.to(scale.dtype), None
+        normed = x.to(scale.dtype) * scale
+        grad = grad.to(scale.dtype)
+        dx = None
         if needs_gradient(ctx, 0):
             own = grad * weight
             dx = (own - normed * mean_over(own * normed, ctx.axis)).mul_(scale).to(x.dtype)
@@ -67,14 +74,17 @@ class _GridLayerNorm(torch.autograd.Function):
         centred = wide - mean
         scale = torch.rsqrt(mean_over(centred.square(), axis) + eps)
         ctx.save_for_backward(x, weight, mean, scale)
-        ctx.axis, ctx.has_bias = axis, bias is not None
+        ctx.axis = axis
+        ctx.has_bias = bias is not None
         y = centred.mul_(scale) * weight
         return (y if bias is None else y + bias).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        normed, grad, dx = (x.to(scale.dtype) - mean).mul_(scale), grad.to(scale.dtype), None
+        normed = (x.to(scale.dtype) - mean).mul_(scale)
+        grad = grad.to(scale.dtype)
+        dx = None
         if needs_gradient(ctx, 0):
             own = grad * weight
             shift, slope = mean_over(torch.stack((own, own * normed)), ctx.axis)

@@ -95,7 +95,9 @@ class GridOptions(Layout):
 
 
 def _check_ranks(layout: GridOptions) -> None:
-    tensor, tp, depth = layout.tensor, layout.tp, layout.depth
+    tensor = layout.tensor
+    tp = layout.tp
+    depth = layout.depth
     require(
         (depth > 1) == (tensor == "2.5d"),
         f"parallel.depth {depth} with parallel.tensor {tensor}: a 2d grid has one layer, a 2.5d one two or more, and "

@@ -128,7 +128,8 @@ def sum_to_each(axis: Axis, terms: Iterable[Tensor]) -> Tensor:
 
     A term is sent while the next one is computed.
     """
-    own, sent = torch.empty(0), None
+    own = torch.empty(0)
+    sent = None
     for root, computed in enumerate(terms):
         term = computed.contiguous()
         own = term if root == axis.rank else own

@@ -22,7 +22,9 @@ class GridTokens(TokenEmbedding):
 
     def __init__(self, full: TokenEmbedding, grid: Grid, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.grid, self.first = full.weight, grid, first
+        self.weight = full.weight
+        self.grid = grid
+        self.first = first
 
     def forward(self, ids: Tensor) -> Tensor:
         x = lookup(gather_rows(ids, self.grid.row), self.weight, self.first)
@@ -40,11 +42,15 @@ def _from_own_tokens(x: Tensor, grid: Grid) -> Tensor:
 
 def exchange(x: Tensor, grid: Grid) -> Tensor:
     """The tensor of rank (j, i), of the same shape, which gets this one; without autograd: a transpose."""
-    x, i, j, q = x.contiguous(), grid.row.rank, grid.column.rank, grid.row.size
+    x = x.contiguous()
+    i = grid.row.rank
+    j = grid.column.rank
+    q = grid.row.size
     if i == j:
         return x
     peer = grid.every.rank - (i * q + j) + (j * q + i)  # in the same layer
-    found, group = torch.empty_like(x), grid.every.group
+    found = torch.empty_like(x)
+    group = grid.every.group
     both = [(dist.isend, x), (dist.irecv, found)]
     for work in dist.batch_isend_irecv([dist.P2POp(f, t, group=group, group_peer=peer) for f, t in both]):
         wait(work, group)

@@ -71,8 +71,12 @@ class GridTraffic(ModuleTraffic):
 
     def blocks(self, passes: Passes) -> None:
         """Transformer layers."""
-        model, forward, backward = self.sizes.model, passes.forward, passes.backward
-        width, queries, keys = model.width, model.q_width, 2 * model.kv_width
+        model = self.sizes.model
+        forward = passes.forward
+        backward = passes.backward
+        width = model.width
+        queries = model.q_width
+        keys = 2 * model.kv_width
         for inputs, outputs in (
             (width, queries + keys),
             (queries, width),
@@ -93,7 +97,8 @@ class GridTraffic(ModuleTraffic):
 
     def product(self, inputs: int, outputs: int, forward: int, backward: int) -> None:
         """A product with weights of `inputs` and this column's `outputs`, so many times, and its two gradients."""
-        sizes, q = self.sizes, self.sizes.side
+        sizes = self.sizes
+        q = self.sizes.side
         x = sizes.tokens * (inputs // q) * sizes.itemsize
         w = inputs // q * outputs * sizes.itemsize
         times = q * (forward + backward)
@@ -104,7 +109,8 @@ class GridTraffic(ModuleTraffic):
 
     def embedding(self, times: int) -> None:
         """The embedding and its gradient: the tokens' ids, then features between ranks of a row, and transposed."""
-        sizes, q = self.sizes, self.sizes.side
+        sizes = self.sizes
+        q = self.sizes.side
         features = times * sizes.tokens * (sizes.model.width // q) * sizes.itemsize
         self.add("row", "all-gather", times, times * q * sizes.tokens * _INT64)
         self.add("column", "reduce-scatter", times, q * features)
@@ -115,7 +121,8 @@ class GridTraffic(ModuleTraffic):
 
     def output(self, passes: Passes) -> None:
         """The output matrix, and three numbers a token of the loss in two calls."""
-        sizes, times = self.sizes, passes.backward
+        sizes = self.sizes
+        times = passes.backward
         self.product(sizes.model.width, _vocabulary_part(sizes.model, sizes.side, sizes.column), times, times)
         self.add("column", "all-reduce", 2 * times, 3 * times * sizes.tokens * sizes.wide)
 
@@ -125,8 +132,11 @@ class CubeTraffic(ModuleTraffic):
 
     def blocks(self, passes: Passes) -> None:
         """Transformer layers; attention exchanges the ids of sequences, if dropout needs them."""
-        model, side = self.sizes.model, self.sizes.side
-        width, queries, hidden = model.width, model.q_width, model.ffn_width
+        model = self.sizes.model
+        side = self.sizes.side
+        width = model.width
+        queries = model.q_width
+        hidden = model.ffn_width
         self.turn("column", "row", width, (queries + 2 * model.kv_width) // side, passes)
         self.turn("row", "column", queries, width // side, passes)
         self.turn("column", "row", width, hidden * (2 if model.is_gated else 1) // side, passes)
@@ -137,7 +147,10 @@ class CubeTraffic(ModuleTraffic):
 
     def turn(self, into: str, out: str, inputs: int, outputs: int, passes: Passes) -> None:
         """A product of features of axis `into`, `inputs` of all, to `outputs` of this rank along axis `out`."""
-        sizes, side, forward, backward = self.sizes, self.sizes.side, passes.forward, passes.backward
+        sizes = self.sizes
+        side = self.sizes.side
+        forward = passes.forward
+        backward = passes.backward
         x = sizes.tokens * inputs * sizes.itemsize  # gathered
         w = inputs // side * outputs * sizes.itemsize
         y = sizes.tokens * side * outputs * sizes.itemsize
@@ -160,7 +173,8 @@ class CubeTraffic(ModuleTraffic):
 
     def output(self, passes: Passes) -> None:
         """The output matrix and the loss, whose targets are those of other sequences."""
-        sizes, times = self.sizes, passes.backward
+        sizes = self.sizes
+        times = passes.backward
         self.turn("column", "row", sizes.model.width, self._ids, passes)
         self.add("row", "all-reduce", 2 * times, 3 * times * sizes.tokens * sizes.wide)
         self.exchange(times, sizes.tokens * _INT64)
@@ -186,7 +200,9 @@ class GridFormulas(Experiment):
     """The formulas of tensor parallelism by blocks of every matrix."""
 
     def __init__(self, layout: GridOptions) -> None:
-        self.layout, self.is_cube, self.side = layout, layout.tensor == "3d", layout.grid[1]
+        self.layout = layout
+        self.is_cube = layout.tensor == "3d"
+        self.side = layout.grid[1]
 
     def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape]:
         row, column = self._place(tp_rank)
@@ -220,7 +236,8 @@ class GridFormulas(Experiment):
         sizes = GridSizes(inputs.config, self.side, *place, tokens, inputs.itemsize, inputs.wide, sequences)
         found = CubeTraffic(sizes) if self.is_cube else GridTraffic(sizes)
         for stage in inputs.stages:
-            layers, recomputed = len(inputs.stage_layers[stage]), inputs.recomputations(stage)
+            layers = len(inputs.stage_layers[stage])
+            recomputed = inputs.recomputations(stage)
             begun = inputs.backward_passes(stage)
             found.blocks(Passes(layers * (times + recomputed), layers * times, layers * begun))
             if stage == self.layout.stages - 1:

@@ -31,7 +31,9 @@ class OuterOptimizer:
     """
 
     def __init__(self, params: Sequence[ShardedParameter], lr: float, momentum: float) -> None:
-        self.params, self.lr, self.momentum = list(params), lr, momentum
+        self.params = list(params)
+        self.lr = lr
+        self.momentum = momentum
         self.shared = {param.name: param.local.detach().clone() for param in self.params}
         self.momenta = {name: torch.zeros_like(shared) for name, shared in self.shared.items()}
 
@@ -59,7 +61,8 @@ class OuterOptimizer:
     def update(self, gradients: Sequence[Tensor], params: Sequence[ShardedParameter] | None = None) -> None:
         """Update the shared weights by the replicas' mean gradients, which change, and give them to this replica."""
         for param, gradient in zip(params or self.params, gradients, strict=True):
-            shared, momentum = self.shared[param.name], self.momenta[param.name]
+            shared = self.shared[param.name]
+            momentum = self.momenta[param.name]
             momentum.mul_(self.momentum).add_(gradient)
             shared.sub_(gradient.add_(momentum, alpha=self.momentum), alpha=self.lr)
             param.local.copy_(shared)
@@ -74,7 +77,8 @@ class OuterOptimizer:
     def swap(self) -> None:
         """Exchange this replica's weights and the shared ones, one parameter at a time."""
         for param in self.params:
-            shared, kept = self.shared[param.name], param.local.detach().clone()
+            shared = self.shared[param.name]
+            kept = param.local.detach().clone()
             param.local.copy_(shared)
             shared.copy_(kept)
 
@@ -104,7 +108,8 @@ def _buckets(params: Sequence[ShardedParameter]) -> Iterator[list[ShardedParamet
         for param in alike:
             if bucket and size + param.local.nbytes > BUCKET_BYTES:
                 yield bucket
-                bucket, size = [], 0
+                bucket = []
+                size = 0
             bucket.append(param)
             size += param.local.nbytes
         yield bucket

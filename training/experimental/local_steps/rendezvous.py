@@ -54,7 +54,10 @@ class Rendezvous:
 
     def __init__(self, config: ReplicasConfig, ranks: ReplicaRanks) -> None:
         assert config.folder is not None
-        self.config, self.folder, self.ranks, self.stop = config, config.folder, ranks, StopSignals()
+        self.config = config
+        self.folder = config.folder
+        self.ranks = ranks
+        self.stop = StopSignals()
         self._entry = RendezvousFolder(config.folder, config.number)
 
     def join(self, common: Mapping[str, Any], lengths: Mapping[str, Any], start: Start) -> tuple[str, int]:
@@ -110,7 +113,8 @@ class Rendezvous:
         before. Returns the members; none if the others are rounds ahead by now; None if it was asked to stop. Raises
         UsageError for replicas with other shared weights.
         """
-        flat, name = _flat(gradients), f"replica-{self.config.number}"
+        flat = _flat(gradients)
+        name = f"replica-{self.config.number}"
         if not self.ranks.main_only(lambda: self._has_left(number, shared)):
             self._write(number, f"{name}.rank-{self.ranks.rank}", flat.numpy().tobytes())
             self.ranks.sum(torch.zeros(1))  # all have written
@@ -149,7 +153,8 @@ class Rendezvous:
 
     def _close(self, number: int, shared: str) -> list[int] | None:
         """Wait for the replicas that are expected at a round, and agree on its members: the first to decide writes."""
-        end, path = time.monotonic() + self.config.deadline, self._round(number) / _MEMBERS
+        end = time.monotonic() + self.config.deadline
+        path = self._round(number) / _MEMBERS
         expected = set(_read_members(self._round(number - 1) / _MEMBERS) or range(self.config.count))
         while not path.exists():
             there = _numbers(self._round(number), "replica-", ".done")

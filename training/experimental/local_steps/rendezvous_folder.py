@@ -19,7 +19,9 @@ from typing import Any, BinaryIO
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
 
-_RUN, _LOCK, _ENTRY = "run.json", "replica-{}.lock", "entry.lock"
+_RUN = "run.json"
+_LOCK = "replica-{}.lock"
+_ENTRY = "entry.lock"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class RendezvousFolder:
     """The folder `path` as replica `number` sees it; only its rank 0 calls the methods."""
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path, self.number = path, number
+        self.path = path
+        self.number = number
         self._lock: BinaryIO | None = None
 
     def join(self, common: Mapping[str, Any], lengths: Mapping[str, Any], start: Start) -> Start:

@@ -37,9 +37,13 @@ class RendezvousReplicas(LocalReplicas):
     ) -> None:
         """`common`: what all replicas must have in common."""
         super().__init__(config.local_steps, options, model, optimizer)
-        self.config, world = config, model.world
+        self.config = config
+        world = model.world
         self.rendezvous = Rendezvous(config, ReplicaRanks(world.rank, world.size, main_only, world.all_reduce))
-        self.common, self.steps, self.round, self.run = common, options.steps, 0, ""
+        self.common = common
+        self.steps = options.steps
+        self.round = 0
+        self.run = ""
         self.lengths = {"optim.steps": options.steps, "optim.decay_steps": options.last_decay_step}
         self.lengths |= {"optim.cooldown_steps": options.cooldown_steps}
 

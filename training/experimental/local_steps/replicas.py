@@ -28,9 +28,12 @@ class LocalReplicas(Plugin):
     """
 
     def __init__(self, local_steps: int, options: OptimConfig, model: ParallelModel, optimizer: Optimizer) -> None:
-        self.local_steps, self.model, self.optimizer = local_steps, model, optimizer
+        self.local_steps = local_steps
+        self.model = model
+        self.optimizer = optimizer
         axis = model.world.outer
-        self.count, self.rank = axis.size, axis.rank
+        self.count = axis.size
+        self.rank = axis.rank
         self.outer = OuterOptimizer(optimizer.unique, options.outer_lr, options.outer_momentum)
         self._mean = mean_over(axis)
 
@@ -68,7 +71,8 @@ class LocalReplicas(Plugin):
         if stored is not None and not stored.layout.get("local_steps"):
             return state
         replica = self.rank if stored is None else self._stored_replica(stored)
-        moments, state = self.optimizer.moments(), State()
+        moments = self.optimizer.moments()
+        state = State()
         for param in self.model.params:
             shared = self.outer.shared.get(param.name, param.local.detach())
             state.setdefault(f"model.{param.name}", []).append((shared, param.spec))
@@ -80,7 +84,8 @@ class LocalReplicas(Plugin):
 
     def _stored_replica(self, stored: CheckpointRecord) -> int:
         """The replica of a checkpoint whose states this one takes: its own, or that of a lower number."""
-        before, steps = int(stored.layout.get("local_replicas", 1)), stored.layout["local_steps"]
+        before = int(stored.layout.get("local_replicas", 1))
+        steps = stored.layout["local_steps"]
         if before != self.count and (taken := stored.step % steps):
             raise UsageError(
                 f"the checkpoint of step {stored.step} has {count_of(before, 'replica')} after {taken} of "

@@ -158,7 +158,8 @@ def _check_options(name: str, steps: int, optim: OptimConfig, memory: MemoryConf
 def _check_outer_optimizer(optim: OptimConfig) -> None:
     """Without local steps there is no outer optimizer."""
     for name in ("outer_lr", "outer_momentum"):
-        given, default = getattr(optim, name), getattr(OptimConfig, name)
+        given = getattr(optim, name)
+        default = getattr(OptimConfig, name)
         require(
             given == default,
             f"optim.{name} is {given}, and parallel.local_steps 0: there is no outer optimizer; "

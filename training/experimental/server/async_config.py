@@ -78,7 +78,8 @@ class AsyncConfig(TrainConfig):
             not self.data.batch_ramp,
             f"data.batch_ramp {' '.join(self.data.batch_ramp)}: workers do not know how much was read; leave it out",
         )
-        size, times = self.data.batch_size, self.parts * max(1, layout.micro_batches)
+        size = self.data.batch_size
+        times = self.parts * max(1, layout.micro_batches)
         require(
             size % times == 0,
             f"data.batch_size {size} is not divisible by parts {self.parts} x parallel.micro_batches "

@@ -78,7 +78,8 @@ class AsyncTrainer(Trainer):
 
     def report(self) -> None:
         """As the trainer's; the FLOPs are of the workers' devices, taken to be like the server's."""
-        metrics, workers = self.config.metrics, self.server.most_workers()
+        metrics = self.config.metrics
+        workers = self.server.most_workers()
         self.meter.peak_flops = peak_flops(self.world.device, self.config.precision, metrics.peak_tflops, workers)
         super().report()
 

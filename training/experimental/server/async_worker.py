@@ -52,10 +52,12 @@ class _Worker:
     """A model of one process, and the sequences of any part of any batch."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
-        config, layout = plan.config, plan.layout
+        config = plan.config
+        layout = plan.layout
         assert isinstance(config, AsyncConfig)
         world = build_world(layout, device, config.seconds_to_wait)
-        self.plan, self.device = plan, device
+        self.plan = plan
+        self.device = device
         self.model = parallelize(
             meta_decoder(plan.model), layout, world, config.seed, config.precision, plan.memory, config.compile,
             config.data.seq_len,

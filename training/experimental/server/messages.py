@@ -34,7 +34,8 @@ class Link:
             opened.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(seconds), 0))
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._connection, self._sending = Connection(opened.detach()), threading.Lock()
+        self._connection = Connection(opened.detach())
+        self._sending = threading.Lock()
 
     def send(self, header: dict[str, Any], values: Tensor | None = None) -> None:
         """Send a header, and the values of a flat tensor on the CPU."""

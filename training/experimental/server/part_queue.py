@@ -15,7 +15,9 @@ class PartQueue:
     """The parts of steps 0 … `steps` - 1, `parts` of each. Every part is given back once."""
 
     def __init__(self, steps: int, parts: int, staleness: int) -> None:
-        self.steps, self.parts, self.staleness = steps, parts, staleness
+        self.steps = steps
+        self.parts = parts
+        self.staleness = staleness
         self.oldest = 0
         """The first step of which a part is not done."""
         self.updates = 0

@@ -43,7 +43,10 @@ class GradientServer:
         timeout: float,
         workers: int = 1,
     ) -> None:
-        self.params, self.queue, self.say, self.timeout = list(params), queue, say, timeout
+        self.params = list(params)
+        self.queue = queue
+        self.say = say
+        self.timeout = timeout
         self.identity = comparable(identity)
         self.updates = 0
         """Updates that gradients were collected for; set it when resuming."""
@@ -51,9 +54,13 @@ class GradientServer:
         """Parts whose gradients the updates so far have, as `PartQueue.done_ahead`."""
         self._changed = threading.Condition()  # guards all below
         self._weights: Tensor | None = None  # flat, never changed: of `_version` updates
-        self._sum, self._loss, self._count = torch.empty(0), 0.0, 0
+        self._sum = torch.empty(0)
+        self._loss = 0.0
+        self._count = 0
         self._workers: dict[int, Link] = {}
-        self._joined, self._expected, self._most = 0, workers, 0
+        self._joined = 0
+        self._expected = workers
+        self._most = 0
         self._ended = False
         self._socket: socket.socket | None = None
 
@@ -75,13 +82,17 @@ class GradientServer:
         """
         weights = flat_weights(self.params)
         with self._changed:
-            self._weights, self.queue.updates = weights, self.updates  # together: who begins a part has both
+            # together: who begins a part has both
+            self._weights = weights
+            self.queue.updates = self.updates
             self._changed.notify_all()
             self._wait_for_gradients(is_stopping)
             parts = self._sum.split([p.local.numel() for p in self.params])
             for p, values in zip(self.params, parts, strict=True):
                 p.local.grad = values.view_as(p.local).to(p.local.device)
-            loss, self._loss, self._count = self._loss, 0.0, 0
+            loss = self._loss
+            self._loss = 0.0
+            self._count = 0
             self.updates += 1
             self.ahead = self.queue.done_ahead()  # the next gradients may come before a checkpoint is saved
             return loss
@@ -104,7 +115,8 @@ class GradientServer:
     def most_workers(self) -> int:
         """How many have worked at the same time since the last call."""
         with self._changed:
-            most, self._most = self._most, len(self._workers)
+            most = self._most
+            self._most = len(self._workers)
             return most
 
     def close(self) -> None:
@@ -138,7 +150,8 @@ class GradientServer:
                 return
             worker = self._join(link)
             try:
-                held, gradient = -1, flat_weights(self.params)
+                held = -1
+                gradient = flat_weights(self.params)
                 while (found := self._next(worker, link)) is not None:
                     part, version, weights = found
                     link.send({"part": part, "version": version}, weights if version != held else None)

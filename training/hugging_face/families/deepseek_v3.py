@@ -8,7 +8,8 @@ from training.hugging_face.families.mixtral import LOSSES, expert_rows
 from training.hugging_face.family import ROPE_DEFAULTS, FieldGroup, ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
-_ATTENTION, _MLP = "model.layers.{}.self_attn", "model.layers.{}.mlp"
+_ATTENTION = "model.layers.{}.self_attn"
+_MLP = "model.layers.{}.mlp"
 _MATRICES = ("gate_proj", "up_proj", "down_proj")
 DEFAULTS = {
     "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128,
@@ -24,7 +25,8 @@ DEFAULTS = {
 
 def _read(config: dict[str, Any]) -> dict[str, Any]:
     scaling = dict(config["rope_scaling"] or config["rope_parameters"] or {})
-    mscale, of_scores = scaling.pop("mscale", None), scaling.pop("mscale_all_dim", None)
+    mscale = scaling.pop("mscale", None)
+    of_scores = scaling.pop("mscale_all_dim", None)
     found = read_rope(config | {"rope_scaling": scaling})
     if of_scores and found["rope_scaling"] != "none":
         found["rope_mscale_all_dim"] = of_scores

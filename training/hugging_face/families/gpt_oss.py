@@ -8,8 +8,10 @@ from training.hugging_face.families.mixtral import EXPERT_FIELDS, EXPERT_WIDTH, 
 from training.hugging_face.family import ROPE_DEFAULTS, FieldGroup, ModelFamily, TensorRow, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
-_MLP, _EXPERTS = "model.layers.{}.mlp", "blocks.{}.mlp.experts"
-_WINDOW, _FULL = "sliding_attention", "full_attention"
+_MLP = "model.layers.{}.mlp"
+_EXPERTS = "blocks.{}.mlp.experts"
+_WINDOW = "sliding_attention"
+_FULL = "full_attention"
 _ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -24,7 +26,8 @@ DEFAULTS = {
 
 
 def _read(config: dict[str, Any]) -> dict[str, Any]:
-    bias, window = config["attention_bias"], config["sliding_window"]
+    bias = config["attention_bias"]
+    window = config["sliding_window"]
     if not (config["rope_scaling"] or config["rope_parameters"]):
         config = config | {"rope_scaling": _ROPE}
     found = {**read_rope(config, 150_000.0), "qkv_bias": bias, "out_bias": bias}

@@ -20,7 +20,8 @@ _KINDS = ("full_attention", "sliding_attention")
 
 def _read_window(config: dict[str, Any]) -> dict[str, Any]:
     """The window, if all layers have it. Raises UsageError where some do: ours has one kind of attention."""
-    window, kinds = config["sliding_window"], config["layer_types"]
+    window = config["sliding_window"]
+    kinds = config["layer_types"]
     if not config["use_sliding_window"] or window is None:
         return {}
     if kinds is None:

@@ -22,7 +22,8 @@ DEFAULTS = {
 
 
 def _read(config: dict[str, Any]) -> dict[str, Any]:
-    bias, dense = config["attention_bias"], config["mlp_only_layers"] or []
+    bias = config["attention_bias"]
+    dense = config["mlp_only_layers"] or []
     if dense != list(range(len(dense))):
         raise UsageError(f"its mlp_only_layers are {dense}; our model implements the first layers only")
     window = config["sliding_window"] if config["use_sliding_window"] else None

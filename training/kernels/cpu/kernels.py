@@ -138,9 +138,11 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide, scale = x.to(accumulation_dtype(x.dtype)), weight.to(accumulation_dtype(x.dtype))
+        wide = x.to(accumulation_dtype(x.dtype))
+        scale = weight.to(accumulation_dtype(x.dtype))
         if _use_numba(wide):
-            y, inverse = torch.empty(x.shape), torch.empty(x[..., :1].shape)
+            y = torch.empty(x.shape)
+            inverse = torch.empty(x[..., :1].shape)
             numba_loops.rms_norm(
                 _as_numpy(wide), _copy_to_numpy(scale), np.float32(eps), _as_numpy(y), inverse.view(-1).numpy()
             )
@@ -157,7 +159,8 @@ class _RMSNorm(torch.autograd.Function):
         x, inverse, weight = ctx.saved_tensors
         wide, scale, dy = (t.to(inverse.dtype) for t in (x, weight, grad))
         if _use_numba(wide):
-            dx, sums = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
+            dx = torch.empty(x.shape)
+            sums = torch.zeros(weight.shape, dtype=torch.float64)
             arrays = (
                 _as_numpy(wide),
                 _copy_to_numpy(scale),
@@ -226,7 +229,8 @@ class _GELU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
-        y, derivative = torch.empty(x.shape), torch.empty(x.shape)
+        y = torch.empty(x.shape)
+        derivative = torch.empty(x.shape)
         kernel = numba_loops.gelu if approximate == "none" else numba_loops.gelu_tanh
         kernel(*(_as_numpy(t).ravel() for t in (x, y, derivative)))
         ctx.save_for_backward(derivative)
@@ -255,7 +259,8 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        dgate, dup = torch.empty(gate.shape), torch.empty(up.shape)
+        dgate = torch.empty(gate.shape)
+        dup = torch.empty(up.shape)
         numba_loops.swiglu_backward(_as_rows(gate), _as_rows(up), _as_numpy(grad), _as_numpy(dgate), _as_numpy(dup))
         return dgate, dup
 

@@ -12,7 +12,8 @@ Floats = NDArray[np.float32]
 Rows = tuple[Floats, int]  # rows of a tensor: flat memory from the first element to the last, and the row stride
 
 _f32 = np.float32
-_HALF, _ONE = _f32(0.5), _f32(1)
+_HALF = _f32(0.5)
+_ONE = _f32(1)
 
 
 @kernel(inline="always", error_model="numpy")
@@ -70,7 +71,9 @@ def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
     """y = silu(gate) × up; `y` (rows, width)."""
     rows, width = y.shape
     for r in range(rows):
-        g, u, out = _row(gate, r, width), _row(up, r, width), y[r]
+        g = _row(gate, r, width)
+        u = _row(up, r, width)
+        out = y[r]
         for i in range(width):
             out[i] = g[i] * _sigmoid(g[i]) * u[i]
 
@@ -80,7 +83,9 @@ def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats
     """Gradients of gate and up from that of y; each (rows, width)."""
     rows, width = dy.shape
     for r in range(rows):
-        g, u, d = _row(gate, r, width), _row(up, r, width), dy[r]
+        g = _row(gate, r, width)
+        u = _row(up, r, width)
+        d = dy[r]
         for i in range(width):
             s = _sigmoid(g[i])
             dgate[r, i] = d[i] * u[i] * (s + g[i] * s * (_ONE - s))
@@ -93,9 +98,12 @@ def apply_rotary(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats)
     rows, heads, width = y.shape
     half = width // 2
     for r in range(rows):
-        c, s, row = cos[r % len(cos)], sin[r % len(sin)], _row(x, r, heads * width)
+        c = cos[r % len(cos)]
+        s = sin[r % len(sin)]
+        row = _row(x, r, heads * width)
         for h in range(heads):
-            first, second = row[h * width : h * width + half], row[h * width + half : (h + 1) * width]
+            first = row[h * width : h * width + half]
+            second = row[h * width + half : (h + 1) * width]
             for i in range(half):
                 y[r, h, i] = first[i] * c[i] + second[i] * (sign * s[i])
                 y[r, h, half + i] = second[i] * c[half + i] + first[i] * (sign * s[half + i])

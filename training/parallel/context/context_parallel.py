@@ -51,7 +51,8 @@ def _reach_other_ranks(attention: Attention, layout: Layout, order: TokenOrder, 
     """Let tokens see those of other ranks; in place."""
     is_ring = layout.context == "ring"
     across = RingAttention(order) if is_ring else Ulysses(order)
-    attention.attend, attention.attend_with_dropout = across.attend, across.attend_with_dropout
+    attention.attend = across.attend
+    attention.attend_with_dropout = across.attend_with_dropout
     if is_ring and compiled:  # a block is compiled around the ring: each of its pairs of chunks would be compiled anew
         attention.attend = torch.compiler.disable(across.attend)
         attention.attend_with_dropout = torch.compiler.disable(across.attend_with_dropout)
@@ -64,10 +65,15 @@ class _OwnDropout(Dropout):
 
     def __init__(self, full: Dropout, order: TokenOrder, parts: int) -> None:
         nn.Module.__init__(self)
-        self.p, self.key, self.local, self.order, self.parts = full.p, full.key, full.index, order, parts
+        self.p = full.p
+        self.key = full.key
+        self.local = full.index
+        self.order = order
+        self.parts = parts
 
     def index(self, x: Tensor) -> Tensor:
-        local, features = self.local(x), x[0, 0].numel()
+        local = self.local(x)
+        features = x[0, 0].numel()
         tokens = self.order.positions(local // features, self.parts * x.shape[1])
         return tokens * features + local % features
 
@@ -77,7 +83,9 @@ class _OwnRotary(Rotary):
 
     def __init__(self, full: Rotary, order: TokenOrder) -> None:
         nn.Module.__init__(self)
-        self.config, self.local, self.order = full.config, full.positions, order
+        self.config = full.config
+        self.local = full.positions
+        self.order = order
 
     def positions(self, x: Tensor) -> Tensor:
         local = self.local(x)
@@ -122,8 +130,11 @@ class _OwnPositions(PositionEmbedding):
 
     def __init__(self, full: PositionEmbedding, order: TokenOrder, parts: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.offset, self.local = full.weight, full.offset, full.positions
-        self.order, self.parts = order, parts
+        self.weight = full.weight
+        self.offset = full.offset
+        self.local = full.positions
+        self.order = order
+        self.parts = parts
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         if documents is None:

@@ -39,7 +39,8 @@ class ContextOptions(TensorOptions):
 
     def check_context(self, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless the model's sequences, of `seq_len` tokens, can be divided over cp."""
-        cp, tp = self.cp, self.tp
+        cp = self.cp
+        tp = self.tp
         require_size(
             cp > 1 or self.context == "ring",
             f"parallel.context {self.context} has no effect with parallel.cp 1",

@@ -31,7 +31,9 @@ from training.model.dropout import Dropout
 from training.parallel.context.tokens import TokenOrder
 from training.sharding.axis import Axis
 
-_KEYS, _GRADIENTS = 0, 1  # tags of what is on its way
+# tags of what is on its way
+_KEYS = 0
+_GRADIENTS = 1
 
 
 class RingAttention:
@@ -45,7 +47,8 @@ class RingAttention:
 
         `mask.bias`, where there is one, has the slopes (H,) of these heads, and not the bias of all pairs of tokens.
         """
-        documents, seen = mask.documents, Seen(0, 0, mask.window, slopes=mask.bias, dropout=dropout)
+        documents = mask.documents
+        seen = Seen(0, 0, mask.window, slopes=mask.bias, dropout=dropout)
         if documents is None:
             return _Ring.apply(q, k, v, mask.sinks, _Blocks(self.order, q.shape[2], seen))
         q, k, v = (documents.split_sequences(x) for x in (q, k, v))
@@ -58,7 +61,8 @@ class RingAttention:
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
     ) -> Tensor:
         """The same with dropout of the weights, which are drawn again in the backward pass."""
-        keys, heads = dropout.keys(sample_ids), dropout.index(q[:, :, 0, 0])
+        keys = dropout.keys(sample_ids)
+        heads = dropout.index(q[:, :, 0, 0])
         tokens = q.shape[2] if mask.documents is None else mask.documents.positions.shape[1]
         return self.attend(mask, q, k, v, WeightDropout(dropout.p, keys, heads, tokens * self.order.axis.size))
 
@@ -68,7 +72,9 @@ class _Blocks:
 
     def __init__(self, order: TokenOrder, length: int, seen: Seen) -> None:
         """`length`: tokens of a rank; `seen`: what is the same for all of their keys, with `first` (B, `length`)."""
-        self.order, self.axis, self.seen = order, order.axis, seen
+        self.order = order
+        self.axis = order.axis
+        self.seen = seen
         self.size = length // order.per_rank
 
     def visible(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
@@ -86,9 +92,11 @@ class _Blocks:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, blocks: _Blocks) -> Tensor:
-        ctx.blocks, wide = blocks, accumulation_dtype(q.dtype)
+        ctx.blocks = blocks
+        wide = accumulation_dtype(q.dtype)
         own = torch.stack((k, v))
-        out, lse = torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+        out = torch.zeros_like(q, dtype=wide)
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=wide)
         for source, (keys, values) in around(own, blocks.axis):
             for rows, columns, seen in blocks.visible(source):
                 term = attend_block(q[:, :, rows], keys[:, :, columns], values[:, :, columns], seen)
@@ -102,9 +110,12 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
         q, own, sinks, out, lse = ctx.saved_tensors
-        wide, blocks, sent = lse.dtype, ctx.blocks, None
+        wide = lse.dtype
+        blocks = ctx.blocks
+        sent = None
         delta = (grad.to(wide) * out).sum(-1)
-        grad_q, own_grad = torch.zeros_like(q, dtype=wide), torch.zeros_like(own, dtype=wide)
+        grad_q = torch.zeros_like(q, dtype=wide)
+        own_grad = torch.zeros_like(own, dtype=wide)
         for source, keys in around(own, blocks.axis):
             term = own_grad if source == blocks.axis.rank else torch.zeros_like(own_grad)
             _add_gradients(blocks, source, q, keys, (grad, lse, delta), grad_q, term)
@@ -151,9 +162,12 @@ class _SendReceive:
     """A tensor on its way to the next rank, and the one of the same shape that comes from the rank before."""
 
     def __init__(self, x: Tensor, axis: Axis, tag: int) -> None:
-        self.group, self.tag, self.found = axis.group, tag, torch.empty_like(x)
+        self.group = axis.group
+        self.tag = tag
+        self.found = torch.empty_like(x)
         self.sent = x  # held until it has arrived
-        before, after = (axis.rank - 1) % axis.size, (axis.rank + 1) % axis.size
+        before = (axis.rank - 1) % axis.size
+        after = (axis.rank + 1) % axis.size
         both = [(dist.isend, x, after), (dist.irecv, self.found, before)]
         operations = [dist.P2POp(f, t, group=axis.group, tag=tag, group_peer=peer) for f, t, peer in both]
         self.works = dist.batch_isend_irecv(operations)

@@ -33,7 +33,8 @@ def context_traffic(inputs: TrafficInputs) -> Traffic:
     layout = inputs.layout
     if layout.cp == 1:
         return {}
-    tokens, widths = inputs.tokens // layout.micro_batches, layout.attention_widths(inputs.config)
+    tokens = inputs.tokens // layout.micro_batches
+    widths = layout.attention_widths(inputs.config)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
     passes = layout.micro_batches * inputs.layers
     found = attention_traffic(sizes, passes + inputs.recomputed_layers, passes)
@@ -45,7 +46,8 @@ def attention_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mappi
     if sizes.kind == "ulysses":
         elements = sizes.tokens * 2 * (sizes.queries + sizes.keys)
         return {"all-to-all": (2 * (forward + backward), (forward + backward) * elements * sizes.itemsize)}
-    steps, elements = sizes.ranks - 1, 2 * sizes.tokens * sizes.keys
+    steps = sizes.ranks - 1
+    elements = 2 * sizes.tokens * sizes.keys
     calls = steps * (forward + 2 * backward)
     sent = steps * elements * ((forward + backward) * sizes.itemsize + backward * sizes.wide)
     return {"send": (calls, sent), "receive": (calls, sent)}

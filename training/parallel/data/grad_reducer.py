@@ -47,7 +47,10 @@ class GradBucket:
         replicate: Axis,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        self.full, self.own, self.shard, self.replicate = full, own, shard, replicate
+        self.full = full
+        self.own = own
+        self.shard = shard
+        self.replicate = replicate
         self.reduce_dtype = reduce_dtype or own[0].dtype
         self.rows = [-(-len(p) // shard.size) for p in full]
         self.lengths = [rows * (p.numel() // len(p)) for p, rows in zip(full, self.rows, strict=True)]
@@ -64,8 +67,10 @@ class GradBucket:
     def add(self, p: Tensor) -> None:
         """Move the gradient of `p` into the buffer, which sums those of several micro-batches."""
         assert p.grad is not None
-        i, sums = self._index[id(p)], self._sums or self._allocate()
-        grad, missing = p.grad, self.shard.size * self.rows[self._index[id(p)]] - len(p)
+        i = self._index[id(p)]
+        sums = self._sums or self._allocate()
+        grad = p.grad
+        missing = self.shard.size * self.rows[self._index[id(p)]] - len(p)
         if missing:
             grad = F.pad(grad, (0, 0) * (grad.ndim - 1) + (0, missing))
         grad = grad.unflatten(0, (self.shard.size, -1))
@@ -124,7 +129,8 @@ class GradBucket:
     def start_all_gather(self) -> None:
         """Start to all-gather the updated rows, cast; without shards, copy them to the full parameters."""
         if self.shard.size > 1:
-            own, dtype = zip(self.own, self.lengths, strict=True), self.full[0].dtype
+            own = zip(self.own, self.lengths, strict=True)
+            dtype = self.full[0].dtype
             mine = torch.cat([F.pad(p.detach().flatten(), (0, n - p.numel())).to(dtype) for p, n in own])
             gathered = mine.new_empty(self.shard.size, len(mine))
             work = all_gather(gathered.flatten(), mine, group=self.shard.group, async_op=True)
@@ -143,7 +149,8 @@ class GradBucket:
         self._gathering = None
 
     def _allocate(self) -> list[Tensor]:
-        size, own = (self.shard.size, sum(self.lengths)), self.own[0]
+        size = (self.shard.size, sum(self.lengths))
+        own = self.own[0]
         self._buffer = torch.empty(size, dtype=own.dtype, device=own.device)
         parts = zip(self._buffer.split(self.lengths, dim=1), self.full, strict=True)
         self._sums = [part.unflatten(1, (-1, *p.shape[1:])) for part, p in parts]
@@ -197,7 +204,8 @@ class GradReducer:
         as it is complete. The reductions of the pass before are waited for first.
         """
         self.finish()
-        self._passes, self._in_pass = self._passes + 1, True
+        self._passes = self._passes + 1
+        self._in_pass = True
         for bucket in self.buckets:
             bucket.pending = len(bucket.full)
         yield
@@ -283,10 +291,12 @@ def _group_by_bytes(parameters: list[nn.Parameter], axes_of: Callable[[nn.Parame
     groups: list[list[nn.Parameter]] = []
     open_groups: dict[tuple[torch.dtype, str], tuple[list[nn.Parameter], int]] = {}
     for p in parameters:
-        kind, nbytes = (p.dtype, axes_of(p)), p.numel() * accumulation_dtype(p.dtype).itemsize
+        kind = (p.dtype, axes_of(p))
+        nbytes = p.numel() * accumulation_dtype(p.dtype).itemsize
         group, size = open_groups.get(kind, ([], BUCKET_BYTES))
         if size + nbytes > BUCKET_BYTES:
-            group, size = [], 0
+            group = []
+            size = 0
             groups.append(group)
         group.append(p)
         open_groups[kind] = group, size + nbytes

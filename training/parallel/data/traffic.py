@@ -11,7 +11,8 @@ def data_traffic(inputs: TrafficInputs) -> Traffic:
 
     Experts that are divided over ranks have fewer replicas than all else.
     """
-    layout, found = inputs.layout, list[Traffic]()
+    layout = inputs.layout
+    found = list[Traffic]()
     formula = _fsdp if layout.shards_parameters else _buckets_traffic
     for of_experts, prefix in ((False, ""), (True, "expert_")):
         groups, shards = layout.expert_mesh_shape[:2] if of_experts else layout.mesh_shape[1:3]
@@ -34,7 +35,9 @@ def _buckets_traffic(
         return {}
     packed = [bucket for stage in stages for bucket in pack_buckets(stage, inputs.bucket_elements)]
     buckets = [sum(p.padded_numel(shards) for p in bucket) for bucket in packed]
-    calls, gradients, parameters = len(buckets), sum(buckets) * inputs.reduced, sum(buckets) * inputs.itemsize
+    calls = len(buckets)
+    gradients = sum(buckets) * inputs.reduced
+    parameters = sum(buckets) * inputs.itemsize
     times = layout.micro_batches if layout.zero == 2 and layout.shards > 1 else 1
     if shards == 1:
         return {("replicate", "all-reduce"): Volume(times * calls, times * gradients)}
@@ -52,7 +55,8 @@ def _fsdp(inputs: TrafficInputs, groups: int, shards: int, stages: Sequence[Sequ
     (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass and gathered again. The last unit is kept
     for its backward pass, which follows; that of an embedding needs no parameters. A pipeline gathers once a step.
     """
-    layout, micro_batches = inputs.layout, inputs.layout.micro_batches
+    layout = inputs.layout
+    micro_batches = inputs.layout.micro_batches
     gathered = scattered = between = Volume(0, 0)
     for parameters in stages:
         units: dict[str, int] = {}

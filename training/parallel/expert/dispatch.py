@@ -47,7 +47,8 @@ class ExpertDispatch:
         received = torch.empty_like(counts)  # from each rank, for each expert of this one
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
-        arriving, leaving = self.exchanged(x, by_source), self.exchanged(x, counts.view(size, -1))
+        arriving = self.exchanged(x, by_source)
+        leaving = self.exchanged(x, counts.view(size, -1))
         rows, shares = (self._to_ranks(each, arriving, leaving) for each in (x, weights))
         # rank after rank, and of each by expert: now by expert
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)

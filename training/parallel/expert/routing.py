@@ -37,7 +37,9 @@ class Routing:
     """The routers of this rank's layers, by the layers' numbers; built by `parallelize`, None for a dense model."""
 
     def __init__(self, routers: dict[int, Router], world: World, config: ModelConfig, order: TokenOrder) -> None:
-        self.routers, self.world, self.config = routers, world, config
+        self.routers = routers
+        self.world = world
+        self.config = config
         self.data = world.joint_axis("replicate", "shard")
         self.tokens = _TokensOfRanks(self.data, world, order)
         for router in routers.values():
@@ -111,7 +113,8 @@ class _TokensOfRanks(Tokens):
     """Tokens on several ranks: of a micro-batch along `data`, of a sequence along "cp", in an order."""
 
     def __init__(self, data: JointAxis, world: World, order: TokenOrder) -> None:
-        self.data, self.cp = data, world.axis("cp")
+        self.data = data
+        self.cp = world.axis("cp")
         self.gather, self.own = order.gather, order.own  # type: ignore[method-assign]
         self.counts_losses = world.axis("tp").rank == 0
 

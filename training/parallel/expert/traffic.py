@@ -11,11 +11,14 @@ def expert_traffic(inputs: TrafficInputs) -> Traffic:
     Of tokens as many are assumed as where choices are equal: what a rank gets is what the routers choose. With them go
     the numbers of tokens for each expert, forward.
     """
-    config, layout, parts = inputs.config, inputs.layout, list[Traffic]()
+    config = inputs.config
+    layout = inputs.layout
+    parts = list[Traffic]()
     data = " x ".join(
         name for name, size in zip(("replicate", "shard"), layout.mesh_shape[1:3], strict=True) if size > 1
     )
-    row, held = config.experts * _COUNT_BYTES, 0
+    row = config.experts * _COUNT_BYTES
+    held = 0
     for stage in inputs.stages:
         layers = sum(map(config.is_sparse, inputs.stage_layers[stage]))
         passes = layers * (layout.micro_batches + inputs.recomputations(stage))

@@ -99,7 +99,8 @@ class PipelineOptions:
         )
 
     def _check_micro_batches(self, pipeline: PipelineSchedule) -> None:
-        count, least = self.micro_batches, pipeline.least_micro_batches(self.pp, self.stages)
+        count = self.micro_batches
+        least = pipeline.least_micro_batches(self.pp, self.stages)
         require(
             count >= least,
             f"parallel.micro_batches {count} are too few: schedule {self.schedule} of {self.stages} stages takes "

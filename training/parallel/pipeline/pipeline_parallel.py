@@ -70,8 +70,12 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.layout, self.axis, self.device, self.dtype = layout, axis, device, dtype
-        self.ranks, self.stages = layout.stage_ranks, layout.stages_of_rank(axis.rank)
+        self.layout = layout
+        self.axis = axis
+        self.device = device
+        self.dtype = dtype
+        self.ranks = layout.stage_ranks
+        self.stages = layout.stages_of_rank(axis.rank)
         self.parts = dict(zip(self.stages, parts, strict=True))
         self.reducers = reducers
         self.scale: Tensor | float = 1.0
@@ -98,7 +102,8 @@ class Pipeline:
                 output_args=features if number + 1 < self.layout.stages else loss,
                 group=self.axis.group,
             )  # fmt: skip
-            stage.reducer, stage.schedule = reducer, self.layout.schedule
+            stage.reducer = reducer
+            stage.schedule = self.layout.schedule
             stages.append(stage)
         return getattr(schedules, SCHEDULES[self.layout.schedule].torch_class)(
             stages[0] if self.layout.virtual_stages == 1 else stages,
@@ -115,7 +120,8 @@ class Pipeline:
         self.scale = scale
         micro_batch = batch.ids[: len(batch.ids) // self.layout.micro_batches]
         if micro_batch.shape != self._shape:
-            self._schedule, self._shape = self._schedule_of(micro_batch), micro_batch.shape
+            self._schedule = self._schedule_of(micro_batch)
+            self._shape = micro_batch.shape
         losses: list[Tensor] = []
         first = (batch.ids,) if 0 in self.stages else ()
         last = {"target": batch.sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}

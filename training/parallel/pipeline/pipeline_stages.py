@@ -45,7 +45,8 @@ def split_stages(decoder: Decoder, layout: Layout, rank: int, seq_len: int) -> l
     """
     if layout.stages == 1:
         return [deepcopy(decoder)]
-    layers, last = stage_layers(decoder.config, layout.stages, seq_len), layout.stages - 1
+    layers = stage_layers(decoder.config, layout.stages, seq_len)
+    last = layout.stages - 1
     return [StageDecoder(deepcopy(decoder), layers[n], n == 0, n == last) for n in layout.stages_of_rank(rank)]
 
 

@@ -82,7 +82,8 @@ def _in_rounds(own: RankStages, split: bool) -> list[Pass]:
     warm = min(total, (len(stages) - 1) * per_round + (1 if split else 2) * (own.ranks - 1 - own.rank))
     forward = [Pass("F", stages[i // per_round % len(stages)]) for i in range(total)]
     order = [stages[-1 - i // per_round % len(stages)] for i in range(total)]
-    passes, weights = forward[:warm], iter(order)
+    passes = forward[:warm]
+    weights = iter(order)
     for i, stage in enumerate(order):
         passes += [*forward[warm + i : warm + i + 1], Pass("I" if split else "B", stage)]
         if split and i >= own.rank:
@@ -133,7 +134,9 @@ def _dualpipev(own: RankStages) -> list[Pass]:
     can overlap; torch runs the one after the other. It needs as many micro-batches as stages.
     """
     down, up = own.stages
-    behind, before = own.ranks - own.rank - 1, own.rank + 1  # ranks further down, and those up to this one
+    # ranks further down, and those up to this one
+    behind = own.ranks - own.rank - 1
+    before = own.rank + 1
     middle = own.micro_batches - 2 * own.ranks + before
     turns = (
         (2 * behind, [("F", down)]),

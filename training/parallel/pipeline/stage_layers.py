@@ -19,7 +19,8 @@ def divide_layers(layers: int, stages: int, head: float) -> list[int]:
 
     `head`: cost of the output matrix, which the last stage has, in layers.
     """
-    counts, costs = [1] * stages, [1.0] * stages
+    counts = [1] * stages
+    costs = [1.0] * stages
     costs[-1] += head
     for _ in range(layers - stages):
         cheapest = costs.index(min(costs))

@@ -10,7 +10,8 @@ def pipeline_traffic(inputs: TrafficInputs) -> Traffic:
 
 def _activations(inputs: TrafficInputs) -> Traffic:
     """Pipeline: hidden states forward and their gradients backward, between ranks (Huang et al. 2019)."""
-    layout, rank = inputs.layout, inputs.rank["pp"]
+    layout = inputs.layout
+    rank = inputs.rank["pp"]
     parts = layout.sequence_shards * layout.batch_shards * layout.feature_shards
     each = inputs.hidden_bytes // (layout.micro_batches * parts)
     borders = sum(

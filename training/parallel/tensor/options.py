@@ -50,7 +50,8 @@ class TensorOptions:
 
     def check_tensor(self, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless tp divides the model, and with sequence parallelism the sequences."""
-        tp, possible = self.tp, possible_sizes(model)
+        tp = self.tp
+        possible = possible_sizes(model)
         nearest = sorted(possible, key=lambda size: (size > tp, abs(tp - size)))
         for name in ("heads", "ffn_width", "expert_width"):
             size = getattr(model, name)

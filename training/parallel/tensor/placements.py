@@ -21,7 +21,9 @@ def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str,
     with queries of its own, and so computes a term of that head's gradient.
     """
     # torch stores (outputs, inputs)
-    colwise, rowwise, vocab = Placement(shard={"tp": 0}), Placement(shard={"tp": 1}), Placement(shard={"tp": 0})
+    colwise = Placement(shard={"tp": 0})
+    rowwise = Placement(shard={"tp": 1})
+    vocab = Placement(shard={"tp": 0})
     shared = Placement(shard={"tp": 0}, repeat={"tp": copies}, replicated=(KV,), gradient_sum=(KV,))
     of_kv = shared if copies > 1 else colwise
     outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())

@@ -68,7 +68,8 @@ class _Region:
     """The collectives at a tensor-parallel region's entry and exit."""
 
     def __init__(self, axis: Axis, sequence_parallel: bool) -> None:
-        self.axis, self.sequence_parallel = axis, sequence_parallel
+        self.axis = axis
+        self.sequence_parallel = sequence_parallel
         self._entry = gather_from_sp if sequence_parallel else copy_to_tp
         self._exit = reduce_scatter_to_sp if sequence_parallel else reduce_from_tp
 
@@ -110,7 +111,8 @@ class ShardedDropout(Dropout):
 
     def __init__(self, full: Dropout, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.p, self.key = full.p, full.key
+        self.p = full.p
+        self.key = full.key
         shard = full.shard_index if isinstance(full, ShardedDropout) else 0
         self.shard_index: int = shard * axis.size + axis.rank
 
@@ -123,7 +125,9 @@ class _ShardedPositions(PositionEmbedding):
 
     def __init__(self, full: PositionEmbedding, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.weight, self.offset, self.axis = full.weight, full.offset, axis
+        self.weight = full.weight
+        self.offset = full.offset
+        self.axis = axis
 
     def positions(self, x: Tensor) -> Tensor:
         return super().positions(x) + self.axis.rank * x.shape[1]
@@ -147,7 +151,8 @@ class _AllRotary(Rotary):
 
     def __init__(self, full: Rotary, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.config, self.axis = full.config, axis
+        self.config = full.config
+        self.axis = axis
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[1] * self.axis.size, device=x.device)
@@ -158,7 +163,9 @@ class _RowParallelLinear(nn.Module):
 
     def __init__(self, full: nn.Linear, region: _Region) -> None:
         super().__init__()
-        self.weight, self.bias, self.region = full.weight, full.bias, region
+        self.weight = full.weight
+        self.bias = full.bias
+        self.region = region
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.region.exit(linear(x, self.weight))
@@ -174,7 +181,9 @@ class _JointRMSNorm(nn.Module):
     def __init__(self, full: nn.Module | None, axis: Axis) -> None:
         super().__init__()
         assert isinstance(full, RMSNorm)
-        self.weight, self.eps, self.axis = full.weight, full.eps, axis
+        self.weight = full.weight
+        self.eps = full.eps
+        self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
@@ -200,7 +209,9 @@ class _VocabParallelTokens(TokenEmbedding):
 
     def __init__(self, full: TokenEmbedding, region: _Region, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.region, self.first = full.weight, region, first
+        self.weight = full.weight
+        self.region = region
+        self.first = first
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.region.exit(lookup(ids, self.weight, self.first))
@@ -208,7 +219,8 @@ class _VocabParallelTokens(TokenEmbedding):
 
 def lookup(ids: Tensor, weight: Tensor, first: int) -> Tensor:
     """The rows of `weight` (V / n, D), which are those of the ids from `first` on, and zeros for other ids."""
-    local, count = ids - first, len(weight)
+    local = ids - first
+    count = len(weight)
     return embedding(local.clamp(0, count - 1), weight) * ((local >= 0) & (local < count))[..., None]
 
 
@@ -217,12 +229,16 @@ class _VocabParallelHead(Head):
 
     def __init__(self, full: Head, region: _Region, first: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.region, self.first = full.weight, region, first
+        self.weight = full.weight
+        self.region = region
+        self.first = first
         self.register_parameter("bias", None)
-        self.in_features, self.out_features = full.in_features, len(full.weight)
+        self.in_features = full.in_features
+        self.out_features = len(full.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        x, group = self.region.enter(x), self.region.axis.group
+        x = self.region.enter(x)
+        group = self.region.axis.group
         if not self.training:
             return token_losses(x, self.weight, targets, self.first, group)
         return linear_cross_entropy(x, self.weight, targets, self.first, group, self.z_loss, self.sequence_losses)

@@ -16,7 +16,8 @@ def _layers(inputs: TrafficInputs) -> Traffic:
     takes two all-reduces a chunk of tokens, of three numbers per token together.
     """
     layout = inputs.layout
-    micro_batches, each = layout.micro_batches, inputs.hidden_bytes // layout.micro_batches
+    micro_batches = layout.micro_batches
+    each = inputs.hidden_bytes // layout.micro_batches
     # each of a layer's two regions is entered and left in both passes; an embedding is left, an output matrix entered
     both = micro_batches * (4 * inputs.layers + inputs.holds_stage(0) + inputs.holds_stage(-1))
     # recomputing a block stops before its last all-reduce, unless dropout after it is needed
