@@ -26,7 +26,8 @@ from gristmill.io.token_shards import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import split_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
 from preprocessing.mixing.sampling import choose_bin, find_kth
-from preprocessing.tokenize_corpus import ShardReport, TokenizerFacts, encode_slices, read_tokenizer, write_shard
+from preprocessing.tokenize_corpus import encode_slices
+from preprocessing.tokenizer.shard_files import ShardReport, TokenizerFacts, read_tokenizer, write_shard
 
 SLICE_BYTES, DOCUMENTS = 60_000_000, 10_000  # of each slice
 _CLUSTERED = 100  # documents of a file that are in clusters

@@ -120,7 +120,7 @@ def deduplicate(
     texts: 3, of which 2 are kept; duplicates: 1 (33.3%)
     clusters: 1; texts in the largest: 2
     similarity to the kept text: jaccard, at least 0.8; median 1.00, least 1.00
-    without a signature, as they are shorter than a shingle: 0 texts (0.0%)
+    shorter than a shingle, so without a signature: 0 texts (0.0%)
     candidates: 9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1
 
     >>> import pyarrow as pa

@@ -93,7 +93,9 @@ def prepare(
         publishes = [documents_dir, facts_dir] if documents_dir else [facts_dir]
         version = _stage_of(stage, steps, files)
         more = [removed] if removed else []
-        with open_stage(version, publishes[0], options, reads=reads, publishes=publishes, files=more) as run:
+        with open_stage(
+            version, publishes[0], options, reads=reads, publishes=publishes, files=more, inputs_vary=bool(sources)
+        ) as run:
             if documents_dir:
                 reject_unknown_files(documents_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             plan = PassPlan(run, facts_dir, steps, names, sums, text_column if sources else "")

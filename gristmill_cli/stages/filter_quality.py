@@ -27,6 +27,7 @@ class FilterQuality(StageSpec):
     output = "quality"
     added_by = "recipe"
     rewrites = True
+    notes_facts = True
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "OUT/quality.removed.parquet, or the texts in gristmill report OUT"

@@ -28,6 +28,7 @@ class NormalizeText(StageSpec):
     output = "normalized"
     section = "normalize"
     rewrites = True
+    notes_facts = True
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "the files *.malformed in OUT/normalized"

@@ -56,7 +56,11 @@ def plan_stages(config: RunConfig) -> list[StageSpec]:
 
 def stages_in_run(options: Mapping[str, Any]) -> list[StageSpec]:
     """Return the stages of a run with these options, as its run.json has them, in order."""
-    return [stage for stage in STAGES if stage.is_in_run(options)]
+    stages = [stage for stage in STAGES if stage.is_in_run(options)]
+    writers = [stage for stage in stages if stage.rewrites]
+    if writers[-1].notes_facts:
+        return [stage for stage in stages if stage.name != NoteFacts.name]
+    return stages
 
 
 def find_stage(name: str) -> StageSpec:

@@ -93,6 +93,7 @@ class StageSpec:
         added_by: The option that adds it to a run, such as apply.function; none: every run has it.
         left_out_by: The option that takes it out of a run.
         rewrites: It writes the corpus anew: the stages after it read its documents.
+        notes_facts: It notes facts of its documents if no other stage writes the corpus after it.
         is_in_funnel: It decides what becomes of documents: the funnel has its counts.
         reads: The stage whose documents it reads, or CORPUS. It must count as many documents as that one counted under
             `reads_reason` (and as many bytes, with `reads_bytes`).
@@ -112,6 +113,7 @@ class StageSpec:
     added_by: str = ""
     left_out_by: str = ""
     rewrites: bool = False
+    notes_facts: bool = False
     is_in_funnel: bool = False
     reads: str = CORPUS
     reads_reason: str = WRITTEN

@@ -47,16 +47,16 @@ def run_again(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_source_that_sorts_first_is_added(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     added = replace(config, sources={"aa": Source(path="../new"), **config.sources})
-    assert run_again(added, capsys).endswith("2 of 3 tasks done before")
+    assert run_again(added, capsys).endswith("2 of 4 tasks done before")
 
 
 def test_a_source_is_removed(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_again(replace(config, sources={"z": Source()}), capsys).endswith("nothing to do")
+    assert run_again(replace(config, sources={"z": Source()}), capsys).endswith("1 of 2 tasks done before")
 
 
 def test_a_source_is_renamed(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     renamed = {"n": Source(path="m"), "z": Source()}
-    assert run_again(replace(config, sources=renamed), capsys).endswith("1 of 2 tasks done before")
+    assert run_again(replace(config, sources=renamed), capsys).endswith("1 of 3 tasks done before")
 
 
 def test_an_output_of_none_of_the_sources_is_not_overwritten(config: RunConfig, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_task_that_sees_one_gpu_of_its_node_is_told_srun_s_option(monkeypatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match=r"4 processes and 1 GPUs .*srun with --gpus-per-node"), init_distributed():
+    with pytest.raises(UsageError, match=r"4 processes and 1 GPU .*srun with --gpus-per-node"), init_distributed():
         pass
 
 

@@ -62,7 +62,7 @@ def test_a_mix_is_trained_on_and_resumed_and_tells_what_it_has_seen(
     assert sets[str(folders[0])]["share"] == 0.75 == sets[str(folders[0])]["requested"]
     assert sum(part["tokens"] for part in sources.values()) == 12 * 12 * 16
     assert sources["b"]["share"] > sources["a"]["share"] and sum(p["requested"] for p in sources.values()) == 1
-    assert f"75.00% of {folders[0]}: 1,728 of its" in said and "epochs, so that they are repeated" in said
+    assert f"75.00% of {folders[0]}: 1,728 of its" in said and "epochs, so some are repeated" in said
     assert f"seen of {folders[1]}: 576 tokens, 25.00% of all, 25.00% requested, " in said
 
 
