@@ -242,7 +242,7 @@ def test_clicks_search_open_and_mark(config: RunConfig, tmp_path: Path) -> None:
         browser.click("h3 a")
         assert browser.shows("gristmill: document") and browser.shows("1word89 more")
         browser.click('button[value=""]')
-        assert browser.shows("in benchmarksdocument") and listed.read_text() == ""  # no list is named any more
+        assert browser.shows("in benchmarks\ndocument") and listed.read_text() == ""  # no list is named any more
         browser.click('a[href="/clusters"]')
         assert browser.shows("gristmill: clusters")
         browser.click("td a")
