@@ -57,7 +57,7 @@ class Normalize:
     skip_odd_names: bool = False
     """Leave out files whose names cannot be part of a document's key; they are counted as not read."""
     extract: Extract = "main"
-    """Of HTML pages the text without menus and footers (main), or all text (all)."""
+    """Text to take from HTML pages: the main text, without menus and footers, or all of it."""
 
 
 @dataclass(frozen=True)

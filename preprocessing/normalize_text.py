@@ -29,7 +29,7 @@ from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
 from preprocessing.steps.normalise import check_ftfy, normaliser, web_libraries
 
-STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("normalize_text", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
 
 
@@ -63,8 +63,8 @@ def normalize_text(
         read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
         skip_odd_names: Leave out files whose names cannot be part of a document's key, such as those with a newline or
             bytes that are not UTF-8; they are counted as not read.
-        extract: Of HTML pages, in files and web archives: main, the text without menus and footers, which leaves out
-            some lists too, or all text of the page.
+        extract: Text to take from HTML pages, in files and web archives: the main text, without menus and footers, or
+            all of it.
         sources: Folder, text field and format of each source, where these differ; others are not read then.
         options: Workers, memory, and when to stop; they change no output.
 

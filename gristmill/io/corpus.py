@@ -214,7 +214,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         format: The only format to read, one of FORMATS; jsonl is .json and .ndjson, too.
         encoding: Of text files and of bytes in tables, such as cp1252; by default UTF-8. What is not in it is counted
             as malformed. Of lines and tables, it must have ASCII as ASCII does.
-        extract: Of HTML pages, in files and web archives, the text without menus (main) or all of it (all).
+        extract: Text to take from HTML pages, in files and web archives: the main text, without menus, or all of it.
         weight: Epochs of the source in the mix.
     """
 

@@ -1,18 +1,80 @@
-"""The text of an HTML page: its main content, without menus and footers, or all that a browser shows."""
+"""The text of an HTML page: its main content, without menus and footers, or all of its text.
 
-from typing import Literal, get_args
+resiliparse decides what is main content. Some of its rules remove content, too: lists (`<ul>`) with fewer than three
+elements above them, figures with a table or code, dates in the middle of a sentence, and a Chinese character, quotation
+mark or dash that stands alone between two tags. Pages are rewritten before extraction so that these rules do not match.
+"""
+
+import html
+import re
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gristmill.errors import UsageError
 
+if TYPE_CHECKING:
+    from resiliparse.parse.html import ElementNode, HTMLTree, Node
+
 Extract = Literal["main", "all"]
 EXTRACTS: tuple[str, ...] = get_args(Extract)
+
+# their texts are for browsers that cannot show them
+_MEDIA = ["object", "video", "audio", "embed", "img", "area", "svg"]
+_CAPTIONED = "figure:has(table, pre, blockquote)"  # figures of text; those of pictures are no main content
+_PICTURES = [f"figure:not({_CAPTIONED})", f"figcaption:not({_CAPTIONED} figcaption)"]
+_LISTS = "body > ul, body > * > ul, body > * > * > ul"
+_LIST_DEPTH = 3  # a list with as many elements above it is removed only if it consists of links
+_BLOCKS = "summary, legend"  # resiliparse joins their text to the next line
+_DATES = ":is(p, li, dd, td, th, blockquote) > time"
+_TITLES = ":is(h1, h2, h3, h4, h5, h6, summary, dt) button"  # titles of sections that open and close
+_LONE_CHARACTER = re.compile(r">\s*([\u0800-\uffff]|&#?\w+;)(?=\s*<)")
+_ICONS = range(0xE000, 0xF900)  # private use area
+_MARK = "\ufdd0"  # put after a lone character, which is then not alone; Unicode has no character here
 
 
 def text_of_page(page: str, extract: Extract = "main") -> str:
     """Return the text of an HTML page. Raises UsageError where the library is missing."""
     try:
         from resiliparse.extract.html2text import extract_plain_text
+        from resiliparse.parse.html import HTMLTree
     except ImportError as error:
         raise UsageError("to read HTML pages: pip install 'gristmill[web]'") from error
-    text: str = extract_plain_text(page, main_content=extract == "main", alt_texts=False)
-    return text
+    is_main = extract == "main"
+    is_marked = is_main and _MARK not in page
+    tree = HTMLTree.parse(_LONE_CHARACTER.sub(_mark, page) if is_marked else page)
+    if tree.body is None:
+        return ""
+    _wrap(tree, _BLOCKS, 1)
+    skipped = _MEDIA
+    if is_main:
+        _wrap(tree, _LISTS, _LIST_DEPTH)
+        for element in tree.body.query_selector_all(f"{_DATES}, {_TITLES}"):
+            _replace(element, tree.create_text_node(element.text or ""))
+        skipped = _MEDIA + _PICTURES
+    # without alternative texts it removes all figures
+    text: str = extract_plain_text(tree, main_content=is_main, alt_texts=True, skip_elements=skipped)
+    return text.replace(_MARK, "") if is_marked else text
+
+
+def _mark(match: re.Match[str]) -> str:
+    """Return the text between two tags, with a mark if it is one character that resiliparse takes for an icon."""
+    character = html.unescape(match[1])
+    is_one = len(character) == 1 and character.isprintable() and ord(character) not in _ICONS
+    return match[0] + _MARK if is_one else match[0]
+
+
+def _wrap(tree: "HTMLTree", selector: str, times: int) -> None:
+    """Wrap every selected element in this many nested <div>."""
+    assert tree.body is not None
+    for element in tree.body.query_selector_all(selector):
+        for _ in range(times):
+            wrapper = tree.create_element("div")
+            assert wrapper is not None
+            _replace(element, wrapper)
+            wrapper.append_child(element)
+
+
+def _replace(element: "ElementNode", new: "Node | None") -> None:
+    parent = element.parent
+    assert parent is not None
+    assert new is not None
+    parent.replace_child(new, element)
