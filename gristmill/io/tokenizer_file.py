@@ -19,6 +19,16 @@ from typing import Any, Literal, NamedTuple
 import sentencepiece
 
 from gristmill.errors import UsageError
+from gristmill.io.tokenizer_companions import (
+    COMPANIONS,
+    CONFIG,
+    JSON,
+    MODEL,
+    added_tokens,
+    companions_of,
+    named_token,
+    read_config,
+)
 from gristmill.storage.files import is_file, read_file
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -33,10 +43,7 @@ _O200K = (
 )
 _MIDDLE = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 Kind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]
-JSON = "tokenizer.json"
-CONFIG = "tokenizer_config.json"  # next to a tokenizer.json: names its special tokens
-COMPANIONS = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
-_NAMES = (JSON, "tokenizer.model", "tiktoken.model")  # looked for in a folder, in this order
+_NAMES = (JSON, MODEL, "tiktoken.model")  # looked for in a folder, in this order
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?")
 _ENDS = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend▁of▁sentence\uff5c>", "<|eot_id|>", "<|im_end|>",
@@ -180,8 +187,17 @@ class SentencePieceTokenizer:
         found: int = self.model.piece_to_id(token)
         return found if self.model.id_to_piece(found) == token else -1
 
-    def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:  # noqa: ARG002
-        """The id of the token that begins or ends a document, as the model or its tokenizer_config.json say; or -1."""
+    def finds(self, piece: int) -> bool:
+        """Return whether a special token in a text gets its id. Those that begin, end or pad texts need not."""
+        model = self.model
+        ends = (model.unk_id(), model.bos_id(), model.eos_id(), model.pad_id())
+        return piece in ends or not model.is_control(piece)
+
+    def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:
+        """The id of the token that begins or ends a document, as its tokenizer_config.json or the model say; or -1."""
+        named = named_token(config, name)
+        if named is not None:
+            return self.id_of(named)
         found: int = self.model.bos_id() if name == "bos" else self.model.eos_id()
         return found
 
@@ -216,6 +232,9 @@ class JsonTokenizer:
     def id_of(self, token: str) -> int:
         return self._vocabulary.get(token, -1)
 
+    def finds(self, piece: int) -> bool:
+        return piece in self.model.get_added_tokens_decoder()
+
     def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:
         named = named_token(config, name)
         if named is not None:
@@ -225,13 +244,6 @@ class JsonTokenizer:
 
 
 AnyTokenizer = SentencePieceTokenizer | JsonTokenizer
-
-
-def named_token(config: dict[str, Any], name: Literal["bos", "eos"]) -> str | None:
-    """Return the token that a tokenizer_config.json names, or None."""
-    named = config.get(f"{name}_token")
-    named = named.get("content") if isinstance(named, dict) else named
-    return named if isinstance(named, str) else None
 
 
 def open_tokenizer(path: Path) -> AnyTokenizer:
@@ -264,18 +276,23 @@ def read_json(path: Path, data: bytes) -> str | None:
     return data.decode() if data[:64].lstrip()[:1] == b"{" else None
 
 
-def read_config(companions: Sequence[Path]) -> dict[str, Any]:
-    """The fields of the tokenizer_config.json among a tokenizer's companions; {} without one. UsageError if damaged."""
-    path = next((path for path in companions if path.name == CONFIG), None)
-    if path is None:
-        return {}
-    try:
-        found = json.loads(read_file(path))
-    except (ValueError, RecursionError) as error:
+def require_all_tokens(tokenizer: AnyTokenizer, path: Path, companions: Sequence[Path]) -> None:
+    """Raise UsageError where a tokenizer would spell out, in texts, a token that its companions add."""
+    for token, number in added_tokens(companions):
+        piece = tokenizer.id_of(token)
+        if piece < 0:
+            fault = "it does not have"
+        elif number is not None and number != piece:
+            fault = f"has the id {piece} in it"
+        elif not tokenizer.finds(piece):
+            fault = "it does not look for in texts"
+        else:
+            continue
         raise UsageError(
-            f"{path} is damaged ({error}): fix or remove it, and name the tokens by --bos, --eos"
-        ) from error
-    return found if isinstance(found, dict) else {}
+            f"{path}: the files beside it add the token {token!r}, which {fault}: texts would spell it out. Make a "
+            f"{JSON} with all tokens by transformers: AutoTokenizer.from_pretrained('{path.parent}')"
+            ".save_pretrained(FOLDER)"
+        )
 
 
 def special_id(
@@ -289,7 +306,7 @@ def special_id(
         return -1
     found = tokenizer.special(config, name) if asked == "model" else tokenizer.id_of(asked)
     if found < 0:
-        named = named_token(config, name) if isinstance(tokenizer, JsonTokenizer) else None
+        named = named_token(config, name)
         if asked != "model":
             what = f"{asked!r} is not in its vocabulary"
         elif named is not None:
@@ -303,13 +320,10 @@ def special_id(
 def find_ends(path: Path, bos: str, eos: str) -> tuple[int, int]:
     """The ids of the tokens that begin and end each document; see special_id."""
     tokenizer = open_tokenizer(path)
-    config = read_config(companions_of(path))
+    companions = companions_of(path)
+    require_all_tokens(tokenizer, path, companions)
+    config = read_config(companions)
     return special_id(tokenizer, path, config, "bos", bos), special_id(tokenizer, path, config, "eos", eos)
-
-
-def companions_of(path: Path) -> list[Path]:
-    """The files next to a tokenizer.json that belong to it: first its tokenizer_config.json, where there is one."""
-    return [found for name in COMPANIONS if path.suffix == ".json" and is_file(found := path.with_name(name))]
 
 
 def find_tokenizer_file(given: Path) -> Path:
@@ -366,7 +380,7 @@ def _download(repository: str) -> Path:
             raise UsageError(
                 f"{repository}: there is no such file, nor repository of the Hub ({_first_line(error)})"
             ) from error
-        for companion in COMPANIONS if file == JSON else ():
+        for companion in COMPANIONS if file in (JSON, MODEL) else ():
             with suppress(EntryNotFoundError):
                 hf_hub_download(name, companion, revision=revision or None, local_files_only=bool(unreachable))
         return found

@@ -23,12 +23,11 @@ from gristmill.io.token_shards import (
     token_dtype,
     with_suffix,
 )
+from gristmill.io.tokenizer_companions import COMPANIONS, companions_of, copies_in, read_config
 from gristmill.io.tokenizer_file import (
-    COMPANIONS,
     Kind,
-    companions_of,
     find_tokenizer_file,
-    read_config,
+    require_all_tokens,
     require_tokenizers,
     special_id,
 )
@@ -115,6 +114,7 @@ def read_facts(run: StageRun, tokenizer: Path, bos: str, eos: str) -> TokenizerF
 def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) -> Result:
     """Task: load a tokenizer; the value is its TokenizerFacts. UsageError if it cannot be used."""
     model, encoder = load_encoder(tokenizer)
+    require_all_tokens(model, tokenizer, companions)
     named = read_config(companions)
     begin = special_id(model, tokenizer, named, "bos", bos)
     end = special_id(model, tokenizer, named, "eos", eos)
@@ -153,7 +153,7 @@ def manifest_task(
     """Return the task that writes the manifest of a folder, and copies the tokenizer to it."""
     manifest = out_dir / MANIFEST
     data_path = out_dir / DATA_PATH
-    copies = {path: out_dir / path.name for path in (tokenizer, *companions_of(tokenizer))}
+    copies = copies_in(out_dir, tokenizer)
     arguments = {"reports": joined.values(ShardReport), "facts": facts, "copies": list(copies.items()),
                  "manifest": manifest, "data_path": data_path}  # fmt: skip
     return Task(name, write_manifest, arguments, (manifest, data_path, *copies.values()))

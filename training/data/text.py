@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.tokenizer_file import companions_of, open_tokenizer
+from gristmill.io.tokenizer_companions import copies_in
+from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes, sha256_file
 from training.data.sequences import Indices, TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
@@ -80,8 +81,8 @@ class TextSequences:
 def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
     """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""
     if found := find_tokenizer(data.manifest.tokenizer, [data.folder]):
-        for path in (found, *companions_of(found)):
-            atomic_write_bytes(out_dir / path.name, path.read_bytes())
+        for path, copy in copies_in(out_dir, found).items():
+            atomic_write_bytes(copy, path.read_bytes())
 
 
 def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | None:

@@ -19,7 +19,8 @@ from gristmill.budget import free_memory
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.token_shards import TokenizerRecord
-from gristmill.io.tokenizer_file import CONFIG, JSON, companions_of, open_tokenizer, read_json
+from gristmill.io.tokenizer_companions import CONFIG, JSON, MODEL, companions_of, copies_in, read_config
+from gristmill.io.tokenizer_file import open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
@@ -35,9 +36,9 @@ from training.model.model_config import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILE = "tokenizer.model"
 GENERATION_FILE = "generation_config.json"
 ExportDtype = Literal["stored", "fp32", "bf16", "fp16"]
+_READS_JSON = "PreTrainedTokenizerFast"  # a class of transformers that reads nothing else
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -151,22 +152,27 @@ def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: 
     """Write a tokenizer as transformers reads it; a SentencePiece model also as it is. Returns advice, if any."""
     data = path.read_bytes()
     end = record.end_of_document
-    begin = record.begin_of_document
+    config = read_config(companions_of(path))
     content = read_json(path, data)
     if content is None:
         open_tokenizer(path)  # raises
-        vocabulary = read_vocabulary(data)
-        atomic_write_bytes(folder / TOKENIZER_FILE, data)
-        _write_json(folder / JSON, tokenizer_json(vocabulary, end))
-        _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context))
-        how = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
-        return how if family.forces_tokenizer else ""
-    atomic_write_bytes(folder / JSON, content.encode())
-    for companion in (companions := companions_of(path)):
-        atomic_write_bytes(folder / companion.name, companion.read_bytes())
-    if not companions or companions[0].name != CONFIG:
-        _write_json(folder / CONFIG, plain_tokenizer_config(content, end, begin, context))
-    return ""
+    target = MODEL if content is None else JSON
+    atomic_write_bytes(folder / target, data if content is None else content.encode())
+    for companion, copy in copies_in(folder, path).items():
+        if companion != path:
+            atomic_write_bytes(copy, companion.read_bytes())
+    if content is not None:
+        if not config:
+            begin = record.begin_of_document
+            _write_json(folder / CONFIG, plain_tokenizer_config(content, end, begin, context))
+        return ""
+    if config.get("tokenizer_class", _READS_JSON) != _READS_JSON:
+        return ""  # it reads the model itself, as where it came from
+    vocabulary = read_vocabulary(data)
+    _write_json(folder / JSON, tokenizer_json(vocabulary, end))
+    _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context) | config)
+    how = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
+    return how if family.forces_tokenizer else ""
 
 
 def _write_weights(

@@ -15,7 +15,9 @@ from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.token_shards import TokenizerRecord
-from gristmill.io.tokenizer_file import JSON, companions_of
+from gristmill.io.tokenizer_companions import CONFIG, JSON, MODEL, companions_of, copies_in, read_config
+from gristmill.io.tokenizer_file import open_tokenizer, require_all_tokens
+from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.local import atomic_write, sha256_file
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
@@ -23,13 +25,13 @@ from training.checkpoint.shard_plans import State
 from training.hugging_face.export_hf import (
     GENERATION_FILE,
     INDEX_FILE,
-    TOKENIZER_FILE,
     WEIGHTS_FILE,
     require_empty,
 )
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, TOKEN_IDS, read_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
+from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
@@ -39,7 +41,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     """Import config.json and model.safetensors as a checkpoint to train from.
 
     Train with --init_from OUT, on tokens of the model's own tokenizer, which is copied to OUT for
-    tokenize_corpus: tokenizer.model if there is one, else tokenizer.json. The checkpoint holds parameters only; the
+    tokenize_corpus: tokenizer.json if there is one, else tokenizer.model, with the files that belong to it. The checkpoint holds parameters only; the
     optimizer starts from zero.
 
     Args:
@@ -165,22 +167,48 @@ def _carried(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _copy_tokenizer(
     folder: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any], say: Callable[[str], object]
 ) -> TokenizerRecord:
-    """Copy tokenizer.model, or else tokenizer.json and what belongs to it, to `out_dir`; others are left out."""
+    """Copy the tokenizer, and what belongs to it, to `out_dir`; of other kinds than ours only say that it is left out.
+
+    Raises UsageError for a SentencePiece model without the tokens that the files beside it add.
+    """
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
     end = end if type(end) is int and 0 <= end < model.vocab_size else -1  # unknown
-    source = next((path for name in (TOKENIZER_FILE, JSON) if (path := folder / name).is_file()), None)
-    if source is None:
+    sources = [path for name in (JSON, MODEL) if (path := folder / name).is_file()]
+    if not sources:
         if (folder / "vocab.json").is_file():
             say(
                 "its vocab.json is left out: load its tokenizer by transformers' AutoTokenizer, save it with "
                 f"save_pretrained, and encode texts with the {JSON} that this writes"
             )
         return TokenizerRecord("", "", model.vocab_size, end)
-    for path in (source, *companions_of(source)):
-        with wrap_write_errors(out_dir), atomic_write(out_dir / path.name) as temporary:
+    if len(sources) == 2 and _is_written_by_export(folder, end):
+        source = sources[1]
+        copies = {source: out_dir / MODEL}
+    else:
+        source = sources[0]
+        require_all_tokens(open_tokenizer(source), source, companions_of(source))
+        copies = copies_in(out_dir, source)
+    for path, copy in copies.items():
+        with wrap_write_errors(out_dir), atomic_write(copy) as temporary:
             shutil.copyfile(path, temporary)
     return TokenizerRecord(source.name, sha256_file(source), model.vocab_size, end)
+
+
+def _is_written_by_export(folder: Path, end: int) -> bool:
+    """Return whether export_hf made the other files of a tokenizer from tokenizer.model: they say nothing else."""
+    companions = [path.name for path in companions_of(folder / JSON)]
+    if companions != [CONFIG, MODEL]:
+        return False
+    config = read_config([folder / CONFIG])
+    try:
+        open_tokenizer(folder / MODEL)
+        vocabulary = read_vocabulary((folder / MODEL).read_bytes())
+        written = json.loads(json.dumps(tokenizer_json(vocabulary, end)))
+    except UsageError:
+        return False  # of a model that no export writes
+    written_config = tokenizer_config(vocabulary, end, config.get("model_max_length", 0))
+    return bool(_read_json(folder / JSON) == written and config == written_config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -16,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import UsageError
+from gristmill.io.tokenizer_companions import companions_of, read_config
 from gristmill.io.tokenizer_file import (
     GPT4,
     QWEN2,
     JsonTokenizer,
-    companions_of,
+    find_ends,
     find_tokenizer_file,
     open_tokenizer,
-    read_config,
     special_id,
 )
 from preprocessing.tokenizer.loading import JsonEncoder
@@ -124,6 +125,21 @@ def test_special_tokens_are_those_of_the_config_a_name_or_none(file: Path) -> No
             special_id(found, file, config, "eos", "model")
 
 
+@pytest.mark.parametrize(
+    ("token", "number", "fault"),
+    [("<|more|>", 500, "it does not have"), (END, 499, "has the id 0 in it"), ("the", None, "it does not look for")],
+)
+def test_a_token_that_only_the_config_adds_is_refused(file: Path, token: str, number: int | None, fault: str) -> None:
+    """transformers adds it and finds it in texts, but the tokenizer.json alone does not."""
+    config = {"added_tokens_decoder": {str(number): {"content": token}}, "additional_special_tokens": [BEGIN, token]}
+    if number is None:
+        del config["added_tokens_decoder"]
+    file.with_name("tokenizer_config.json").write_text(json.dumps(config))
+    expected = rf"the files beside it add the token '{re.escape(token)}', which {fault}.*: texts would spell it out"
+    with pytest.raises(UsageError, match=expected):
+        find_ends(file, "none", "model")
+
+
 def test_tokens_of_deepseek_have_a_bar_of_full_width(tmp_path: Path) -> None:
     begin, end = (f"<\uff5c{name}\u2581of\u2581sentence\uff5c>" for name in ("begin", "end"))
     file_content = content_of("GPT-2").replace(END, end).replace(BEGIN, begin)
@@ -155,7 +171,8 @@ def hub(file: Path) -> Iterator[Hub]:
 
 def find_in_a_process(repository: str, hub: Hub, cache_folder: Path) -> subprocess.CompletedProcess[str]:
     program = "import sys; from gristmill.command import run_with_exit_code; from pathlib import Path\n"
-    program += "from gristmill.io.tokenizer_file import find_tokenizer_file as find, companions_of\n"
+    program += "from gristmill.io.tokenizer_file import find_tokenizer_file as find\n"
+    program += "from gristmill.io.tokenizer_companions import companions_of\n"
     program += f"sys.exit(run_with_exit_code(lambda: print(companions_of(find(Path({repository!r})))[0].read_text())))"
     env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache_folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)

@@ -1,0 +1,91 @@
+"""The files next to a tokenizer that belong to it, and what they say of its tokens."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from gristmill.errors import UsageError
+from gristmill.storage.files import is_file, list_names, read_file
+
+JSON = "tokenizer.json"
+MODEL = "tokenizer.model"
+CONFIG = "tokenizer_config.json"  # names the special tokens
+ADDED_TOKENS = "added_tokens.json"  # of transformers 4: names and ids of tokens that no tokenizer.model has
+TOKENS_MAP = "special_tokens_map.json"
+COMPANIONS = (CONFIG, TOKENS_MAP, ADDED_TOKENS, "chat_template.jinja")
+TEMPLATES = "additional_chat_templates"  # a folder of further templates, NAME.jinja
+
+
+def companions_of(path: Path) -> list[Path]:
+    """Return the files that belong to a tokenizer.json or SentencePiece model: first its tokenizer_config.json.
+
+    A tokenizer.model next to a tokenizer.json and its tokenizer_config.json is the same tokenizer, for other programs.
+    """
+    if path.suffix not in (".json", ".model"):
+        return []
+    folder = path.parent
+    companions = [folder / name for name in COMPANIONS if is_file(folder / name)]
+    templates = sorted(name for name in list_names(folder / TEMPLATES) if name.endswith(".jinja"))
+    companions += [folder / TEMPLATES / name for name in templates]
+    if path.name == JSON and folder / CONFIG in companions and is_file(folder / MODEL):
+        companions.append(folder / MODEL)
+    return companions
+
+
+def copies_in(folder: Path, path: Path) -> dict[Path, Path]:
+    """Return the paths of a tokenizer and its companions, each with the path that its copy in `folder` has."""
+    return {file: folder / file.relative_to(path.parent) for file in (path, *companions_of(path))}
+
+
+def read_config(companions: Sequence[Path]) -> dict[str, Any]:
+    """Return the fields of the tokenizer_config.json among a tokenizer's companions; {} without one.
+
+    Raises UsageError if it is damaged.
+    """
+    return _read_fields(companions, CONFIG)
+
+
+def named_token(config: dict[str, Any], name: Literal["bos", "eos"]) -> str | None:
+    """Return the token that a tokenizer_config.json names, or None."""
+    return _content(config.get(f"{name}_token"))
+
+
+def added_tokens(companions: Sequence[Path]) -> Iterator[tuple[str, int | None]]:
+    """Yield the tokens that the companions add to the vocabulary, with their ids where they say them."""
+    config = read_config(companions)
+    for number, token in _fields(config.get("added_tokens_decoder")).items():
+        content = _content(token)
+        if content is not None and number.isdigit():
+            yield content, int(number)
+    for content, number in _read_fields(companions, ADDED_TOKENS).items():
+        yield content, number if isinstance(number, int) else None
+    for fields in (config, _read_fields(companions, TOKENS_MAP)):
+        for name in ("additional_special_tokens", "extra_special_tokens"):  # of transformers 4, and of 5
+            listed = fields.get(name)
+            for token in listed if isinstance(listed, list) else []:
+                content = _content(token)
+                if content is not None:
+                    yield content, None
+
+
+def _read_fields(companions: Sequence[Path], name: str) -> dict[str, Any]:
+    path = next((path for path in companions if path.name == name), None)
+    if path is None:
+        return {}
+    try:
+        return _fields(json.loads(read_file(path)))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged ({error}): fix or remove it, and name the tokens by --bos, --eos"
+        ) from error
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _content(token: object) -> str | None:
+    """Return the text of a token, which is written as a string or as an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
