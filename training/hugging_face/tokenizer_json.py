@@ -3,10 +3,11 @@
 The format is that of the library tokenizers: normalizer, model, post-processor, decoder. Spaces become U+2581 as in
 SentencePiece, so that white space is kept; characters outside the vocabulary become UTF-8 bytes. Text that looks like a
 control piece ("</s>") is text, as it is for SentencePiece. Bytes that are no UTF-8 may be decoded to another number of
-replacement characters. Unigram models there find control pieces in text, and may choose another path of equal score.
+replacement characters. Unigram models there may choose another path of equal score.
 """
 
 import json
+import re
 from typing import Any
 
 from gristmill.errors import UsageError
@@ -33,7 +34,7 @@ def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, *control, _unknown(vocabulary)})],
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
-        "pre_tokenizer": None,
+        "pre_tokenizer": None if vocabulary.model_type == ModelType.BPE else _split_reserved(vocabulary),
         "post_processor": _begin_with(vocabulary.pieces[end], end) if ends else None,
         "decoder": {"type": "Sequence", "decoders": list(_decoders(vocabulary))},
         "model": _bpe(vocabulary) if vocabulary.model_type == ModelType.BPE else _unigram(vocabulary),
@@ -111,6 +112,29 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
         "byte_fallback": _has_bytes(vocabulary),
         "vocab": list(zip(vocabulary.pieces, vocabulary.scores, strict=True)),
     }
+
+
+def _split_reserved(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Pre-tokenizer: cut texts within what looks like a piece that no text has, such as "</s>" or "<0x0A>".
+
+    Unigram of tokenizers would find these pieces; SentencePiece does not. They are cut where no piece of texts crosses, if
+    there is such a place, so that no other id changes.
+    """
+    normal = "\n".join(vocabulary.of_type(PieceType.NORMAL))
+    reserved = [*vocabulary.of_type(PieceType.CONTROL), vocabulary.pieces[_unknown(vocabulary)]]
+    cuts = [_cut(piece, "", normal) for piece in reserved if len(piece) > 1]
+    if _has_bytes(vocabulary):
+        cuts.append(_cut("<0x", "[0-9A-F]{2}>", normal))
+    pattern = {"Regex": "|".join(cuts)}
+    return {"type": "Split", "pattern": pattern, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def _cut(text: str, following: str, normal: str) -> str:
+    """Return the pattern of the character in `text` after which to cut; the pattern `following` comes after it."""
+    uncrossed = (cut for cut in range(1, len(text)) if text[cut - 1 : cut + 1] not in normal)
+    cut = next(uncrossed, 1)
+    before, last, rest = (re.escape(part) for part in (text[: cut - 1], text[cut - 1], text[cut:]))
+    return f"(?<={before}){last}(?={rest}{following})"
 
 
 def _decoders(vocabulary: Vocabulary) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,17 @@ ODD = [
     "", "a", " a", "  the  mill ", "the\n\nmill\tturns\r\n\0", "mill 1234 mills", "héllo 水車 🙂 e\u0301 \u2581 \ufffd",
     "aaaaaaa", " " * 9, "\u00a0x\u3000y", "\u200b\ufeff", "THE MILL", "the" * 50,
 ]  # fmt: skip
-RESERVED = ["</s> <s> <unk>", "<0x0A><0xff>"]
+RESERVED = ["</s> <s> <unk>", "<0x0A><0xFF>", "<<unk>>", "a<s>b</s></s></<unk> <0x41>0x41>"]
 
 
-def train(**settings: Any) -> sentencepiece.SentencePieceProcessor:
+def train(more: Sequence[str] = (), **settings: Any) -> sentencepiece.SentencePieceProcessor:
     """As the stage train_tokenizer trains them, with other settings."""
     written = io.BytesIO()
     lossless = {
         "byte_fallback": True, "split_digits": True, "normalization_rule_name": "identity", "add_dummy_prefix": False,
         "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "hard_vocab_limit": False,
     }  # fmt: skip
-    texts = iter(sentences(0, 300) + ["if x:", "    y = 2024", "        z = 水車は水の力で回り"] * 5)
+    texts = iter(sentences(0, 300) + ["if x:", "    y = 2024", "        z = 水車は水の力で回り"] * 5 + [*more])
     settings = {"vocab_size": 600, "model_type": "bpe", "minloglevel": 2} | lossless | settings
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=written, **settings)
     return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
@@ -63,10 +64,22 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path: Path, settings: dict
 def test_ids_of_a_unigram_model_are_those_of_sentencepiece_but_for_equal_scores(tmp_path: Path) -> None:
     model = train(model_type="unigram")
     found = load(model, tmp_path)
-    for text in [text for text in texts() if text not in RESERVED]:
+    for text in texts():
         ids, theirs = model.encode(text), found(text, add_special_tokens=False).input_ids
         assert found.decode(theirs) == model.decode(ids)
         assert sorted(ids) == sorted(theirs) or score(model, ids) == pytest.approx(score(model, theirs), rel=1e-6)
+
+
+def test_a_control_piece_in_a_text_is_text_also_where_pieces_cross_all_of_its_places(tmp_path: Path) -> None:
+    """Pages about SentencePiece, whose vocabulary has parts of "<s>" side by side."""
+    model = train(
+        model_type="unigram", more=["<s", "s>", "x<s", "s>x", "<s <s", "s> s>"] * 200, split_by_unicode_script=False
+    )
+    assert {"<s", "s>"} <= {model.id_to_piece(i) for i in range(model.vocab_size())}
+    found = load(model, tmp_path)
+    for text in ("<s>", "the <s>mill</s> <<s>>", "<s><s>"):
+        ids = found(text, add_special_tokens=False).input_ids
+        assert not {0, 1, 2} & {*ids} and found.decode(ids) == text
 
 
 def score(model: sentencepiece.SentencePieceProcessor, ids: list[int]) -> float:
