@@ -41,8 +41,8 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     """Import config.json and model.safetensors as a checkpoint to train from.
 
     Train with --init_from OUT, on tokens of the model's own tokenizer, which is copied to OUT for
-    tokenize_corpus: tokenizer.json if there is one, else tokenizer.model, with the files that belong to it. The checkpoint holds parameters only; the
-    optimizer starts from zero.
+    tokenize_corpus: tokenizer.json if there is one, else tokenizer.model, with the files that belong to it. The
+    checkpoint holds parameters only; the optimizer starts from zero.
 
     Args:
         hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded.

@@ -26,7 +26,7 @@ CONFIG = {
     "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False,
     "add_bos_token": True, "add_eos_token": False, "model_max_length": 20,
     "chat_template": "{% for message in messages %}[INST] {{ message.content }} [/INST]{% endfor %}",
-    "added_tokens_decoder": {str(i): {"content": token, "special": True} for i, token in enumerate(["<unk>", "<s>", "</s>"])},
+    "added_tokens_decoder": {str(i): {"content": token} for i, token in enumerate(["<unk>", "<s>", "</s>"])},
 }  # fmt: skip
 ADDED = {"content": "<|im_start|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
 
