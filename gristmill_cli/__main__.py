@@ -56,6 +56,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         "tokenize": Command(
             "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
         ),
+        "import-tokens": Command(
+            "preprocessing.import_tokens:import_tokens", "import tokens that other programs wrote, to train on",
+            ("import_tokens",),
+        ),
         "harvest": Command(
             "gristmill_cli.harvest:harvest_corpus", "gather a corpus from this machine",
             ("harvest_corpus",),

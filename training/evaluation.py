@@ -113,9 +113,9 @@ def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
 
 
 def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:
-    ours = data.manifest.tokenizer
+    ours = data.manifest.tokenizer  # imported ones may name none
     require(
-        tokenizer.sha256 in ("", ours.sha256),
+        not (tokenizer.sha256 and ours.sha256) or tokenizer.sha256 == ours.sha256,
         f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
         f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's",
     )

@@ -50,7 +50,7 @@ _CODES = {dtype: code for code, dtype in _DTYPE_CODES.items()}
 
 
 class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The tokenizer of the shards. `path` is relative to the manifest's folder.
+    """The tokenizer of the shards. `path` is relative to the manifest's folder; it and `sha256` are empty if unknown.
 
     `end_of_document` and `begin_of_document` are the ids that end and begin each document; -1: none, or, of an imported
     model, unknown.
@@ -64,7 +64,7 @@ class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text; SHA-256 of its files.
+    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text, 0 if unknown; SHA-256 of its files.
 
     `sources` are the names that the numbers in its .sources file stand for; without such a file (an empty
     `sources_sha256`) nothing is known of which document is of which source.
@@ -156,9 +156,12 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
             return "a shard has no idx_sha256; expected the SHA-256 of its .idx"
         if strange := [name for shard in self.shards for name in shard.sources if name not in self.sources]:
             return f"a shard has documents of {strange[0]!r}; expected one of its sources: {', '.join(self.sources)}"
+        if self.source_names and (said := sum(record.tokens for record in self.sources.values())) != self.tokens:
+            return f"its sources have {said:,} tokens; expected {self.tokens:,}, those of its shards"
         if (most := max(tokenizer.end_of_document, tokenizer.begin_of_document)) >= tokenizer.vocab_size:
             return f"a document ends or begins with {most}; expected an id from 0 to {tokenizer.vocab_size - 1}, or -1"
-        if self.dtype != (expected := token_dtype(tokenizer.vocab_size).name):
+        if not holds_ids(self.dtype, tokenizer.vocab_size):
+            expected = token_dtype(tokenizer.vocab_size).name
             return f"dtype is {self.dtype!r}; expected {expected!r} for a vocabulary of {tokenizer.vocab_size:,}"
         repeated = [name for name, count in Counter(names).items() if count > 1]
         return f"it names shard {repeated[0]!r} twice; expected each once" if repeated else ""
@@ -167,6 +170,12 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 def token_dtype(vocab_size: int) -> np.dtype:
     """uint16 for vocabularies below 65,500 ids, else int32, as Megatron chooses."""
     return np.dtype(np.uint16) if vocab_size < _UINT16_VOCABULARY else np.dtype(np.int32)
+
+
+def holds_ids(dtype: str, vocab_size: int) -> bool:
+    """Whether shards may be of this dtype: one that an .idx can name, and that holds all ids of the vocabulary."""
+    dtypes = {known.name: known for known in _CODES}
+    return dtype in dtypes and vocab_size <= np.iinfo(dtypes[dtype]).max + 1
 
 
 def with_suffix(prefix: Path, suffix: str) -> Path:
@@ -272,7 +281,7 @@ class TokenShardWriter:
             self._partial.unlink(missing_ok=True)
         if kind is None:
             self.sha256 = self._digest.hexdigest()
-            index = _idx_bytes(np.array(self.lengths, dtype=np.int32), self.dtype)
+            index = idx_bytes(np.array(self.lengths, dtype=np.int32), self.dtype)
             self.idx_sha256 = hashlib.sha256(index).hexdigest()
             atomic_write_bytes(with_suffix(self.prefix, ".idx"), index)
 
@@ -299,7 +308,7 @@ class TokenShard:
             index = idx.read_bytes()
         self.lengths = np.frombuffer(index, np.int32, documents, IDX_HEADER.size)
         self.offsets = np.frombuffer(index, np.int64, documents, IDX_HEADER.size + 4 * documents)
-        if index != _idx_bytes(self.lengths, dtype):
+        if index != idx_bytes(self.lengths, dtype):
             raise InputError(
                 f"{idx} is damaged: its lengths and offsets disagree; expected a sequence a document. {REMEDY}"
             )
@@ -387,7 +396,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
     return _DTYPE_CODES[code], sequences
 
 
-def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
+def idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
     """Contents of the .idx file for documents of these lengths, in tokens."""
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]

@@ -1,14 +1,16 @@
 """Every command of the pages on the data pipeline is run, and SlimPajama's command lines give what one run gives."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.io.readers import read_corpus
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_shards import Manifest, ShardRecord, SourceRecord, TokenizerRecord
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.tokenizers_of_models import content_of
@@ -26,6 +28,7 @@ DATA = {
     "guides/pipeline.md",
     "guides/dedup.md",
     "guides/tokenizers.md",
+    "guides/tokens-of-others.md",
     "guides/recipes.md",
     "guides/decontamination.md",
     "guides/report.md",
@@ -82,6 +85,30 @@ def test_benchmarks_are_kept_out(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "quiz: 1 of 1 item found" in done.stderr
     assert (out / "decontaminated.contamination.parquet").exists()
+
+
+def test_tokens_of_other_programs_are_imported_and_trained_on(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for name, size in (("train", 20_000), ("val", 2_000)):
+        np.where(random.random(size) < 0.01, 50_256, random.integers(0, 50_256, size)).astype(np.uint16).tofile(
+            tmp_path / f"{name}.bin"
+        )
+    (block,) = commands("guides/tokens-of-others.md")
+    done = shell(block, on_one_core=True, DATA=str(tmp_path), OUT=str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "1 file not copied (hard links)" in done.stderr and "step 5/5" in done.stdout
+    assert (tmp_path / "out/train/tokens_00000.bin").samefile(tmp_path / "train.bin")
+    assert "bits per byte" not in done.stdout
+
+
+def test_the_page_of_the_layout_names_every_field_of_a_manifest() -> None:
+    page = PAGES["reference/token-shards.md"]
+    named = re.findall(r"^\| `([\w.*\[\]]+)` \|", page, re.MULTILINE)
+    shard = ShardRecord.__struct_fields__
+    fields = [f"tokenizer.{name}" for name in TokenizerRecord.__struct_fields__]
+    fields += [f"shards[].{name}" for name in shard] + [f"sources.*.{name}" for name in SourceRecord.__struct_fields__]
+    fields += [name for name in Manifest.__struct_fields__ if name != "tokenizer"]
+    assert sorted(named) == sorted(fields)
 
 
 def test_tokenizers_of_models_and_byte_level_ones(tmp_path: Path) -> None:

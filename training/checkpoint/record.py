@@ -102,7 +102,7 @@ def require_same_model(
     """Raise UsageError if the parameters of a checkpoint, given as `option`, would compute something else in `model`.
 
     Compares what does not change shapes, such as the rotary base, the norms' epsilon and the tokenizer. An imported
-    checkpoint may not know its tokenizer (empty SHA-256): it is not compared then.
+    checkpoint, and imported tokens, may not know their tokenizer (empty SHA-256): it is not compared then.
     """
     # the context length decides nothing but the shape of learned position embeddings
     free = _NOT_COMPARED if model.positions == "learned" else _NOT_COMPARED | {"context"}
@@ -114,7 +114,8 @@ def require_same_model(
         for key in now
         if key not in free and theirs[key] != now[key]
     ]
-    if record.tokenizer.sha256 not in ("", tokenizer.sha256):
+    is_known = bool(record.tokenizer.sha256 and tokenizer.sha256)
+    if is_known and record.tokenizer.sha256 != tokenizer.sha256:
         differing.append(f"tokenizer {record.tokenizer.sha256[:12]} there and {tokenizer.sha256[:12]} here")
     if differing:
         raise UsageError(

@@ -211,10 +211,19 @@ def _advise(tokens: NDArray[np.integer], advice: int, start: int, stop: int) -> 
 
 
 def require_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:
-    """Raise UsageError where the two folders were tokenized with different tokenizers."""
+    """Raise UsageError where the two folders were tokenized with different tokenizers.
+
+    The tokenizer of imported shards may not be known: then its vocabulary is compared alone.
+    """
     ours = train.manifest.tokenizer
     theirs = holdout.manifest.tokenizer
-    if ours.sha256 != theirs.sha256:
+    is_known = bool(ours.sha256 and theirs.sha256)
+    if not is_known and ours.vocab_size != theirs.vocab_size:
+        raise UsageError(
+            f"{train.folder} has ids of a vocabulary of {ours.vocab_size:,}, and {holdout.folder} of "
+            f"{theirs.vocab_size:,}; expected tokens of one tokenizer; try importing both with it"
+        )
+    if is_known and ours.sha256 != theirs.sha256:
         raise UsageError(
             f"{train.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}) and {holdout.folder} with "
             f"{theirs.path} ({theirs.sha256[:12]}); run tokenize_corpus on both with the same tokenizer"

@@ -31,7 +31,7 @@ class PartLoss:
     """The loss of one part of a holdout.
 
     `loss`: mean cross-entropy of its targets, nats/token. `bits_per_byte`: of UTF-8 text, which compares models of
-    different vocabularies; None of a range of lengths, of which the bytes are not known. `tokens`: its targets.
+    different vocabularies; None where the bytes are not known, as of a range of lengths. `tokens`: its targets.
     """
 
     loss: float
@@ -76,9 +76,14 @@ class HoldoutLosses:
         return [f"    {name:<{width}}  {part} ({count_of(part.tokens, 'token')})" for name, part in parts.items()]
 
 
-def bits_per_byte(loss: float, counted: Manifest | SourceRecord) -> float:
-    """Convert nats/token to bits per UTF-8 byte of text, as `counted` has tokens per byte."""
-    return loss / math.log(2) * counted.tokens / max(1, counted.bytes)
+def bits_per_byte(loss: float, counted: Manifest | SourceRecord) -> float | None:
+    """Convert nats/token to bits per UTF-8 byte of text, as `counted` has tokens per byte.
+
+    None where the text of tokens is not known, as of those that another program wrote.
+    """
+    if not counted.bytes:
+        return None
+    return loss / math.log(2) * counted.tokens / counted.bytes
 
 
 def holdout_losses(
@@ -109,7 +114,9 @@ def _weighted(sources: Mapping[str, PartLoss], weights: Mapping[str, float]) -> 
     """The mean of the sources' losses and of their bits per byte, by the weights of sources."""
     total = sum(weights.values())
     loss = sum(weight * sources[name].loss for name, weight in weights.items()) / total
-    bits = sum(weight * (sources[name].bits_per_byte or 0.0) for name, weight in weights.items()) / total
+    each = [(weight, sources[name].bits_per_byte) for name, weight in weights.items()]
+    known = [weight * bits for weight, bits in each if bits is not None]
+    bits = sum(known) / total if len(known) == len(each) else None
     return PartLoss(loss, bits, sum(sources[name].tokens for name in weights))
 
 

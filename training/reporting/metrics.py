@@ -119,12 +119,12 @@ class Reporter:
         named = {name: found.values() for name, found in losses.items() if name}
         self.record("eval", step, **losses[""].values(), **({"holdouts": named} if named else {}), text=text)
         for name, found in losses.items():
-            bits = f"{found.whole.bits_per_byte:.4f} bits per byte"
             unigram = "" if name else f" (unigram {unigram_loss:.4f})"
             of = f"holdout {name}" if name else "holdout"
-            self.say(
-                "\n".join([f"{of} after step {step}: loss {found.whole.loss:.4f}{unigram}, {bits}", *found.lines()])
-            )
+            bits = found.whole.bits_per_byte
+            in_bits = "" if bits is None else f", {bits:.4f} bits per byte"
+            first = f"{of} after step {step}: loss {found.whole.loss:.4f}{unigram}{in_bits}"
+            self.say("\n".join([first, *found.lines()]))
         if text:
             self.say(f"    sample: {text!r}")
 

@@ -62,9 +62,10 @@ _PARTS = ("sources", "lengths", "holdouts")
 
 @dataclass(frozen=True)
 class Summary:
-    """The final numbers of a run. Losses in nats/token, NaN of a diverged run, in the file null; `tokens_per_second`
-    is the median over the steps. `sources`, `lengths` and `holdouts` are the last evaluation's, as in metrics.jsonl;
-    they are not in the file where there are none.
+    """The final numbers of a run. Losses in nats/token, NaN of a diverged run, in the file null; `bits_per_byte` is
+    NaN, too, where the bytes of the holdout's text are not known. `tokens_per_second` is the median over the steps.
+    `sources`, `lengths` and `holdouts` are the last evaluation's, as in metrics.jsonl; they are not in the file where
+    there are none.
     """
 
     steps: int
@@ -101,7 +102,7 @@ def write_summary(
         steps=steps,
         train_loss=_number(logged[-1]["loss"]),
         holdout_loss=_number(evaluated["loss"]),
-        bits_per_byte=_number(evaluated["bits_per_byte"]),
+        bits_per_byte=_number(evaluated.get("bits_per_byte")),
         unigram_loss=unigram_loss,
         tokens_per_second=statistics.median(record["tokens_per_second"] for record in logged),
         parameters=parameters,

@@ -1,5 +1,6 @@
 """Sampler: text sampled from the model during training."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,8 +25,12 @@ class Sampler:
     ) -> None:
         """Load the tokenizer of the token shards in `folder`, whose manifest is `manifest`, if it is to sample.
 
+        Shards that name no tokenizer, as imported ones may, give no samples.
+
         Raises UsageError where it is missing or has another SHA-256.
         """
+        if not manifest.tokenizer.sha256:
+            config = replace(config, sample_tokens=0)
         self.config = config
         self.seed = seed
         self.mask_documents = mask_documents

@@ -1,6 +1,8 @@
 """Token shards: what is written is read, by Megatron too; damage is recognised."""
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from gristmill.io.token_shards import (
     TokenizerRecord,
     TokenShard,
     TokenShardWriter,
+    map_shard,
     open_shards,
     read_sources,
     token_dtype,
@@ -43,7 +46,10 @@ def write_folder(folder: Path, vocabulary: int = 32_000) -> None:
         write_shard(folder, "empty", [], vocabulary),
     ]
     dtype = token_dtype(vocabulary).name
-    sources = {name: SourceRecord() for name in SOURCES}
+    sources = {}
+    for number, name in enumerate(SOURCES):
+        tokens = sum(map(len, [*DOCUMENTS[number::2], *DOCUMENTS[::-1][number::2]]))
+        sources[name] = SourceRecord(len(DOCUMENTS), tokens)
     Manifest(TokenizerRecord("tokenizer.model", "", vocabulary, END), dtype, records, sources).save(folder)
 
 
@@ -241,6 +247,40 @@ def test_sources_that_do_not_fit_the_documents_are_refused_without_a_checksum(tm
     harm(tmp_path / OF)
     with pytest.raises(InputError, match=r"\.sources is damaged: .*expected"):
         read_sources(tmp_path, Manifest.load(tmp_path).shards[0])
+
+
+UNKNOWN = {"name": "a/x.jsonl+0", "documents": 4, "bytes": 0, "sha256": "", "idx_sha256": "0"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda m: m["shards"][0].update(tokens=7), r"its sources have 610 tokens; expected 312"),
+        (lambda m: m.update(sources={}, shards=[UNKNOWN | {"tokens": 7}]), r"hold 305 tokens of 4 .* says 7 of 4"),
+        (lambda m: m["shards"][0].update(documents=5), r"hold 305 tokens of 4 documents as uint16; .* says 305 of 5"),
+        (lambda m: m["sources"]["web"].update(tokens=7), r"its sources have [\d,]+ tokens; expected 610"),
+        (lambda m: m.update(dtype="float32"), "dtype is 'float32'; expected 'uint16' for a vocabulary of 32,000"),
+        (lambda m: m["tokenizer"].update(vocab_size=70_000), "dtype is 'uint16'; expected 'int32' for a vocabulary"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused(tmp_path: Path, harm: Callable[[dict], None], message: str) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    harm(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=message):
+        read = Manifest.load(tmp_path)
+        for record in read.shards:
+            map_shard(tmp_path, read, record)
+
+
+def test_shards_may_be_wider_than_their_vocabulary_needs(tmp_path: Path) -> None:
+    with TokenShardWriter(tmp_path / "a", np.dtype(np.int32)) as shard:
+        shard.add([5, 6])
+    record = ShardRecord("a", 1, 2, 0, shard.sha256, shard.idx_sha256)
+    Manifest(TokenizerRecord("", "", 300, -1), "int32", [record], {}).save(tmp_path)
+    assert map_shard(tmp_path, Manifest.load(tmp_path), record).tolist() == [5, 6]
 
 
 def test_ids_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
