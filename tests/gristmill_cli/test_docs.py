@@ -23,6 +23,7 @@ TRAINING = {
     "guides/experts.md",
 }  # run by test_readme.py
 FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
+FORMATS = {"guides/formats.md"}  # run by test_formats.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
 DATA = {
     "guides/pipeline.md",
@@ -37,7 +38,7 @@ DATA = {
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
-    assert {page for page in PAGES if commands(page)} == TRAINING | NODES | FILTERS | DATA | tutorials
+    assert {page for page in PAGES if commands(page)} == TRAINING | NODES | FILTERS | FORMATS | DATA | tutorials
 
 
 @pytest.mark.thorough

@@ -26,7 +26,7 @@ _LIST_DEPTH = 3  # a list with as many elements above it is removed only if it c
 _BLOCKS = "summary, legend"  # resiliparse joins their text to the next line
 _DATES = ":is(p, li, dd, td, th, blockquote) > time"
 _TITLES = ":is(h1, h2, h3, h4, h5, h6, summary, dt) button"  # titles of sections that open and close
-_LONE_CHARACTER = re.compile(r">\s*([\u0800-\uffff]|&#?\w+;)(?=\s*<)")
+_LONE_CHARACTER = re.compile(r">\s*([\u0800-\uffff]|&#?\w+;)(?=\s*(?:<|\Z))")
 _ICONS = range(0xE000, 0xF900)  # private use area
 _MARK = "\ufdd0"  # put after a lone character, which is then not alone; Unicode has no character here
 
@@ -40,7 +40,7 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
         raise UsageError("to read HTML pages: pip install 'gristmill[web]'") from error
     is_main = extract == "main"
     is_marked = is_main and _MARK not in page
-    tree = HTMLTree.parse(_LONE_CHARACTER.sub(_mark, page) if is_marked else page)
+    tree = HTMLTree.parse(_mark_lone_characters(page) if is_marked else page)
     if tree.body is None:
         return ""
     _wrap(tree, _BLOCKS, 1)
@@ -53,6 +53,11 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
     # without alternative texts it removes all figures
     text: str = extract_plain_text(tree, main_content=is_main, alt_texts=True, skip_elements=skipped)
     return text.replace(_MARK, "") if is_marked else text
+
+
+def _mark_lone_characters(page: str) -> str:
+    """Put a mark after every character that stands alone between two tags, or a tag and an end of the page."""
+    return _LONE_CHARACTER.sub(_mark, f">{page}")[1:]
 
 
 def _mark(match: re.Match[str]) -> str:

@@ -50,6 +50,10 @@ def test_characters_that_stand_alone_stay(page: str, expected: str) -> None:
     assert main_text(f"<p>{page}</p>") == expected
 
 
+def test_characters_at_both_ends_of_a_page_stay() -> None:
+    assert text_of_page("漢<br>x<br>\ufffd") == "漢\nx\n\ufffd"
+
+
 def test_dates_in_sentences_and_titles_on_buttons_stay() -> None:
     page = f"""<p>On <time datetime=2026-06-05>5 June</time> it stood still.</p><div><time>Yesterday</time></div>
     <h2><button aria-expanded=false>Who grinds?</button></h2><p>{LONG}</p><button>Send</button>"""
