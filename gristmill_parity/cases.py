@@ -165,6 +165,8 @@ class Case:
     compiled: bool = False
     documents: bool = False
     """Several documents a sequence, which do not see each other."""
+    padding: bool = False
+    """Sequences end in padding."""
     device: Literal["cpu", "cuda"] = "cpu"
     sparse: str = ""
     """A name of SPARSE: with experts."""
@@ -224,7 +226,7 @@ class Case:
         words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += [f"experts-{self.sparse}"] * bool(self.sparse)
-        words += ["compiled"] * self.compiled + ["documents"] * self.documents
+        words += ["compiled"] * self.compiled + ["documents"] * self.documents + ["padding"] * self.padding
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])

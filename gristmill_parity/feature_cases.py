@@ -210,6 +210,11 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("sinks", cp, {"documents": True}),
         ("sinks", replace(dp, zero=3), {"optimizer": "adamw"}),
         ("sinks", replace(dp, ep=2), {"documents": True}),
+        *((sparse, _ONE, {"padding": True, "reference": "plain decoder"}) for sparse in ("switch", "bias", "capacity")),
+        ("switch", replace(dp, dp=4, ep=2), {"padding": True, "recompute": "full"}),
+        ("bias", replace(tp, sequence_parallel=True, dp=2, zero=1), {"padding": True}),
+        ("bias", replace(pp, schedule="zbv"), {"padding": True, "recompute": "selective"}),
+        ("capacity", replace(cp, dp=2), {"padding": True, "documents": True}),
     ]
     if full:
         rows += [
@@ -246,7 +251,9 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
             ("sinks, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
             ("capacity", replace(cp, context="ulysses"), {"recompute": "full"}), ("capacity", replace(_3D, ep=2), {}),
             ("capacity", replace(pp, schedule="zbv"), {"recompute": "selective"}),
-            ("capacity", replace(dp, zero=3), {}),
+            ("capacity", replace(dp, zero=3), {}), ("bias", replace(_3D, ep=2), {"padding": True}),
+            ("switch", cp, {"padding": True}), ("sequence", replace(cp, context="ulysses"), {"padding": True}),
+            ("bias", replace(dp, zero=3, micro_batches=2), {"padding": True, "optimizer": "adamw"}),
             ("latent, all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
         ]  # fmt: skip
     for sparse, layout, options in rows:

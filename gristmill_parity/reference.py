@@ -62,7 +62,12 @@ class PlainModel:
         self.logits = self._decoder.logits
 
     def loss(self, batch: Batch) -> Tensor:
-        return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
+        if self.experts is None:
+            return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
+        self.experts.padding = batch.padding
+        loss = self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
+        self.experts.padding = None
+        return loss
 
     def named(self, kind: str) -> Named:
         """The "data" or "grad" of the parameters by our names, and with their data what routers have."""
@@ -315,8 +320,7 @@ class LocalSteps:
 
 def own_sequences(batch: Batch, replica: int, replicas: int) -> Batch:
     """The sequences of a replica: every `replicas`-th one."""
-    own = slice(replica, None, replicas)
-    return Batch(batch.ids[own], batch.targets[own], batch.sample_ids[own])
+    return batch.rows(slice(replica, None, replicas))
 
 
 @dataclass(frozen=True)

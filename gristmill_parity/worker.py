@@ -213,7 +213,8 @@ def global_batch(case: Case, step: int) -> tuple[Batch, int]:
 
     Ignored targets: a random fifth, all but the first of every fourth sequence, and the whole first sequence. So a
     loss averaged over anything but the global count of targets differs from the reference. With `case.documents`
-    about every sixth token starts one, the last one of a sequence too.
+    about every sixth token starts one, the last one of a sequence too. With `case.padding` what follows a random
+    number of tokens of each sequence, two or more, is padding.
     """
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(VOCAB_SIZE, (case.sequences, SEQ_LEN + 1), generator=generator)
@@ -223,7 +224,13 @@ def global_batch(case: Case, step: int) -> tuple[Batch, int]:
     targets[0] = IGNORE_INDEX
     samples = torch.arange(len(tokens)) + step * len(tokens)
     positions = draw_positions(len(tokens), generator) if case.documents else None
-    return Batch(tokens[:, :-1], targets, samples, positions), int((targets != IGNORE_INDEX).sum())
+    padding = None
+    if case.padding:
+        lengths = torch.randint(2, SEQ_LEN + 1, (case.sequences, 1), generator=generator)
+        padding = torch.arange(SEQ_LEN) >= lengths
+        targets[torch.arange(1, SEQ_LEN + 1) >= lengths] = IGNORE_INDEX
+    batch = Batch(tokens[:, :-1], targets, samples, positions, padding=padding)
+    return batch, int((targets != IGNORE_INDEX).sum())
 
 
 def draw_positions(sequences: int, generator: torch.Generator) -> Tensor:
@@ -236,9 +243,7 @@ def draw_positions(sequences: int, generator: torch.Generator) -> Tensor:
 
 def local_batch(batch: Batch, world: World) -> Batch:
     """This replica's sequences: every dp_size-th, from dp_rank, as in training."""
-    mine = slice(world.dp_rank, None, world.dp_size)
-    positions = None if batch.positions is None else batch.positions[mine]
-    return Batch(batch.ids[mine], batch.targets[mine], batch.sample_ids[mine], positions)
+    return batch.rows(slice(world.dp_rank, None, world.dp_size))
 
 
 def _sgd_step(model: ParallelModel) -> None:

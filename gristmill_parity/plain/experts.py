@@ -48,6 +48,8 @@ class PlainExperts:
         self.choices: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.biases: dict[str, Tensor] = {}
+        self.padding: Tensor | None = None
+        """Which tokens (B, T) choose no expert."""
         if routing.balance == "bias":
             routers = [name.removesuffix(".weight") for name in weights if name.endswith(".router.weight")]
             self.biases = {name: torch.zeros(len(weights[f"{name}.weight"])).double() for name in routers}
@@ -89,13 +91,18 @@ class PlainExperts:
             best = members.sort(-1, descending=True).values[..., :2].sum(-1)
             preference = members.masked_fill(~_largest(best, how.groups_chosen)[..., None], -1e9).flatten(-2)
         is_chosen = _largest(preference, how.chosen)
-        self.counts[name] = self.counts.get(name, 0) + is_chosen.sum((0, 1))
-        self._add_losses(logits, scores, is_chosen.double())
         weights = scores * is_chosen
         weights = how.scale * (weights / weights.sum(-1, keepdim=True) if how.normalize else weights)
+        if self.padding is not None:
+            is_chosen = is_chosen & ~self.padding[..., None]
+            weights = weights * is_chosen
+        self.counts[name] = self.counts.get(name, 0) + is_chosen.sum((0, 1))
+        self._add_losses(logits, scores, is_chosen.double())
         if not how.capacity or not torch.is_grad_enabled():
             return weights
-        places = math.ceil(how.capacity * x.shape[1] * how.chosen / len(logits[0, 0]))
+        choices = is_chosen.sum((1, 2)).tolist()
+        limits = [math.ceil(how.capacity * count / len(logits[0, 0])) for count in choices]
+        places = torch.tensor(limits)[:, None, None]
         has_place = is_chosen & (is_chosen.cumsum(1) <= places)  # Fedus et al. 2022, section 2.2: others are dropped
         self.choices[name] = self.choices.get(name, 0) + int(is_chosen.sum())
         self.dropped[name] = self.dropped.get(name, 0) + int((is_chosen & ~has_place).sum())
@@ -104,18 +111,22 @@ class PlainExperts:
     def _add_losses(self, logits: Tensor, scores: Tensor, is_chosen: Tensor) -> None:
         """Fedus et al. 2022, Switch, equations 4 to 6; of a sequence DeepSeek-V3, equations 17 to 20.
 
-        Each is a mean over tokens, times their number. The router's z-loss: Zoph et al. 2022, ST-MoE, equation 5.
+        Each is a mean over the tokens that are no padding, times their number. The router's z-loss: Zoph et al. 2022,
+        ST-MoE, equation 5.
         """
-        how, (sequences, tokens, experts) = self.routing, scores.shape
+        how = self.routing
+        experts = scores.shape[-1]
+        is_real = torch.ones_like(scores[..., 0]) if self.padding is None else (~self.padding).double()
         if how.balance_loss:
             share = scores / scores.sum(-1, keepdim=True)
-            groups = [slice(None)] if how.balance == "switch" else [slice(i, i + 1) for i in range(sequences)]
+            groups = [slice(None)] if how.balance == "switch" else [slice(i, i + 1) for i in range(len(scores))]
             for own in groups:
-                f = is_chosen[own].mean((0, 1)) * experts / how.chosen
-                loss = how.balance_loss * (f * share[own].mean((0, 1))).sum()
-                self.loss = self.loss + loss * tokens * len(scores[own])
+                tokens = is_real[own].sum()
+                f = is_chosen[own].sum((0, 1)) / tokens * experts / how.chosen
+                mean_share = (share[own] * is_real[own][..., None]).sum((0, 1)) / tokens
+                self.loss = self.loss + how.balance_loss * (f * mean_share).sum() * tokens
         if how.z_loss:
-            self.loss = self.loss + how.z_loss * logits.exp().sum(-1).log().square().mean() * sequences * tokens
+            self.loss = self.loss + how.z_loss * (logits.exp().sum(-1).log().square() * is_real).sum()
 
 
 def gated(gate: Tensor, up: Tensor, clamped: bool) -> Tensor:

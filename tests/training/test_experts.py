@@ -11,6 +11,7 @@ from gristmill.errors import UsageError
 from tests.training.conftest import small_run
 from training.checkpoint.shard_storage import stored_tensors
 from training.config import TrainConfig
+from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
@@ -19,6 +20,7 @@ from training.reporting.expert_load import describe_starving
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
 from training.train import train
+from training.trainer import Trainer
 
 BIAS: dict[str, Any] = {"experts": 4, "expert_width": 32, "balance": "bias", "balance_rate": 0.02, "dense_layers": 1}
 
@@ -52,6 +54,19 @@ def test_a_sparse_run_learns_and_records_the_loads_of_its_experts(
         f"{summary.parameters:,} parameters, {summary.parameters - 2 * 2 * 3 * 32 * 32:,} of them active per token"
         in said
     )
+
+
+def test_experts_take_no_padding_of_packed_documents(config: TrainConfig) -> None:
+    """Of 4 rows of 48 tokens each token that is no padding chooses two of the experts, and these are all choices."""
+    config = sparse(config, balance_loss=0.1)
+    config = replace(config, data=replace(config.data, packing="best-fit", seq_len=48, batch_size=4))
+    with init_distributed("cpu") as device, Trainer(RunPlan.of(config), device) as trainer:
+        batch = trainer.batches.batch(0)
+        assert batch.padding is not None and trainer.model.routing is not None
+        trainer.model.forward_backward(batch, 1.0)
+        loads = trainer.model.routing.take()
+    tokens = int((~batch.padding).sum())
+    assert 0 < tokens < 4 * 48 and loads.counts.sum(1).tolist() == [0, 2 * tokens, 2 * tokens]
 
 
 def test_a_run_resumes_with_the_bias_of_its_choices_under_another_layout(

@@ -15,6 +15,7 @@ from training.data.batch_schedule import BatchSchedule, BatchSplit, Sizes
 from training.data.data_config import DataConfig, OrderKind
 from training.data.mix import EpochOrder, MixedSequences, MixOrder, MixPlace, SetPlace
 from training.data.sequences import Sequences
+from training.kernels.cross_entropy import IGNORE_INDEX
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
 
@@ -164,9 +165,12 @@ class Batches:
         ids = tokens[:, :-1].clamp(min=0) if self.data.has_ignored else tokens[:, :-1]
         number = self._each(self.schedule.read, first, steps, self.dp_rank, self.split.dp_size)
         sample_ids = number + key_from_name(f"{self.seed}/sequences")
+        padding = tokens[:, :-1] == IGNORE_INDEX
         parts = {"ids": ids, "targets": self.data.targets(indices, tokens), "sample_ids": sample_ids}
         if self.mask_documents:
             parts["positions"] = self.data.positions(indices)
+        if padding.any():
+            parts["padding"] = padding
         if isinstance(self.data, MixedSequences):
             parts["sources"] = torch.from_numpy(self.data.set_of(indices))
         rows = [self.schedule.size(step) // self.split.dp_size for step in range(first, first + steps)]

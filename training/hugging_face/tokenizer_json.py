@@ -117,7 +117,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
 def _split_reserved(vocabulary: Vocabulary) -> dict[str, Any]:
     """Pre-tokenizer: cut texts within what looks like a piece that no text has, such as "</s>" or "<0x0A>".
 
-    Unigram of tokenizers would find these pieces; SentencePiece does not. A cut is where no piece of texts crosses it, if
+    Unigram of tokenizers would find these pieces; SentencePiece does not. A cut is where no piece of texts crosses, if
     there is such a place, so that no other id changes.
     """
     normal = "\n".join(vocabulary.of_type(PieceType.NORMAL))

@@ -23,11 +23,17 @@ class Batch:
     """Positions of the input tokens in their documents, (B, T) int64, where documents do not see each other."""
     sources: Tensor | None = None
     """The data set of each sequence, (B,) int64, of a mix of several."""
+    padding: Tensor | None = None
+    """Which inputs are padding, (B, T) bool, where some are: experts do not take them."""
 
     def chunk(self, count: int) -> list["Batch"]:
         """Split into `count` micro-batches."""
         parts = (repeat(None, count) if t is None else t.chunk(count) for t in self._tensors)
         return [Batch(*part) for part in zip(*parts, strict=True)]
+
+    def rows(self, rows: slice) -> "Batch":
+        """Some of the sequences."""
+        return self._map(lambda t: t[rows])
 
     def pin_memory(self) -> "Batch":
         """Copy to pinned memory, from which transfers to a GPU are asynchronous."""

@@ -25,17 +25,26 @@ class Block(nn.Module):
         self.mlp: SparseMLP | GatedMLP | MLP = SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)
         self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
-    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+    def apply_mlp(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """The MLP's output of features (B, T, D); experts take no token of `padding` (B, T) bool."""
+        output: Tensor = self.mlp(x, padding) if isinstance(self.mlp, SparseMLP) else self.mlp(x)
+        return output
+
+    def forward(
+        self, x: Tensor, table: PositionTable, sample_ids: Tensor | None, padding: Tensor | None = None
+    ) -> Tensor:
         x = x + self.attention_dropout(self.attention(self.attention_norm(x), table, sample_ids), sample_ids)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
+        return x + self.mlp_dropout(self.apply_mlp(self.mlp_norm(x), padding), sample_ids)
 
 
 class ParallelBlock(Block):
     """x + attention(norm(x)) + mlp(norm'(x)): both see the same stream (Black et al. 2022, GPT-NeoX, section 2.1)."""
 
-    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, table: PositionTable, sample_ids: Tensor | None, padding: Tensor | None = None
+    ) -> Tensor:
         mixed = self.attention_dropout(self.attention(self.attention_norm(x), table, sample_ids), sample_ids)
-        return x + mixed + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
+        return x + mixed + self.mlp_dropout(self.apply_mlp(self.mlp_norm(x), padding), sample_ids)
 
 
 class DeepNormBlock(Block):
@@ -49,11 +58,13 @@ class DeepNormBlock(Block):
         super().__init__(config, layer)
         self.alpha = (2 * config.layers) ** 0.5
 
-    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, table: PositionTable, sample_ids: Tensor | None, padding: Tensor | None = None
+    ) -> Tensor:
         x = self.attention_norm(x)
         x = self.alpha * x + self.attention_dropout(self.attention(x, table, sample_ids), sample_ids)
         x = self.mlp_norm(x)
-        return self.alpha * x + self.mlp_dropout(self.mlp(x), sample_ids)
+        return self.alpha * x + self.mlp_dropout(self.apply_mlp(x, padding), sample_ids)
 
 
 class QueryBlock(Block):
@@ -63,8 +74,10 @@ class QueryBlock(Block):
         super().__init__(config, layer, QueryAttention)
         self.input_norm = build_norm(config)
 
-    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
-        return super().forward(self.input_norm(x), table, sample_ids)
+    def forward(
+        self, x: Tensor, table: PositionTable, sample_ids: Tensor | None, padding: Tensor | None = None
+    ) -> Tensor:
+        return super().forward(self.input_norm(x), table, sample_ids, padding)
 
 
 def build_block(config: ModelConfig, layer: int) -> Block:

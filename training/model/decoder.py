@@ -42,12 +42,14 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         sample_ids: Tensor | None = None,
         positions: Tensor | None = None,
+        padding: Tensor | None = None,
     ) -> Tensor:
         """Return logits (B, T, V); with `targets` (B, T), their summed loss in nats, (1,), instead; in
         evaluation mode the loss of each, (B, T).
 
         `sample_ids` (B,) int64 are ids of the sequences, unique over the run; dropout masks depend on them.
-        `positions` (B, T) int64 are those of the tokens in their documents, which then do not see each other.
+        `positions` (B, T) int64 are those of the tokens in their documents, which then do not see each other. Experts
+        take no token of `padding` (B, T) bool.
         """
         documents = None if positions is None else Documents.of(positions)
         x = self.embed(ids, sample_ids, documents)
@@ -55,7 +57,7 @@ class Decoder(nn.Module):
         if documents is not None:
             table = self.position_table.in_documents(table, documents)
         for block in self.blocks.values():
-            x = block(x, table, sample_ids)
+            x = block(x, table, sample_ids, padding)
         return self.head(self.norm(x), targets)
 
 

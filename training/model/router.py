@@ -1,6 +1,5 @@
 """Router: chooses the experts of each token, and keeps their loads equal, by a loss or by a bias of the choice."""
 
-import math
 from typing import Any
 
 import torch
@@ -56,10 +55,11 @@ class Router(nn.Module):
         self.losses: Tensor | float = 0.0
         self.dropped: Tensor | int = 0
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Of features (B, T, D) the chosen experts and their weights, (B, T, K); the tokens of each expert, (E,).
 
-        Number E is no expert: the token does not pass the one that it chose.
+        Number E is no expert: the token does not pass the one that it chose, or is one of `padding`, (B, T) bool, which
+        chooses none and is left out of counts and losses.
         """
         config = self.config
         wide = accumulation_dtype(x.dtype)
@@ -70,32 +70,33 @@ class Router(nn.Module):
         if config.router_normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights * config.router_scale
-        flat = chosen.flatten(1)
-        counts = flat.new_zeros(len(x), config.experts).scatter_add_(1, flat, torch.ones_like(flat))
+        if padding is not None:
+            chosen = chosen.masked_fill(padding[..., None], config.experts)
+        counts = _count(chosen, config.experts)
         if self.training and torch.is_grad_enabled():
-            loss = self._loss(logits, scores, counts) if self._has_losses else weights.new_zeros(())
-            taken = self._within_capacity(chosen, counts) if config.capacity_factor else (chosen, counts)
+            loss = self._loss(logits, scores, counts, padding) if self._has_losses else weights.new_zeros(())
+            taken = self._within_capacity(chosen) if config.capacity_factor else (chosen, counts)
             weights = _WithLoss.apply(weights, loss, counts.sum(0), counts.sum() - taken[1].sum(), self)
             chosen, counts = taken
         return chosen, weights, counts.sum(0)
 
-    def _within_capacity(self, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def _within_capacity(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The choices (B, T, K), with number E for those of experts that earlier tokens of the sequence have filled.
 
-        Also how many are left of `counts` (B, E). A token depends on none after it, nor on other sequences, and the
-        result not on the layout.
+        Also how many each expert takes of each sequence, (B, E). A token depends on none after it, nor on other
+        sequences, and the result not on the layout. Padding, which has number E already, fills no expert.
         """
         config = self.config
         flat = self.tokens.gather(chosen.flatten(1))
         order = flat.argsort(dim=1, stable=True)
         by_expert = flat.gather(1, order)
         number = torch.arange(flat.shape[1], device=flat.device) - torch.searchsorted(by_expert, by_expert)
-        limit = math.ceil(config.capacity_factor * flat.shape[1] / config.experts)
+        choices = (flat < config.experts).sum(1, keepdim=True)
+        limit = torch.ceil(config.capacity_factor * choices.double() / config.experts)
         is_full = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, order, number >= limit)
-        own = chosen.flatten(1)
-        full = self.tokens.own(is_full)
-        left = counts - torch.zeros_like(counts).scatter_add_(1, own, full.to(counts.dtype))
-        return own.masked_fill(full, config.experts).view_as(chosen), left
+        own = chosen.flatten(1).masked_fill(self.tokens.own(is_full), config.experts)
+        taken = own.view_as(chosen)
+        return taken, _count(taken, config.experts)
 
     def _choose(self, scores: Tensor) -> Tensor:
         """Numbers of the experts with the highest scores (B, T, E), of the best groups: (B, T, K).
@@ -112,8 +113,8 @@ class Router(nn.Module):
             scores = groups.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
         return scores.topk(config.experts_per_token, -1).indices
 
-    def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor) -> Tensor:
-        """The auxiliary losses, each its mean times the number of tokens, 0-d.
+    def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor, padding: Tensor | None) -> Tensor:
+        """The auxiliary losses, each its mean times the number of tokens that are no padding, 0-d.
 
         With f_e the share of the choices that fell on expert e, and P_e the mean share of its score, the balance loss
         is E Σ f_e P_e (Fedus et al. 2022, Switch, equation 4), of each sequence (DeepSeek-V3, equation 17) or of all
@@ -123,16 +124,28 @@ class Router(nn.Module):
         loss = logits.new_zeros(())
         if config.balance_loss:
             shares = scores if config.router == "softmax" else scores / scores.sum(-1, keepdim=True)
+            if padding is not None:
+                shares = shares.masked_fill(padding[..., None], 0.0)
             sums = shares.sum(1)
             if config.balance == "switch":
                 sums = sums.sum(0, keepdim=True)
                 counts = counts.sum(0, keepdim=True)
             counts = self.tokens.sum_counts(counts, str(config.balance)).to(sums.dtype)
-            choices = counts / counts.sum(-1, keepdim=True)
+            choices = counts / counts.sum(-1, keepdim=True).clamp(min=1)  # a sequence may be all padding
             loss = loss + config.balance_loss * config.experts * (choices * sums).sum()
         if config.router_z_loss:
-            loss = loss + config.router_z_loss * logits.logsumexp(-1).square().sum()
+            squares = logits.logsumexp(-1).square()
+            if padding is not None:
+                squares = squares.masked_fill(padding, 0.0)
+            loss = loss + config.router_z_loss * squares.sum()
         return loss
+
+
+def _count(chosen: Tensor, experts: int) -> Tensor:
+    """How many of the choices (B, T, K) of each sequence fell on each expert: (B, E) int64."""
+    flat = chosen.flatten(1)
+    counts = flat.new_zeros(len(flat), experts + 1).scatter_add_(1, flat, torch.ones_like(flat))
+    return counts[:, :experts]  # without those of number E
 
 
 class _WithLoss(torch.autograd.Function):

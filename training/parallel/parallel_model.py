@@ -220,7 +220,9 @@ class ParallelModel:
         count = self.layout.micro_batches
         total = torch.zeros((), device=self.world.device)
         for micro_batch in batch.chunk(count):
-            loss = part(micro_batch.ids, micro_batch.targets, micro_batch.sample_ids, micro_batch.positions)
+            loss = part(
+                micro_batch.ids, micro_batch.targets, micro_batch.sample_ids, micro_batch.positions, micro_batch.padding
+            )
             with reducer.backward_pass():
                 (loss.sum() * scale).backward()
             reducer.finish()  # frees what was sent before the next micro-batch

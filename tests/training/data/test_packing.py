@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from gristmill.errors import InputError
+from training.data.batch_schedule import BatchSplit
+from training.data.batches import Batches
 from training.data.mix import MixedSequences
 from training.data.packing import PackedSequences, pack_windows
 from training.data.sequences import TokenSequences
@@ -54,6 +56,17 @@ def test_the_rest_of_a_cut_document_has_no_target_for_its_first_token(
     mixed = MixedSequences([packed, packed])
     order = np.array([3, 0, 2, 1])
     assert torch.equal(mixed.targets(order, mixed.batch(order)), targets[order % 2])
+
+
+def test_a_batch_says_which_of_its_inputs_are_padding(data: TokenSequences, tmp_path: Path) -> None:
+    """Windows have none; the last token of a row that is not filled is an input, and no padding."""
+    packed = PackedSequences(data, tmp_path / "run")
+    batches = Batches(packed, BatchSplit(1, 1, 7), 0, seed=1)
+    batch = batches.batch(0)
+    rows = packed.batch(batches.indices(0))[:, :-1]
+    assert batch.padding is not None and torch.equal(batch.padding, rows == IGNORE_INDEX)
+    assert 0 < int(batch.padding.sum()) < batch.padding.numel() / 2
+    assert Batches(data, BatchSplit(1, 1, 4), 0, seed=1).batch(0).padding is None
 
 
 def test_a_row_of_one_token_is_left_out(shards: Callable[..., Path], tmp_path: Path) -> None:

@@ -94,6 +94,37 @@ def test_what_is_dropped_adds_nothing_and_depends_on_no_later_token() -> None:
     torch.testing.assert_close(layer.eval()(x), plain.eval()(x))
 
 
+PADDED = torch.arange(8) >= torch.tensor([3, 8, 4])[:, None]  # 9 of 24 tokens: 38 %
+
+
+@pytest.mark.parametrize(("balance", "capacity"), [("switch", 0.0), ("sequence", 0.0), ("sequence", 1.0)])
+def test_padding_chooses_nobody(balance: str, capacity: float) -> None:
+    """Losses, gradients, counts and what is dropped are those of the same tokens without padding."""
+    config = resolved(balance=balance, balance_loss=0.5, router_z_loss=0.1, capacity_factor=capacity, shared_experts=1)
+    padded = filled(config)
+    alone = filled(config)
+    x = torch.randn(3, 8, 16, dtype=torch.float64)
+    if balance == "switch":  # of all tokens of a micro-batch
+        rows = [x[~PADDED][None]]
+    else:
+        rows = [x[i : i + 1, : int(length)] for i, length in enumerate((~PADDED).sum(1))]
+    for layer in (padded, alone):
+        layer.router.tokens.scale = 0.25
+    output = padded(x, PADDED)
+    outputs = torch.cat([alone(row)[0] for row in rows])
+    torch.testing.assert_close(output[~PADDED], outputs)
+    torch.testing.assert_close(output[PADDED], padded.shared(x[PADDED]))  # type: ignore[misc]
+    output[~PADDED].square().sum().backward()
+    outputs.square().sum().backward()
+    for (name, own), other in zip(padded.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, msg=name)
+    assert padded.router.counts.tolist() == alone.router.counts.tolist()  # type: ignore[union-attr]
+    assert int(padded.router.counts.sum()) == 15 * 2  # type: ignore[union-attr]
+    assert int(padded.router.dropped) == int(alone.router.dropped)
+    assert float(padded.router.losses) == pytest.approx(float(alone.router.losses), rel=1e-12)
+    assert int(padded.eval()(x, PADDED).isnan().sum()) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

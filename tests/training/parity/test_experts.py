@@ -62,8 +62,8 @@ def bias_in_the_weights(patch: Patch) -> None:
     """The bias steers the choice, and here also what is chosen weighs."""
     right = Router.forward
 
-    def forward(self: Router, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen, weights, counts = right(self, x)
+    def forward(self: Router, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        chosen, weights, counts = right(self, x, padding)
         return chosen, weights if self.choice_bias is None else weights + self.choice_bias[chosen], counts
 
     patch.setattr(Router, "forward", forward)
@@ -161,11 +161,17 @@ def last_tokens_first(patch: Patch) -> None:
     """Experts are filled from the end of a sequence."""
     right = Router._within_capacity
 
-    def backwards(self: Router, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        taken, left = right(self, chosen.flip(1), counts)
+    def backwards(self: Router, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        taken, left = right(self, chosen.flip(1))
         return taken.flip(1), left
 
     patch.setattr(Router, "_within_capacity", backwards)
+
+
+def padding_chooses(patch: Patch) -> None:
+    """As any other token."""
+    right = Router.forward
+    patch.setattr(Router, "forward", lambda self, x, padding=None: right(self, x))
 
 
 def capacity_of_a_rank_s_tokens(patch: Patch) -> None:
@@ -196,6 +202,9 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (drops_without_counting, case("capacity", ONE, **PLAIN), "weight"),
     (last_tokens_first, case("capacity", ONE, **PLAIN), "loss"),
     (capacity_of_a_rank_s_tokens, case("capacity", CP), "loss"),
+    (padding_chooses, case("switch", ONE, padding=True, **PLAIN), "gradient"),
+    (padding_chooses, case("bias", ONE, padding=True, **PLAIN), "weight"),
+    (padding_chooses, case("capacity", ONE, padding=True, **PLAIN), "loss"),
     (rows_in_the_order_of_ranks, case("bias", ParallelConfig(dp=2, ep=2)), "loss"),
 ]
 

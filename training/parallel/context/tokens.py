@@ -52,7 +52,8 @@ class TokenOrder:
         if self.axis.size == 1:
             return batch
         positions = None if batch.positions is None else self.own(batch.positions)
-        return Batch(self.own(batch.ids), self.own(batch.targets), batch.sample_ids, positions, batch.sources)
+        padding = None if batch.padding is None else self.own(batch.padding)
+        return Batch(self.own(batch.ids), self.own(batch.targets), batch.sample_ids, positions, batch.sources, padding)
 
     def gather(self, x: Tensor) -> Tensor:
         """All tokens in their order, on every rank: (B, T / n) to (B, T); without autograd."""

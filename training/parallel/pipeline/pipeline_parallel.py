@@ -128,6 +128,8 @@ class Pipeline:
         every = {"targets": batch.targets, "sample_ids": batch.sample_ids}  # every stage gets its micro-batch of these
         if batch.positions is not None:
             every["positions"] = batch.positions
+        if batch.padding is not None:
+            every["padding"] = batch.padding
         self._schedule.step(*first, **every, return_outputs=False, **last)
         return torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
 
