@@ -72,7 +72,8 @@ def import_tokens(
 
     Args:
         tokens: A file or folder: .bin of nanoGPT or llm.c, .bin and .idx of Megatron, .arrow or .parquet with lists of
-            ids, such as tokenised datasets, or Mosaic's MDS with its index.json. The first folder below is the source.
+            ids, such as tokenised datasets (also hf://datasets/ORG/NAME), or Mosaic's MDS with its index.json. The
+            first folder below is the source.
         out_dir: The folder of token shards to write, for --data.train.
         options: Workers, memory, and when to stop; they change no output.
         tokenizer: The tokenizer that made the tokens, as gristmill tokenize takes it; it is copied to OUT.
@@ -90,7 +91,6 @@ def import_tokens(
     Returns:
         Documents read and written, and those without a token, per source; their bytes are those of the ids.
     """
-    reject_remote(tokens, option="--tokens")
     reject_remote(out_dir, option="--out_dir")
     require(dtype in ("", *DTYPES), f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     target = parse_size(shard_size, "--shard_size")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import InputError, UsageError
-from gristmill.paths import absolute, folders_above
+from gristmill.paths import absolute, folders_above, scheme_of
 from gristmill.storage.files import (
     Found,
     folders_with,
@@ -108,7 +108,9 @@ def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
     with listed_once(folder):
         if not is_folder(folder):
             found = "it is a file" if is_file(folder) else "there is none"
-            raise UsageError(f"{folder}: expected {what}, and {found} of that name. Check the path")
+            may_be_of_hub = found == "there is none" and len(folder.parts) == 2 and not scheme_of(folder)
+            of_hub = f"; a data set of the Hub is hf://datasets/{folder}" if may_be_of_hub else ""
+            raise UsageError(f"{folder}: expected {what}, and {found} of that name. Check the path{of_hub}")
         reject_unfinished(folder)
         return list(walk_all(folder, STATE_DIR))
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gristmill.errors import InputError, UsageError
-from gristmill.storage.files import walk
+from gristmill.paths import absolute
+from gristmill.storage.files import exists, file_info, is_file, reject_remote, reject_unknown_scheme, walk
 from preprocessing.token_formats.megatron import describe_megatron, read_megatron
 from preprocessing.token_formats.mosaic import INDEX, find_mosaic_files, read_mosaic
 from preprocessing.token_formats.raw_tokens import describe_raw, read_raw
@@ -23,11 +24,15 @@ def find_token_files(tokens: Path, column: str, dtype: str) -> list[TokenFile]:
 
     Raises UsageError where there is none, InputError for one that is damaged as its header shows.
     """
-    if tokens.is_file() and tokens.suffix == ".idx":
+    reject_unknown_scheme(tokens)
+    if tokens.suffix == ".idx" and is_file(tokens):
         tokens = tokens.with_suffix(".bin")
-    if not tokens.exists():
-        raise UsageError(f"{tokens}: expected a file or folder of tokens, and there is none")
-    paths = [tokens] if tokens.is_file() else sorted(walk(tokens), key=lambda path: path.parts)
+    if not exists(tokens):
+        raise UsageError(
+            f"{tokens}: expected a file or folder of tokens, and there is none; a data set of the Hub is "
+            "hf://datasets/ORG/NAME"
+        )
+    paths = [tokens] if is_file(tokens) else sorted(walk(tokens), key=lambda path: path.parts)
     files = [file for path in paths for file in _describe(path, _source_of(path, tokens), column, dtype)]
     if not files:
         names = ", ".join(path.name for path in paths[:3]) or "no file"
@@ -43,19 +48,22 @@ def _source_of(path: Path, tokens: Path) -> str:
     if path == tokens:
         return path.stem
     below = path.relative_to(tokens).parts
-    return below[0] if len(below) > 1 else tokens.absolute().name
+    return below[0] if len(below) > 1 else absolute(tokens).name
 
 
 def _describe(path: Path, source: str, column: str, dtype: str) -> list[TokenFile]:
     """Return the token file at a path, or the shards that an index.json names; none if it is of another kind."""
     if path.name == INDEX:
+        reject_remote(path)
         return find_mosaic_files(path, source, column, dtype)
     if path.suffix == ".idx" and not path.with_suffix(".bin").is_file():
         raise InputError(f"{path}: expected {path.with_suffix('.bin').name} beside it, and there is none")
     if path.suffix in _TABLES:
-        return [TokenFile(path, source, "table", path.stat().st_size, column=column)]
+        info = file_info(path)
+        return [TokenFile(path, source, "table", info.size if info else 0, column=column)]
     if path.suffix != ".bin":
         return []
+    reject_remote(path)
     index = path.with_suffix(".idx")
     if index.is_file():
         return [describe_megatron(TokenFile(path, source, "megatron", path.stat().st_size, index=index))]

@@ -1,5 +1,7 @@
 """import_tokens: files that other programs write become shards with the same ids, without a copy where that can be."""
 
+import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards, read_sources, require_known_ids, verify_checksums
 from gristmill.io.tokenizer_file import open_tokenizer
+from gristmill.storage import hub as hub_module
 from preprocessing.import_tokens import import_tokens
 from preprocessing.token_formats.token_stream import Chunk, DocumentTally, cut_at_tokens
+from tests.hub_server import running_hub
 from tests.tokenizers_of_models import END as SPECIAL_END
 from tests.tokenizers_of_models import content_of
 
@@ -155,6 +159,22 @@ def test_a_copy_and_a_link_to_another_file_system_have_the_same_bytes(
         assert (tmp_path / "copied" / name).read_bytes() == (tmp_path / "linked" / name).read_bytes()
 
 
+def test_tokenised_datasets_of_the_hub_are_read(tmp_path: Path, quiet, documents, monkeypatch) -> None:
+    Dataset.from_dict({"input_ids": documents}).to_parquet(tmp_path / "a.parquet")
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub_module._open.cache_clear()
+        hub.commit({"data/train-00000.parquet": (tmp_path / "a.parquet").read_bytes(), "README.md": b"a card"})
+        folder = Path("hf://datasets/org/name")
+        import_tokens(folder, tmp_path / "out", quiet, vocab_size=GPT2, eos=str(END))
+        hub.commit({"train.bin": b"12"})
+        with pytest.raises(UsageError, match="expected a folder of this machine"):
+            import_tokens(folder, tmp_path / "bin", quiet, vocab_size=GPT2)
+    hub_module._open.cache_clear()
+    assert imported(tmp_path / "out") == documents
+    assert list(Manifest.load(tmp_path / "out").sources) == ["data"]
+
+
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_tokenised_datasets_are_read(tmp_path: Path, quiet, documents: Documents, form: str) -> None:
     data = Dataset.from_dict({"input_ids": [*documents, []], "text": ["x"] * (len(documents) + 1)})
@@ -212,6 +232,67 @@ def test_a_tokenizer_names_its_ends_and_is_copied(tmp_path: Path, quiet, capfd) 
     assert (record.path, record.end_of_document) == ("tokenizer.json", end)
     assert (tmp_path / "out/tokenizer.json").read_text() == content_of("Llama 3")
     assert f"note: 1 of 3 documents do not end with id {end} (--eos)" in capfd.readouterr().err
+
+
+MOSAIC_DOCUMENTS = [[5, 6, 7, 2], [8, 2], [9, 10, 2], [300, 2]]
+
+
+def mosaic_wrote(kind: str, folder: Path) -> Path:
+    """Put the files of MOSAIC_DOCUMENTS in a folder, as MDSWriter of mosaicml-streaming 0.13.0 wrote them.
+
+    The package itself needs older versions of NumPy and transformers than these tests. `bytes` are columns of int64 in
+    shards of 120 bytes, `ndarray` is ndarray:int32 beside a text, in zstd, `dynamic` an ndarray of uint16 beside an
+    int; `static` are two samples of ndarray:uint16:4, in gzip.
+    """
+    stored = json.loads((Path(__file__).parent / "foreign_tokens/mosaic.json").read_bytes())
+    folder.mkdir(parents=True)
+    for name, content in stored[kind].items():
+        (folder / name).write_bytes(base64.b64decode(content))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bytes", "ndarray", "dynamic", "static"])
+def test_mosaics_shards_are_read(tmp_path: Path, quiet, kind: str) -> None:
+    import_tokens(mosaic_wrote(kind, tmp_path / "web/mds"), tmp_path / "out", quiet, vocab_size=400, eos="2")
+    expected = [[1, 2, 3, 4], [5, 6, 7, 2]] if kind == "static" else MOSAIC_DOCUMENTS
+    assert imported(tmp_path / "out") == expected
+    assert list(Manifest.load(tmp_path / "out").sources) == ["mds"]
+
+
+def test_mosaics_packed_samples_are_cut(tmp_path: Path, quiet) -> None:
+    folder = mosaic_wrote("dynamic", tmp_path / "mds")
+    import_tokens(folder, tmp_path / "out", quiet, vocab_size=400, eos="7", stream=True)
+    assert imported(tmp_path / "out") == [[5, 6, 7], [2, 8, 2, 9, 10, 2, 300, 2]]
+
+
+def mosaic_cut(folder: Path) -> None:
+    path = mosaic_wrote("dynamic", folder / "mds") / "shard.00000.mds"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def mosaic_hash(folder: Path) -> None:
+    path = mosaic_wrote("static", folder / "mds") / "shard.00000.mds.gz"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+def mosaic_without_shard(folder: Path) -> None:
+    (mosaic_wrote("bytes", folder / "mds") / "shard.00002.mds").unlink()
+
+
+def mosaic_sample(folder: Path) -> None:
+    path = mosaic_wrote("dynamic", folder / "mds") / "shard.00000.mds"
+    content = path.read_bytes()
+    sample = content.index(b"\x10\x04\x04\x05\x00")  # uint16, one dimension, 4
+    path.write_bytes(content[:sample] + b"\x42" + content[sample + 1 :])  # float64
+
+
+def mosaic_texts(folder: Path) -> None:
+    path = mosaic_wrote("bytes", folder / "mds") / "index.json"
+    path.write_bytes(path.read_bytes().replace(b'"bytes"]', b'"str"]'))
+
+
+def not_an_index(folder: Path) -> None:
+    (folder / "index.json").write_text('{"a": 1}')
 
 
 def bad_odd_size(folder: Path) -> None:
@@ -301,6 +382,12 @@ def only_text(folder: Path) -> None:
         (floats, UsageError, "expected lists of integer ids in input_ids, got list<"),
         (null_id, InputError, "expected an id everywhere in input_ids, got null"),
         (cut_table, InputError, "not a readable .arrow file"),
+        (mosaic_cut, InputError, "index.json says 4 samples in 299 bytes, got 4 in 291"),
+        (mosaic_hash, InputError, "shard.00000.mds.gz is damaged: expected the md5 c90f99ece523…"),
+        (mosaic_without_shard, InputError, "shard.00002.mds is missing, and"),
+        (mosaic_sample, InputError, "shard.00000.mds is damaged: a sample holds no ids as its header says"),
+        (mosaic_texts, UsageError, "expected tokens as bytes or an ndarray of integers, got str; try another --column"),
+        (not_an_index, InputError, "index.json is not an index of MDS shards"),
         (only_text, UsageError, "got a.jsonl; gristmill tokenize reads text"),
     ],
 )

@@ -19,11 +19,13 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards, read_sources
 from gristmill.io.tokenizer_file import open_tokenizer
+from gristmill.storage import hub as hub_module
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.tokenizer.loading import JsonEncoder, load_encoder
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
+from tests.hub_server import running_hub
 from tests.tokenizers_of_models import BEGIN, END, content_of
 from tests.verify_shards import verify_shards
 
@@ -479,3 +481,23 @@ def test_byte_level_bpe_is_trained_the_same_every_time_and_restores_any_text(
     with pytest.raises(UsageError, match="there is no text to train a tokenizer on"):
         write(tmp_path / "empty" / "a.jsonl", [])
         train_tokenizer(tmp_path / "empty", tmp_path / "c", VOCABULARY, "byte-bpe", options=quiet)
+
+
+def test_a_data_set_of_the_hub_is_tokenised_by_its_name(
+    tmp_path: Path, quiet: RunOptions, model_path: Path, prose: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in prose)
+    (tmp_path / "in/data").mkdir(parents=True)
+    (tmp_path / "in/data/train.jsonl").write_bytes(lines)
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "local", quiet)
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub_module._open.cache_clear()
+        hub.commit({"data/train.jsonl": lines, "README.md": b"a card"})
+        tokenize_corpus(Path("hf://datasets/org/name"), model_path, tmp_path / "out", quiet)
+        hub_module._open.cache_clear()
+    assert (tmp_path / "out/manifest.json").read_bytes() == (tmp_path / "local/manifest.json").read_bytes()
+    with pytest.raises(
+        UsageError, match="org/name: expected a folder.* a data set of the Hub is hf://datasets/org/name$"
+    ):
+        tokenize_corpus(Path("org/name"), model_path, tmp_path / "other", quiet)
