@@ -15,9 +15,8 @@ from dedup.clustering.lsh import Bands, band_parameters, check_bands, detection
 from gristmill.command import command
 from gristmill.errors import UsageError
 
-# of the plot, in characters
-_WIDTH = 66
-_HEIGHT = 12
+_WIDTH = 66  # of the plot, in characters
+_HEIGHT = 12  # of the plot, in lines
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _MARK = "#ff8700"
 

@@ -23,7 +23,7 @@ from gristmill.errors import UsageError
 
 _MIB = 1 << 20
 _BUFFER_BYTES = 6 << 20  # of a worker, besides records: of files, compressors, batches of small ones
-# of glibc's mallopt(3)
+# Parameters of glibc's mallopt(3), and the largest value that it takes for the first.
 _MMAP_THRESHOLD = -3
 _TRIM_THRESHOLD = -1
 _MOST_MMAP_BYTES = 32 << 20

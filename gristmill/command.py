@@ -172,9 +172,8 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if function.__module__ != "__main__":
         return function
-    # None: run by path
     file = Path(inspect.getfile(function)).resolve()
-    spec = function.__globals__.get("__spec__")
+    spec = function.__globals__.get("__spec__")  # None: run by path
     module = importlib.import_module(spec.name if spec else f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
 

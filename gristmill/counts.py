@@ -33,12 +33,10 @@ PARTS = "further parts"  # documents that a function of yours made of one, but f
 INCOMING = (READ, REPEATED, PARTS)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
-# share of its documents, and times the others' share: a source loses more
-SOURCE_LOSS = 0.5
-TIMES_MEDIAN = 3.0
-# documents, and the share of them, below which a loss is not compared with the others'
-_FEW = 20
-_MUCH = 0.1
+SOURCE_LOSS = 0.5  # a source that loses a larger share of its documents looks wrong
+TIMES_MEDIAN = 3.0  # so does a source whose share lost is more than this times the median of the others
+_FEW = 20  # documents: a source that loses fewer does not look wrong
+_MUCH = 0.1  # a share: a source that loses a smaller one is not compared with the others
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 

@@ -29,9 +29,8 @@ from gristmill_cli.stages.pipeline import corpus_folders
 DUPLICATES = Path("dup/duplicates.parquet")
 CLUSTERS = Path("dup/connected_components.parquet")
 CORPORA = corpus_folders()  # of a run, the first that is there
-# words before the first difference, and words of each text that are shown
-_BEFORE = 12
-_SHOWN = 160
+_BEFORE = 12  # words before the first difference that are shown
+_SHOWN = 160  # words of each text that are shown
 _COLUMNS = ("file", "row", "kept_file", "kept_row", "similarity", "id", "kept_id")
 _LONGEST_WORD = 40  # characters: of a longer one, as in Chinese, each character is compared
 _WORD = re.compile(r"\S+")

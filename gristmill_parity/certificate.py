@@ -33,9 +33,8 @@ class CertificatePlan:
     skipped: list[str]
 
 
-# of every layout, and of the largest that are listed
-_PROCESSES = 8
-_LISTED_PROCESSES = 16
+_PROCESSES = 8  # every layout of up to as many is proved
+_LISTED_PROCESSES = 16  # of the largest layouts that are listed
 
 
 def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:

@@ -32,11 +32,10 @@ def block_features(
     `divided`: the features between tensor-parallel regions, and those that go into them. `by_windows`: attention works
     with copies of windows.
     """
-    # dense: that all tokens pass
     q = model.q_width // parts
     inner = 0
     rows = 0
-    dense = model.ffn_width // parts
+    dense = model.ffn_width // parts  # of the MLP that all tokens pass
     if sparse:
         rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
         dense = model.shared_experts * model.expert_width // parts

@@ -16,7 +16,7 @@ from gristmill.wording import count_of
 from gristmill_planner.fitted_constants import Constants
 
 _GIB = 1 << 30
-# streaming multiprocessors
+# Streaming multiprocessors of each kind of device.
 _V100 = 80
 _A100 = 108
 _H100 = 132

@@ -104,8 +104,7 @@ class Trainer:
         record = None
         self.origin = ""
         sizes: Sizes = ()  # of the batches that the checkpoint has seen
-        # of the data sets
-        read = MixPlace()
+        read = MixPlace()  # how much of each data set has been read
         takes_over = False
         if (latest := self.checkpoints.latest()) is not None:
             path, record = latest

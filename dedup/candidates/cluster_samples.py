@@ -13,12 +13,10 @@ from dedup.candidates.input_shards import SignatureShard
 from gristmill.counts import Counts, LargeCluster
 from gristmill.wording import count_of
 
-# documents of a cluster, and the share of its sampled pairs that are alike: it looks wrong
-LARGE = 1000
-ALIKE = 0.5
-# noted
-_CLUSTERS = 100
-_MEMBERS = 9
+LARGE = 1000  # documents: a cluster with as many looks wrong if too few of its sampled pairs are alike
+ALIKE = 0.5  # the share of sampled pairs below which such a cluster looks wrong
+_CLUSTERS = 100  # the largest ones, which are noted
+_MEMBERS = 9  # documents that are noted of each
 _SMALLEST = 10  # documents: below that, pairs that share a band by chance are usual
 
 
@@ -40,7 +38,7 @@ class LargestClusters:
 
     def __init__(self) -> None:
         self._found: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
-        # of the cluster that the last block ends in
+        # The cluster that the last block ends in, and which may continue in the next one.
         self._root = -1
         self._size = 0
         self._nodes = np.empty(0, np.uint64)

@@ -48,9 +48,8 @@ def join_digests(
     size = sum(digest.size for digest in digests)
     share = run.options.memory_per_worker
     parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
-    # so that bundles have a file for each group
     folder = run.work / f"{parts} parts"
-    bundle = max(parts, _MIN_BUNDLE)
+    bundle = max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
     scatter = list[Task]()
     join = list[Task]()
     for first in range(0, len(digests), bundle):

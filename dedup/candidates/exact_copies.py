@@ -33,12 +33,10 @@ COPY_RECORD = np.dtype([(name, "<u4") for name in ("group", "row", "kept_group",
 DIGESTED = "digested"
 COPY = "copy"
 FIRST = "first"  # of a group of equal documents
-# digested together
-_BATCH_CHARACTERS = 4 << 20
-_BATCH_DOCUMENTS = 4096
-# of a group
-_FACTS_FILES = 64
-_FACTS_ROWS = 1 << 24
+_BATCH_CHARACTERS = 4 << 20  # that are digested together
+_BATCH_DOCUMENTS = 4096  # that are digested together
+_FACTS_FILES = 64  # of facts that one task reads
+_FACTS_ROWS = 1 << 24  # of facts that one task reads
 
 
 @leaves_out_damaged

@@ -34,9 +34,8 @@ GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4"), ("document", "<u4")])  # number
 CORPUS_UNIT = with_group(GROUP_UNIT)
 REPEAT = np.dtype([("group", "<u4"), ("unit", "<u4")])
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "units": pa.int64(), "bytes": pa.int64(), "of": pa.int64()})
-# digested together
-_BATCH_CHARACTERS = 4 << 20
-_BATCH_UNITS = 1 << 16
+_BATCH_CHARACTERS = 4 << 20  # that are digested together
+_BATCH_UNITS = 1 << 16  # that are digested together
 
 
 @leaves_out_damaged
@@ -104,9 +103,8 @@ def find_repeats(
     [3, 8]
     [0, 3, 8]
     """
-    # of the last digest: units that wait, or the count of those written
-    held = np.empty(0, CORPUS_UNIT)
-    before = 0
+    held = np.empty(0, CORPUS_UNIT)  # units of the last digest that wait until they are enough to be written
+    before = 0  # units of the last digest that were counted, once they were written
     last = np.empty(0, CORPUS_UNIT)
     for block in blocks:
         if not is_repeated(np.concatenate([last, block[:1]]))[-1]:

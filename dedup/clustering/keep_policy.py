@@ -23,7 +23,7 @@ import numpy as np
 
 from gristmill.errors import UsageError
 
-# tiers
+# Tiers: a document is kept before those of a higher one.
 INDEXED = 0
 ORDINARY = 1
 DROPPED = 2

@@ -38,8 +38,7 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in (rows, bands)):
         raise UsageError(f"--range {rows!r} --bands {bands!r}: expected integers, such as 13 and 9")
-    # NumPy's small integers overflow
-    rows = int(rows)
+    rows = int(rows)  # NumPy's small integers overflow
     bands = int(bands)
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(

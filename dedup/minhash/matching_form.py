@@ -121,7 +121,7 @@ _PAGE_NUMBERS, _LOWER_CASE = _lower_case_pages()
 @kernel
 def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
     """Write the matching form of a packed `text` (uint8) to `form` (uint8); return its size and whether it is ASCII."""
-    # unsigned: numba then skips negative-index checks
+    # Indices are unsigned: numba then skips its check for negative ones.
     at = np.uintp(0)
     size = np.uintp(0)
     after_space = np.uintp(1)

@@ -177,7 +177,7 @@ class MemberPlan(msgspec.Struct):
         number = bisect_left(self.names, name)
         first = self.starts[number]
         last = self.starts[number + 1]
-        # the rows of this file
+        # The noted rows of this file are those from `low` to `high`.
         low = -(-first // _NOTED)
         high = min(-(-last // _NOTED), len(self.rows))
         if (before := bisect_left(self.rows, first_row, low, high)) > low:

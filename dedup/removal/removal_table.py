@@ -26,10 +26,10 @@ KEPT = "kept"
 DUPLICATE = "duplicate"
 BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
 REASONS = (KEPT, DUPLICATE, BELOW_THRESHOLD)
-# how: on shingle sets, or on signatures of an index
+# How a similarity was measured.
 NOT_MEASURED = 0
-EXACT = 1
-ESTIMATED = 2
+EXACT = 1  # on sets of shingles
+ESTIMATED = 2  # on the signatures of an index
 # The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured.
 # Of the documents that have the same one in their place, those of a lower rank precede in keep order.
 REMOVAL = np.dtype([

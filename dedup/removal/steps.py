@@ -32,9 +32,8 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 from gristmill.wording import count_of
 
-# of an index, which one task reads
-_SHARDS = 64
-_SIGNATURES = 1 << 18
+_SHARDS = 64  # of an index, which one task reads
+_SIGNATURES = 1 << 18  # of an index, which one task reads
 _MIN_BUNDLE = 16  # fetched files that one task scatters, or as many as there are parts
 
 

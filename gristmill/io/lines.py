@@ -188,9 +188,8 @@ def split_lines(
     [b'a', b'bc', b'', b'd']
     """
     hold = hold or MemoryReservation()
-    # the beginning of a line that continues in the next chunk; its length so far
-    pending = io.BytesIO()
-    size = 0
+    pending = io.BytesIO()  # the beginning of a line that continues in the next chunk
+    size = 0  # of what is pending
     for chunk in chunks:
         end = chunk.find(b"\n")  # not split or partition, which look at single bytes, or copy the rest
         head = chunk if end < 0 else chunk[:end]

@@ -24,9 +24,8 @@ from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
 
 ZSTD_LEVEL = 3
-# of lines that are Python values together
-_BATCH_ROWS = 1024
-_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 1024  # of lines that are Python values together
+_BATCH_BYTES = 4 << 20  # of lines that are Python values together
 _GROUP_BYTES = 32 << 20  # of lines in a row group, or of one line
 _FAULTS = (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError)
 

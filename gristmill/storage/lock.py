@@ -27,9 +27,8 @@ from gristmill.storage.objects import RETRIES, delete_objects, read_object, swap
 from gristmill.storage.stores import store_of
 
 _WORKERS = "-workers"
-# seconds
-_SHORTEST = 0.1
-_LONGEST = 86_400
+_SHORTEST = 0.1  # seconds
+_LONGEST = 86_400  # seconds
 _POLLS = 30  # of a lease in its time
 _RENEWALS = 4  # in this time
 _LOOKS = 100  # in this time, of a worker that waits for a renewal

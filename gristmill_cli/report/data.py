@@ -35,9 +35,8 @@ from gristmill_cli.report.records import BINS, DataRun
 from gristmill_cli.report.removed import excerpt, show_benchmarks, show_lines, show_rules
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
 
-# in a picture; the others are together
-_SOURCES = 12
-_OUTCOMES = 9
+_SOURCES = 12  # in a picture; the others are together
+_OUTCOMES = 9  # in a picture; the others are together
 _STATE = ".gristmill/run"
 _STAGES_NOTE = (
     "Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "

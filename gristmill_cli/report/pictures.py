@@ -15,7 +15,7 @@ from gristmill_planner.timeline import draw_timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# stand for the page's own colours
+# Placeholders of the page's own colours, by which they are replaced.
 _INK = "#010203"
 _SOFT = "#010204"
 _PAPER = "#010205"

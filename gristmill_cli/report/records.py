@@ -33,10 +33,9 @@ LINES = Path("lines.lines.parquet")
 SPANS = Path("decontaminated.contamination.parquet")
 BENCHMARKS = Path("decontaminated.benchmarks.json")
 BINS = 50  # of similarities from 0 to 1
-# pairs, and documents of a rule or benchmark, whose texts are shown
-_LEAST = 3
-_SPREAD = 4
-_OF_A_RULE = 2
+_LEAST = 3  # the least similar pairs whose texts are shown
+_SPREAD = 4  # pairs from all of the table whose texts are shown
+_OF_A_RULE = 2  # documents of a rule or benchmark whose texts are shown
 _VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
 
 _Table = TypeVar("_Table", "Removals", "Counter[int]", "dict[str, list[RemovedByRule]]")
@@ -189,10 +188,9 @@ def _read_table(run: DataRun, name: Path, read: Any) -> Any:
 
 def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
     """How many clusters have each size; the documents of a cluster follow one another."""
-    # of the last cluster so far, which may go on in the next batch
     sizes = Counter[int]()
-    last = -1
-    size = 0
+    last = -1  # number of the last cluster, which may continue in the next batch
+    size = 0  # of the last cluster so far
     for batch in file.iter_batches(columns=["cluster"]):
         numbers = batch.column(0).to_numpy()
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))

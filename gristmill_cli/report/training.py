@@ -42,10 +42,9 @@ from training.reporting.plot import Curve, read_panels
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 Row = list[str | Number]
-# of a curve, and curves of a picture; texts of each run
-_POINTS = 400
-_LINES = 16
-_SAMPLES = 3
+_POINTS = 400  # of a curve
+_LINES = 16  # curves of a picture
+_SAMPLES = 3  # texts of each run
 _LAYERS = 8  # whose experts' loads are drawn
 _FIELDS = {  # of the records, by panel
     "loss (nats/token)": {"train": ("step", "loss"), "holdout": ("eval", "loss")},

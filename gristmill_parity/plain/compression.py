@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# numbers that share a scale; the largest code
-BLOCK = 256
-LARGEST = 127
+BLOCK = 256  # numbers that share a scale
+LARGEST = 127  # the largest code
 
 
 class PlainPowerSGD:

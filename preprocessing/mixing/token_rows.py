@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 COMPRESSION = 1  # of ids: a higher level saves little, and takes most of the time
 _BATCH_CHARACTERS = 1 << 20  # of texts that are encoded together
-# bits of the column `holdout` of a row of tokens
+# Bits of the column `holdout` of a row of tokens.
 _IS_HELD_OUT = 1
 _IS_LOSSY = 2
 

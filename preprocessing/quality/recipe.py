@@ -44,9 +44,8 @@ _MAIL = re.compile(
 )
 _IP = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
 _LATER = re.compile(r"(?<=^lines)_[2-9]$")
-# RFC 2606 and RFC 5737: for documentation
-_NOBODY = "email@example.com"
-_NOWHERE = "192.0.2.1"
+_NOBODY = "email@example.com"  # a domain that RFC 2606 keeps for documentation
+_NOWHERE = "192.0.2.1"  # an address that RFC 5737 keeps for documentation
 _EXAMPLES = {  # of rules that have other values than numbers
     "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
     "language": "language = { allow = ['en'], min_score = 0.65 }",

@@ -32,9 +32,8 @@ ENDS_SENTENCE = 4
 PUNCTUATION = 8
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _STOP_BIT = {word: 1 << (8 + number) for number, word in enumerate(STOP_WORDS)}
-# of the memory of distinct pieces, and characters of one that is remembered
-_MOST_PIECES = 1 << 19
-_LONGEST_KEPT = 64
+_MOST_PIECES = 1 << 19  # distinct pieces that are remembered
+_LONGEST_KEPT = 64  # characters of a piece that is remembered
 _QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉"
 _MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 _CURRENCY = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"

@@ -32,12 +32,10 @@ _LOW = np.uint64(0xFFFFFFFF)  # mask of the low 32 bits
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
 _NO_RANK = np.int32(0x7FFFFFFF)
 MARGIN = 8  # bytes after the last text, and ids after its last, that may be read or written over
-# bytes and ids of a word that is cached
-_LONGEST = 24
-_MOST_IDS = 8
-# column of WordCache.rows with the sizes; column of WordCache.ids with the first id
-_SIZES = 3
-_IDS = 8
+_LONGEST = 24  # bytes of a word that is cached
+_MOST_IDS = 8  # ids of a word that is cached
+_SIZES = 3  # column of WordCache.rows with the sizes
+_IDS = 8  # column of WordCache.ids with the first id
 _CUT = 1 << 14  # bytes that are cut into words together
 _COUNT = np.uint64(0xFFFFFFFF)  # mask of the number of ids
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -21,9 +21,8 @@ from gristmill.text import utf8_size
 
 Done = TypeVar("Done")
 _MOST_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
-# bytes for a byte of UTF-8: gigatoken takes 3 to 41, tokenizers 125 to 253
-_FAST_MEMORY = 44
-_SLOW_MEMORY = 270
+_FAST_MEMORY = 44  # bytes for a byte of UTF-8: gigatoken takes 3 to 41
+_SLOW_MEMORY = 270  # bytes for a byte of UTF-8: tokenizers takes 125 to 253
 _PROBE_TOKENS = 4000
 _PROBES = (
     "The mill's stones don't turn. WE'LL SEE: it’s 1234567.89 €, ½, ٣٤ and x²!",

@@ -111,7 +111,7 @@ class ParamsStagedOnCPU:
         self.buckets = buckets
         longest = max((bucket.numel for bucket in buckets), default=0)
         self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(BUCKETS_IN_FLIGHT)]
-        # one per direction of copies
+        # Each direction of copies has a stream of its own, so that they overlap.
         self.to_cpu = torch.cuda.Stream()
         self.to_gpu = torch.cuda.Stream()
         self.on_cpu, self.on_gpu = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))

@@ -12,9 +12,8 @@ from training.parallel.experiment import Experiment
 from training.parallel.parameter_shapes import ParameterShape, pack_buckets
 from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add_traffic
 
-# numbers, bytes
-_BLOCK = 256
-_SCALE = 4
+_BLOCK = 256  # numbers that share a scale
+_SCALE = 4  # bytes of a scale
 
 
 class CompressionFormulas(Experiment):

@@ -82,7 +82,7 @@ class GradientServer:
         """
         weights = flat_weights(self.params)
         with self._changed:
-            # together: who begins a part has both
+            # Both change under one lock, as a worker that begins a part takes both.
             self._weights = weights
             self.queue.updates = self.updates
             self._changed.notify_all()

@@ -31,7 +31,7 @@ from training.model.dropout import Dropout
 from training.parallel.context.tokens import TokenOrder
 from training.sharding.axis import Axis
 
-# tags of what is on its way
+# Tags of messages.
 _KEYS = 0
 _GRADIENTS = 1
 

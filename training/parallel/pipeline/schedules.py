@@ -134,9 +134,8 @@ def _dualpipev(own: RankStages) -> list[Pass]:
     can overlap; torch runs the one after the other. It needs as many micro-batches as stages.
     """
     down, up = own.stages
-    # ranks further down, and those up to this one
-    behind = own.ranks - own.rank - 1
-    before = own.rank + 1
+    behind = own.ranks - own.rank - 1  # ranks after this one
+    before = own.rank + 1  # ranks up to this one
     middle = own.micro_batches - 2 * own.ranks + before
     turns = (
         (2 * behind, [("F", down)]),
