@@ -75,6 +75,9 @@ class Number(float):
     record: str
 
 
+Row = list[str | Number]  # of a table
+
+
 def counted(counts: Counts, source: str, reason: str, where: str, *names: str, of: str = "documents") -> Number:
     """Return the documents, or bytes, of a source under a reason, and where they are recorded, if they are."""
     is_recorded = reason in counts.tallies.get(source, {})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from gristmill.errors import UsageError
+from gristmill.wording import count_of
 from gristmill_planner.pipeline_simulator import Timeline
 from gristmill_planner.timeline import draw_timeline
 
@@ -285,8 +286,23 @@ def _svg(figure: Any) -> Markup:
     return Markup(text)  # matplotlib has escaped its labels
 
 
-def top(names: Iterable[str], sizes: Mapping[str, float], most: int) -> list[str]:
-    """The `most` largest of the names, in their own order."""
-    found = list(names)
-    chosen = sorted(found, key=lambda name: (-sizes.get(name, 0), name))[:most]
-    return [name for name in found if name in set(chosen)]
+def largest(names: Iterable[str], sizes: Mapping[str, float], count: int) -> list[str]:
+    """Return the `count` largest of the names, in their own order."""
+    ordered = list(names)
+    chosen = set(sorted(ordered, key=lambda name: (-sizes.get(name, 0), name))[:count])
+    return [name for name in ordered if name in chosen]
+
+
+def group_small(sizes: Mapping[str, float], count: int, always: Sequence[str] = ()) -> dict[str, str]:
+    """Return a label of each name: its own if it is among the `count` largest or `always`, or else one for all others.
+
+    >>> group_small({"a": 5, "b": 1, "c": 2}, 1)
+    {'a': 'a', 'b': '2 others', 'c': '2 others'}
+    """
+    optional = [name for name in sizes if name not in always]
+    chosen = {*always, *largest(optional, sizes, count - len(always))}
+    grouped = len(sizes) - len(chosen)
+    if grouped == 1:  # a label of its own says more
+        return {name: name for name in sizes}
+    label = count_of(grouped, "other")
+    return {name: name if name in chosen else label for name in sizes}

@@ -1,7 +1,7 @@
 """Records of a run, read for a report: options, counts of stages, tables in parts, token manifests."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.ledger import Ledger
@@ -32,40 +33,41 @@ REMOVED = Path("quality.removed.parquet")
 LINES = Path("lines.lines.parquet")
 SPANS = Path("decontaminated.contamination.parquet")
 BENCHMARKS = Path("decontaminated.benchmarks.json")
+RUN_RECORDS = f"{STATE_DIR}/run"  # the folder of a record for each stage
 BINS = 50  # of similarities from 0 to 1
 _LEAST = 3  # the least similar pairs whose texts are shown
 _SPREAD = 4  # pairs from all of the table whose texts are shown
+_NOT_SIMILAR = 2.0  # in the place of a similarity that was not measured: sorts after all
 _OF_A_RULE = 2  # documents of a rule or benchmark whose texts are shown
 _VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
-
-_Table = TypeVar("_Table", "Removals", "Counter[int]", "dict[str, list[RemovedByRule]]")
+Table = TypeVar("Table")
 
 
 @dataclass
 class Removals:
-    """The table of duplicates, in sums: between which sources, how similar; and some pairs."""
+    """The table of duplicates in sums, between which sources and how similar, and some of its pairs."""
 
     between: Counter[tuple[str, str]] = field(default_factory=Counter)  # (removed, kept)
-    similar: list[int] = field(default_factory=lambda: [0] * BINS)
+    similar: list[int] = field(default_factory=lambda: [0] * BINS)  # documents by similarity
     unmeasured: int = 0
     least: list[Pair] = field(default_factory=list)
     spread: list[Pair] = field(default_factory=list)
 
 
 @dataclass(frozen=True, order=True)
-class RemovedByRule:
-    """A document that a rule removed; `draw` is a number of its key, by which some are drawn."""
+class SampledRemoval:
+    """A document that a rule removed; those of the smallest hashes of their keys are shown."""
 
-    draw: int
+    hash: int
     key: DocKey
     value: float
 
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """A place of a document with an item of a benchmark."""
+    """A place of a document with an item of a benchmark; those of the smallest hashes of their keys are shown."""
 
-    draw: int
+    hash: int
     key: DocKey
     item: str
     match: str  # exact or near, and the share of the item's words
@@ -87,15 +89,15 @@ class DataRun:
 
     out: Path
     options: dict[str, Any]
-    funnel: Funnel | None
     states: dict[str, str]
-    stages: dict[str, StageRecord]
-    manifests: dict[str, Manifest]
-    versions: dict[str, str]
-    faults: list[str]
+    funnel: Funnel | None = None
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
     removals: Removals | None = None
     clusters: Counter[int] | None = None  # of sizes
-    by_rule: dict[str, list[RemovedByRule]] = field(default_factory=dict)
+    by_rule: dict[str, list[SampledRemoval]] = field(default_factory=dict)
     benchmarks: Report | None = None
     spans: dict[str, list[Span]] = field(default_factory=dict)
     lines: LostLines | None = None
@@ -114,67 +116,84 @@ class DataRun:
             config = load_options(self.options, self.out)
         except ValueError:
             return []
-        found = (line for name, record in self.stages.items() for line in find_alarms(config, name, record.counts))
-        return at_folder(found, self.out)
+        alarms = list[str]()
+        for name, record in self.stages.items():
+            alarms += find_alarms(config, name, record.counts)
+        return at_folder(alarms, self.out)
 
 
 def is_data_run(out: Path) -> bool:
-    """Whether a folder is a run's of data; a training run has a file of the same name."""
+    """Return whether a folder is of a run of data; a training run has a file of the same name."""
     return is_file(out / RUN_FILE) and "dedup" in (recorded_options(out) or ("dedup",))
 
 
 def read_data_run(out: Path) -> DataRun:
     """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
-    faults = list[str]()
-    options = read_options(out)
-    states = stages_of_run(out, "")
-    stages = dict[str, StageRecord]()
-    for name, state in states.items():
-        path = out / STATE_DIR / "run" / f"{name}.json"
-        try:
-            if state == "finished":
-                stages[name] = msgspec.json.decode(read_file(path), type=StageRecord)
-        except ValueError as error:
-            faults.append(f"the record of {name} ({path}) is damaged: {error}")
-    funnel = None
-    manifests = dict[str, Manifest]()
-    try:
-        funnel = show_funnel(out) if is_file(out / FUNNEL_FILE) else None
-    except GristmillError as error:
-        faults.append(str(error))
-    for name in (TRAIN, HELD_OUT):
-        try:
-            if funnel or "tokenize_holdout" in stages:
-                manifests[name] = Manifest.load(out / "tokens" / name)
-        except (InputError, UsageError) as error:
-            faults.append(str(error))
-    run = DataRun(out, options, funnel, states, stages, manifests, _read_versions(out), faults)
-    if "generate_connected_components" in stages:
+    run = DataRun(out, options=read_options(out), states=stages_of_run(out, ""))
+    _read_stages(run)
+    _read_funnel(run)
+    _read_manifests(run)
+    run.versions = _read_versions(out)
+    if "generate_connected_components" in run.stages:
         run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
-    if "generate_duplicates_dict" in stages:
+    if "generate_duplicates_dict" in run.stages:
         run.removals = _read_table(run, DUPLICATES, _sum_removals)
-    if "filter_quality" in stages:
-        run.by_rule = _read_table(run, REMOVED, _draw_by_rule) or {}
-    if "remove_lines" in stages:
+    if "filter_quality" in run.stages:
+        run.by_rule = _read_table(run, REMOVED, _sample_removals) or {}
+    if "remove_lines" in run.stages:
         run.lines = _read_table(run, LINES, _sum_lines)
-    if "decontaminate" in stages:
-        run.spans = _read_table(run, SPANS, draw_spans) or {}
-        try:
-            run.benchmarks = read_report(out / BENCHMARKS)
-        except (ValueError, OSError, GristmillError) as error:
-            faults.append(f"{out / BENCHMARKS} is damaged or missing ({error}): what it records is not shown")
+    if "decontaminate" in run.stages:
+        run.spans = _read_table(run, SPANS, sample_spans) or {}
+        _read_benchmarks(run)
     return run
 
 
+def _read_stages(run: DataRun) -> None:
+    for name, state in run.states.items():
+        if state != "finished":
+            continue
+        path = run.out / RUN_RECORDS / f"{name}.json"
+        try:
+            run.stages[name] = msgspec.json.decode(read_file(path), type=StageRecord)
+        except ValueError as error:
+            run.faults.append(f"the record of {name} ({path}) is damaged: {error}")
+
+
+def _read_funnel(run: DataRun) -> None:
+    try:
+        if is_file(run.out / FUNNEL_FILE):
+            run.funnel = show_funnel(run.out)
+    except GristmillError as error:
+        run.faults.append(str(error))
+
+
+def _read_manifests(run: DataRun) -> None:
+    if not run.funnel and "tokenize_holdout" not in run.stages:
+        return
+    for name in (TRAIN, HELD_OUT):
+        try:
+            run.manifests[name] = Manifest.load(run.out / "tokens" / name)
+        except (InputError, UsageError) as error:
+            run.faults.append(str(error))
+
+
+def _read_benchmarks(run: DataRun) -> None:
+    path = run.out / BENCHMARKS
+    try:
+        run.benchmarks = read_report(path)
+    except (ValueError, OSError, GristmillError) as error:
+        run.faults.append(f"{path} is damaged or missing ({error}): what it records is not shown")
+
+
 def load_options(options: dict[str, Any], out: Path) -> RunConfig:
-    """The options of a run, as run.json has them. Raises ValueError for those of another version."""
+    """Return the options of a run, as run.json has them. Raises ValueError for those of another version."""
     return msgspec.convert(
         {**options, "out": str(out)}, RunConfig, strict=False, dec_hook=lambda kind, text: kind(text)
     )
 
 
-def _read_table(run: DataRun, name: Path, read: Any) -> Any:
-    """Return what `read` finds in a table; None, with a fault, if it is missing or damaged."""
+def _read_table(run: DataRun, name: Path, read: Callable[[pq.ParquetFile], Table]) -> Table | None:
+    """Return what `read` makes of a table; None, with a fault, if it is missing or damaged."""
     if not is_file(run.out / name):
         run.faults.append(f"{run.out / name} is missing: what it records is not shown")
         return None
@@ -186,8 +205,8 @@ def _read_table(run: DataRun, name: Path, read: Any) -> Any:
         return None
 
 
-def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
-    """How many clusters have each size; the documents of a cluster follow one another."""
+def _cluster_sizes(file: pq.ParquetFile) -> Counter[int]:
+    """Return how many clusters have each size; the documents of a cluster follow one another."""
     sizes = Counter[int]()
     last = -1  # number of the last cluster, which may continue in the next batch
     size = 0  # of the last cluster so far
@@ -199,8 +218,8 @@ def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
             lengths[0] += size
         else:
             sizes[size] += 1
-        found, counts = np.unique(lengths[:-1], return_counts=True)
-        sizes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        distinct, counts = np.unique(lengths[:-1], return_counts=True)
+        sizes.update(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
         last = int(numbers[-1])
         size = int(lengths[-1])
     sizes[size] += 1
@@ -209,82 +228,112 @@ def _cluster_sizes(file: pq.ParquetFile) -> "Counter[int]":
 
 
 def _sum_removals(file: pq.ParquetFile) -> Removals:
-    found = Removals()
+    """Return the table of duplicates in sums, the least similar pairs, and some from all of the table."""
+    removals = Removals()
     total = file.metadata.num_rows
-    row = 0
-    spread_over = {place * total // _SPREAD for place in range(_SPREAD)} if total else set[int]()
-    least = list[tuple[float, int, Pair]]()
+    spread_rows = {number * total // _SPREAD for number in range(_SPREAD)} if total else set[int]()
+    least = list[tuple[float, int, Pair]]()  # similarity, row
+    first_row = 0
     for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):
-        count = batch.num_rows
-        sources = [_sources(batch.column(name)) for name in ("file", "kept_file")]
-        names = sorted({*sources[0], *sources[1]})
-        places = [np.searchsorted(names, its) for its in sources]
-        cells, counts = np.unique(places[0] * len(names) + places[1], return_counts=True)
-        for cell, documents in zip(cells.tolist(), counts.tolist(), strict=True):
-            found.between[names[cell // len(names)], names[cell % len(names)]] += documents
-        similar = batch.column("similarity").cast(pa.float64()).to_numpy(zero_copy_only=False)
-        measured = similar[~np.isnan(similar)]
-        found.unmeasured += count - len(measured)
-        bins = np.bincount(np.clip((measured * BINS).astype(int), 0, BINS - 1), minlength=BINS)
-        found.similar = [old + new for old, new in zip(found.similar, bins.tolist(), strict=True)]
-        order = np.lexsort((np.arange(count), np.nan_to_num(similar, nan=2.0)))[:_LEAST].tolist()
-        spread = [place - row for place in spread_over if row <= place < row + count]
-        for place in {*order, *spread}:
-            (it,) = batch.slice(place, 1).to_pylist()
-            keys = DocKey(it["file"], it["row"]), DocKey(it["kept_file"], it["kept_row"])
-            pair = Pair(*keys, it["similarity"])
-            if place in order:
-                least.append((2.0 if pair.similarity is None else pair.similarity, row + place, pair))
-            if place in spread:
-                found.spread.append(pair)
-        row += count
+        similarities = batch.column("similarity").cast(pa.float64()).to_numpy(zero_copy_only=False)
+        _count_between_sources(removals, batch)
+        _count_similarities(removals, similarities)
+        end_row = first_row + batch.num_rows
+        least_similar = _least_similar(similarities)
+        spread = {row - first_row for row in spread_rows if first_row <= row < end_row}
+        for row in {*least_similar, *spread}:
+            pair = _pair_of_row(batch, row)
+            if row in least_similar:
+                least.append((_NOT_SIMILAR if pair.similarity is None else pair.similarity, first_row + row, pair))
+            if row in spread:
+                removals.spread.append(pair)
         least = sorted(least)[:_LEAST]
-    found.least = [pair for _, _, pair in least]
-    found.spread = [pair for pair in sorted(found.spread) if pair not in found.least]
-    return found
+        first_row = end_row
+    removals.least = [pair for _, _, pair in least]
+    removals.spread = [pair for pair in sorted(removals.spread) if pair not in removals.least]
+    return removals
+
+
+def _count_between_sources(removals: Removals, batch: pa.RecordBatch) -> None:
+    """Count removed documents by their source and the source of the kept one."""
+    removed = _sources(batch.column("file"))
+    kept = _sources(batch.column("kept_file"))
+    names = sorted({*removed, *kept})
+    cells = np.searchsorted(names, removed) * len(names) + np.searchsorted(names, kept)
+    for cell, documents in zip(*np.unique(cells, return_counts=True), strict=True):
+        row, column = divmod(int(cell), len(names))
+        removals.between[names[row], names[column]] += int(documents)
+
+
+def _count_similarities(removals: Removals, similarities: NDArray[np.float64]) -> None:
+    """Count removed documents by similarity, or as not measured (NaN)."""
+    measured = similarities[~np.isnan(similarities)]
+    removals.unmeasured += len(similarities) - len(measured)
+    numbers = np.clip((measured * BINS).astype(int), 0, BINS - 1)
+    for number, documents in enumerate(np.bincount(numbers, minlength=BINS).tolist()):
+        removals.similar[number] += documents
+
+
+def _least_similar(similarities: NDArray[np.float64]) -> list[int]:
+    """Return the rows of the smallest similarities; those that were not measured come last."""
+    known = np.nan_to_num(similarities, nan=_NOT_SIMILAR)
+    return np.argsort(known, kind="stable")[:_LEAST].tolist()
+
+
+def _pair_of_row(batch: pa.RecordBatch, row: int) -> Pair:
+    (values,) = batch.slice(row, 1).to_pylist()
+    removed = DocKey(values["file"], values["row"])
+    kept = DocKey(values["kept_file"], values["kept_row"])
+    return Pair(removed, kept, values["similarity"])
 
 
 def _sources(files: pa.Array) -> "np.ndarray[Any, Any]":
-    """The source of each file: its first folder."""
+    """Return the source of each file: its first folder."""
     coded = files.dictionary_encode()
     names = np.array([name.partition("/")[0] for name in coded.dictionary.to_pylist()], dtype=object)
     return names[coded.indices.to_numpy()]
 
 
-def _draw_by_rule(file: pq.ParquetFile) -> "dict[str, list[RemovedByRule]]":
-    """Some documents of each rule, drawn by a hash of their keys."""
-    found = dict[str, list[RemovedByRule]]()
+def _sample_removals(file: pq.ParquetFile) -> dict[str, list[SampledRemoval]]:
+    """Return some documents of each rule, sampled by a hash of their keys."""
+    samples = dict[str, list[SampledRemoval]]()
     for row in _rows(file, ["file", "row", "rule", "value"]):
         key = DocKey(row["file"], row["row"])
-        some = found.setdefault(row["rule"], [])
-        drawn = RemovedByRule(crc32(str(key).encode("utf-8", "replace")), key, row["value"])
-        if len(some) < _OF_A_RULE or drawn < some[-1]:
-            found[row["rule"]] = sorted([*some, drawn])[:_OF_A_RULE]
-    return dict(sorted(found.items()))
+        removal = SampledRemoval(_hash(key), key, row["value"])
+        of_rule = samples.setdefault(row["rule"], [])
+        if len(of_rule) < _OF_A_RULE or removal < of_rule[-1]:
+            samples[row["rule"]] = sorted([*of_rule, removal])[:_OF_A_RULE]
+    return dict(sorted(samples.items()))
 
 
-def draw_spans(file: pq.ParquetFile) -> "dict[str, list[Span]]":
-    """Some places of each benchmark, drawn by a hash of the documents' keys; of an item in a document the first."""
-    found = dict[str, list[Span]]()
+def sample_spans(file: pq.ParquetFile) -> dict[str, list[Span]]:
+    """Return some places of each benchmark, sampled by a hash of the documents' keys; an item of a document once."""
+    samples = dict[str, list[Span]]()
     for row in _rows(file, ["file", "row", "benchmark", "item", "match", "share", "text", "item_text"]):
         key = DocKey(row["file"], row["row"])
         match = f"{row['match']} {row['share']:.0%}"
-        span = Span(crc32(str(key).encode("utf-8", "replace")), key, row["item"], match, row["text"], row["item_text"])
-        some = found.get(row["benchmark"], [])
-        if (span.key, span.item) not in [(one.key, one.item) for one in some]:
-            found[row["benchmark"]] = sorted([*some, span])[:_OF_A_RULE]
-    return dict(sorted(found.items()))
+        span = Span(_hash(key), key, row["item"], match, row["text"], row["item_text"])
+        of_benchmark = samples.get(row["benchmark"], [])
+        if (span.key, span.item) not in [(other.key, other.item) for other in of_benchmark]:
+            samples[row["benchmark"]] = sorted([*of_benchmark, span])[:_OF_A_RULE]
+    return dict(sorted(samples.items()))
+
+
+def _hash(key: DocKey) -> int:
+    return crc32(str(key).encode("utf-8", "replace"))
 
 
 def _sum_lines(file: pq.ParquetFile) -> LostLines:
-    found = LostLines()
+    """Return what documents lost, by source, and the keys of those that lost most bytes."""
+    lines = LostLines()
     for row in _rows(file, ["file", "row", "units", "bytes"]):
         key = DocKey(row["file"], row["row"])
-        documents, units, size = found.sums.get(key.source, (0, 0, 0))
-        found.sums[key.source] = documents + 1, units + row["units"], size + row["bytes"]
-        if len(found.most) < _LEAST or (-row["bytes"], key) < found.most[-1]:
-            found.most = sorted([*found.most, (-row["bytes"], key)])[:_LEAST]
-    return found
+        documents, units, size = lines.sums.get(key.source, (0, 0, 0))
+        lines.sums[key.source] = (documents + 1, units + row["units"], size + row["bytes"])
+        loss = (-row["bytes"], key)
+        if len(lines.most) < _LEAST or loss < lines.most[-1]:
+            lines.most = sorted([*lines.most, loss])[:_LEAST]
+    return lines
 
 
 def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
@@ -293,10 +342,11 @@ def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _read_versions(out: Path) -> dict[str, str]:
-    """Versions of libraries that decide bytes, as the last stages noted them."""
-    found = dict[str, str]()
+    """Return versions of libraries that decide bytes, as the last stages noted them."""
+    versions = dict[str, str]()
     for folder in ("dup", "tokens/train", "tokenizer"):
         for ledger in Ledger.all_in(out / folder / STATE_DIR):
             for record in ledger.read().values():
-                found |= {name: value for name, value in record.identity.items() if name in _VERSIONS}
-    return dict(sorted(found.items()))
+                for name in _VERSIONS & record.identity.keys():
+                    versions[name] = record.identity[name]
+    return dict(sorted(versions.items()))

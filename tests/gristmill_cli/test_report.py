@@ -17,7 +17,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
-from gristmill_cli.report.records import draw_spans
+from gristmill_cli.report.records import sample_spans
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
@@ -211,5 +211,5 @@ def test_a_place_is_shown_once_though_it_is_exact_and_near(tmp_path: Path) -> No
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "spans.parquet")
     with pq.ParquetFile(tmp_path / "spans.parquet") as file:
-        shown = draw_spans(file)["quiz"]
+        shown = sample_spans(file)["quiz"]
     assert sorted((span.key.row, span.match) for span in shown) == [(3, "exact 50%"), (4, "near 70%")]

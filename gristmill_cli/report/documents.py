@@ -1,0 +1,259 @@
+"""Sections of a report on documents in numbers: what became of them, their sizes and lengths, the shares of the mix."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from markupsafe import Markup
+
+from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
+from gristmill_cli.report.page import NOTHING, Number, Row, counted, figure, grid, paragraph, pointer, section, table
+from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
+from gristmill_cli.report.records import RUN_RECORDS, DataRun
+from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
+
+MAX_SOURCES = 12  # in a picture; the others are together
+_MAX_OUTCOMES = 9  # in a picture; the others are together
+_SIZE_REASONS = {"read": READ, "for training": TRAIN}
+_LENGTH_STAGES = {"read": "normalize_text", "for training": "tokenize_corpus"}
+
+Histogram = Sequence[int]  # documents by the number of bits of their sizes: class 3 has 4 to 7 bytes
+
+
+def show_flow(counts: Counts) -> Markup:
+    """Return the section on what became of the documents of each source."""
+    sources = sorted(counts.tallies)
+    outcomes = _outcomes(counts)
+    incoming = [reason for reason in INCOMING if counts.total(reason).documents]
+    numbers = _table_of_reasons(counts, [*incoming, *outcomes], sources)
+    unread = counts.unread_files()
+    return section(
+        "Where the documents went",
+        figure("documents by source, and what became of them", _draw_flow(counts, sources, outcomes), wide=True),
+        numbers,
+        paragraph(f"files not read: {unread}") if unread else NOTHING,
+    )
+
+
+def _table_of_reasons(counts: Counts, reasons: Iterable[str], sources: Sequence[str]) -> Markup:
+    """Return the table of a finished run's documents: a row for each reason, a column for each source."""
+    rows = list[Row]()
+    for reason in reasons:
+        cells = [counted(counts, source, reason, FUNNEL_FILE, "went") for source in sources]
+        rows.append([reason, Number(counts.total(reason).documents), *cells])
+    return table(["", "all", *sources], rows, "funnel")
+
+
+def _outcomes(counts: Counts) -> list[str]:
+    """Return the reasons that remove documents, in the order of the page."""
+    sizes = dict[str, float]()
+    for reason in counts.reasons:
+        if reason not in INCOMING:
+            sizes[reason] = counts.total(reason).documents
+    return _in_order(sizes)
+
+
+def _in_order(sizes: Mapping[str, float]) -> list[str]:
+    """Return outcomes from the largest to the smallest, and after them what is held out and what is for training."""
+    return sorted(sizes, key=lambda outcome: (outcome == TRAIN, outcome == HELD_OUT, -sizes[outcome], outcome))
+
+
+def _draw_flow(counts: Counts, sources: Sequence[str], outcomes: Sequence[str]) -> Markup:
+    """Draw ribbons from sources to outcomes; small sources and small outcomes are together."""
+    read = {source: counts.total(READ, source).documents for source in sources}
+    sizes = {outcome: counts.total(outcome).documents for outcome in outcomes}
+    source_labels = group_small(read, MAX_SOURCES)
+    outcome_labels = group_small(sizes, _MAX_OUTCOMES, always=(HELD_OUT, TRAIN))
+    flows = Counter[tuple[str, str]]()
+    label_sizes = Counter[str]()
+    for source in sources:
+        for outcome in outcomes:
+            documents = counts.total(outcome, source).documents
+            flows[source_labels[source], outcome_labels[outcome]] += documents
+            label_sizes[outcome_labels[outcome]] += documents
+    left = list(dict.fromkeys(source_labels.values()))
+    return draw_sankey(flows, left, _in_order(label_sizes))
+
+
+def show_sizes(counts: Counts) -> Markup:
+    """Return the section on bytes and mean lengths of each source, as they were read and for training."""
+    sources = sorted(counts.tallies)
+    bytes_read = {source: counts.total(READ, source).bytes for source in sources}
+    shown = largest(sources, bytes_read, MAX_SOURCES)
+    megabytes = dict[str, list[float]]()
+    lengths = dict[str, list[float]]()
+    for name, reason in _SIZE_REASONS.items():
+        tallies = [counts.total(reason, source) for source in shown]
+        megabytes[name] = [tally.bytes / 1e6 for tally in tallies]
+        lengths[name] = [_mean_length(tally) for tally in tallies]
+    rows = list[Row]()
+    for source in sources:
+        row: Row = [source]
+        for reason in _SIZE_REASONS.values():
+            row.append(counted(counts, source, reason, FUNNEL_FILE, "went", of="bytes"))
+        for reason in _SIZE_REASONS.values():
+            row.append(Number(round(_mean_length(counts.total(reason, source)))))
+        rows.append(row)
+    return section(
+        "Sizes and lengths, before and after",
+        grid(
+            figure("MB of text", draw_bars(shown, megabytes, "MB")),
+            figure("mean length of a document", draw_bars(shown, lengths, "bytes")),
+        ),
+        table(["", "bytes read", "bytes for training", "a document, read", "for training"], rows, "sizes"),
+    )
+
+
+def _mean_length(tally: Tally) -> float:
+    return tally.bytes / tally.documents if tally.documents else 0.0
+
+
+def show_lengths(run: DataRun) -> Markup:
+    """Return the section on lengths of documents, in classes that double: as they were read, and for training."""
+    by_source = dict[str, dict[str, Histogram]]()
+    sums = dict[str, list[int]]()
+    for name, stage in _LENGTH_STAGES.items():
+        if stage in run.stages:
+            lengths = run.stages[stage].counts.lengths
+            by_source[name] = dict(sorted(lengths.items()))
+            sums[name] = _add_histograms(lengths.values())
+    if not any(sums.values()):
+        return NOTHING
+    end = max(map(len, sums.values()))
+    first = min(_first_filled(histogram, end) for histogram in sums.values())
+    labels = [_length_label(bits) for bits in range(first, end)]
+    bars = {name: _percentages(histogram, first, end) for name, histogram in sums.items()}
+    numbers = _table_of_lengths(by_source, range(first, end), labels)
+    picture = draw_bars(labels, bars, "% of documents")
+    return section("Lengths of documents", figure("bytes of a document", picture, numbers))
+
+
+def _add_histograms(histograms: Iterable[Histogram]) -> list[int]:
+    """Return the sum of histograms, which may differ in length.
+
+    >>> _add_histograms([[1, 2], [0, 1, 5]])
+    [1, 3, 5]
+    """
+    sums = list[int]()
+    for histogram in histograms:
+        sums += [0] * (len(histogram) - len(sums))
+        for bits, count in enumerate(histogram):
+            sums[bits] += count
+    return sums
+
+
+def _first_filled(histogram: Histogram, default: int) -> int:
+    """Return the first class that has documents, or `default`."""
+    for bits, count in enumerate(histogram):
+        if count:
+            return bits
+    return default
+
+
+def _percentages(histogram: Histogram, first: int, end: int) -> list[float]:
+    """Return for each class from `first` to `end` its share of all documents, in percent."""
+    total = max(sum(histogram), 1)
+    shares = [100 * count / total for count in histogram[first:]]
+    return shares + [0.0] * (end - first - len(shares))
+
+
+def _table_of_lengths(
+    by_source: Mapping[str, Mapping[str, Histogram]], classes: Iterable[int], labels: Sequence[str]
+) -> Markup:
+    """Return the table of lengths: a row for each class, a column for each source as it was read, and for training."""
+    head = ["bytes"]
+    for name, histograms in by_source.items():
+        head += [f"{source}, {name}" for source in histograms]
+    rows = list[Row]()
+    for bits, label in zip(classes, labels, strict=True):
+        row: Row = [label]
+        for name, histograms in by_source.items():
+            record = f"{RUN_RECORDS}/{_LENGTH_STAGES[name]}.json"
+            for source, histogram in histograms.items():
+                is_recorded = bits < len(histogram)
+                place = pointer(record, "counts", "lengths", source, str(bits)) if is_recorded else ""
+                row.append(Number(histogram[bits] if is_recorded else 0, record=place))
+        rows.append(row)
+    return table(head, rows, "lengths")
+
+
+def _length_label(bits: int) -> str:
+    """Return the sizes of a class in words.
+
+    >>> [_length_label(bits) for bits in (0, 1, 11)]
+    ['0', '1–2', '1k–2k']
+    """
+    return f"{_brief(1 << bits >> 1)}–{_brief(1 << bits)}" if bits else "0"
+
+
+def _brief(size: int) -> str:
+    """Return a power of two in few characters.
+
+    >>> [_brief(size) for size in (1, 512, 2048, 1 << 20)]
+    ['1', '512', '2k', '1M']
+    """
+    for unit, bits in (("G", 30), ("M", 20), ("k", 10)):
+        if size >> bits:
+            return f"{size >> bits}{unit}"
+    return str(size)
+
+
+def show_shares(run: DataRun) -> Markup:
+    """Return the section on the shares of the mix: those that were asked for, and those that it has."""
+    record = run.stages.get("pass1")
+    if not record:
+        return NOTHING
+    counts = record.counts
+    sources = sorted(counts.tallies)
+    weights = _weights(sources, record.settings.get("weights", {}))
+    shares = {"requested": _requested_shares(counts, weights), "realised": _realised_shares(counts, sources)}
+    head = ["", "epochs", "documents", "requested", "realised"]
+    notes = list[Markup]()
+    for unit in ("bytes", "tokens"):
+        if amounts := record.settings.get(unit):
+            listed = ", ".join(f"{source} {amount:,.0f}" for source, amount in amounts.items())
+            notes.append(paragraph(f"asked for, in {unit}: {listed}"))
+    if notes:  # amounts were given: epochs follow from what is kept
+        head = ["", "documents", "realised"]
+        del shares["requested"]
+    rows = list[Row]()
+    for source in sources:
+        cells: dict[str, str | Number] = {
+            "": source,
+            "epochs": Number(weights[source], f"{weights[source]:g}"),
+            "documents": counted(counts, source, WRITTEN, f"{RUN_RECORDS}/pass1.json", "counts", "tallies"),
+        }
+        for name, share_of in shares.items():
+            cells[name] = Number(share_of[source], f"{share_of[source]:.2f} %")
+        rows.append([cells[name] for name in head])
+    shown = largest(sources, shares["realised"], MAX_SOURCES)
+    bars = {name: [share_of[source] for source in shown] for name, share_of in shares.items()}
+    picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
+    return section("Shares of the mix", *notes, picture, table(head, rows, "shares"))
+
+
+def _weights(sources: Iterable[str], given: Mapping[str, float]) -> dict[str, float]:
+    """Return the epochs of each source: as they were given, or by default."""
+    weights = dict[str, float]()
+    for source in sources:
+        weights[source] = float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)))
+    return weights
+
+
+def _requested_shares(counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the percentage of the mix that each source would have by its weight and its documents."""
+    documents = {source: kept_by_mix(counts, source)[0] for source in weights}
+    total = sum(weights[source] * documents[source] for source in weights) or 1
+    shares = dict[str, float]()
+    for source, weight in weights.items():
+        shares[source] = 100 * weight * documents[source] / total
+    return shares
+
+
+def _realised_shares(counts: Counts, sources: Iterable[str]) -> dict[str, float]:
+    """Return the percentage of the mix that each source has."""
+    total = counts.total(WRITTEN).documents or 1
+    shares = dict[str, float]()
+    for source in sources:
+        shares[source] = 100 * counts.total(WRITTEN, source).documents / total
+    return shares
