@@ -4,6 +4,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -21,6 +22,7 @@ _INK = "#010203"
 _SOFT = "#010204"
 _PAPER = "#010205"
 _SERIES = [f"#01030{number}" for number in range(8)]
+_DASHES = ["-", "--", ":"]  # of the first eight curves, of the next, and of those after them
 _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _PAPER: "--paper"} | {
     colour: f"--c{number}" for number, colour in enumerate(_SERIES)
 }
@@ -39,66 +41,101 @@ _STYLE = {
     "axes.spines.right": False,
 }
 _WIDTH = 5.0  # inches; a page of 400 pixels shows letters of nine pixels then
+_MAX_CELLS = 64  # of a row of a heat map
 _LONGEST = 22  # characters of a label
+_GAP = 0.035  # between the boxes of a column of ribbons, of the thickness of all ribbons together
 _LINE = 0.16  # inches from a line of letters to the next
 
 Bars = Mapping[str, Sequence[float]]  # of each series, a value for each label
 Curves = Mapping[str, Sequence[tuple[float, float]]]  # of each name, (x, y)
+Extent = tuple[float, float]  # the top and the bottom of a box
 
 
 def short(name: str) -> str:
-    """A name as a label: of a long one the beginning and the end, where names differ."""
+    """Return a name as a label: of a long one the beginning and the end, where names differ."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}…{name[-8:]}"
 
 
 def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> Markup:
-    """Ribbons from each name of `left` to each of `right`, as thick as `flows` says."""
+    """Draw ribbons from each name of `left` to each of `right`, as thick as `flows` says."""
     with _style():
-        from matplotlib.patches import PathPatch, Rectangle
-        from matplotlib.path import Path as Curve
-
         total = sum(flows.values()) or 1
-        gap = 0.035
         rows = max(len(left), len(right))
+        height = 1 + _GAP * (rows - 1)  # in units of the thickness of all ribbons together
         inches = max(3.0, 0.27 * rows + 1)
         axes = _axes(height=inches, width=5.2)
         axes.set_axis_off()
         axes.set_xlim(-0.5, 1.65)
-        height = 1 + gap * (rows - 1)
         axes.set_ylim(height, -0.01)
-        sizes = {name: sum(size for (_, it), size in flows.items() if it == name) for name in right}
-        ends = _stack(sizes, total, gap, height)
-        shares = {name: sum(flows.get((name, it), 0) for it in right) for name in left}
-        starts = _stack(shares, total, gap, height)
+        left_sizes = {name: sum(flows.get((name, end), 0) for end in right) for name in left}
+        right_sizes = {name: sum(flows.get((start, name), 0) for start in left) for name in right}
+        left_extents = _stack(left_sizes, total, height)
+        right_extents = _stack(right_sizes, total, height)
         line = _LINE / inches * height
-        places = _spread([sum(starts[name]) / 2 for name in left], 2 * line, height)
-        for number, name in enumerate(left):
-            colour, (top, bottom) = _SERIES[number % len(_SERIES)], starts[name]
-            axes.add_patch(Rectangle((-0.03, top), 0.03, bottom - top, facecolor=colour, edgecolor="none"))
-            axes.text(-0.07, places[number], f"{short(name)}\n{shares[name]:,.0f}", ha="right", va="center")
-            axes.plot([-0.055, -0.035], [places[number], (top + bottom) / 2], color=_SOFT, linewidth=0.6)
+        right_tops = {name: top for name, (top, _) in right_extents.items()}
+        labels = _spread([_middle(extent) for extent in left_extents.values()], 2 * line, height)
+        for number, (start, label) in enumerate(zip(left, labels, strict=True)):
+            colour = _SERIES[number % len(_SERIES)]
+            _draw_left_end(axes, start, left_sizes[start], left_extents[start], label, colour)
+            left_top = left_extents[start][0]
             for end in right:
-                thick = flows.get((name, end), 0) / total
-                if not thick:
-                    continue
-                low = ends[end][0]
-                high = ends[end][0] + thick
-                corners = [(0, top), (0.5, top), (0.5, low), (1, low), (1, high), (0.5, high), (0.5, top + thick),
-                           (0, top + thick), (0, top)]  # fmt: skip
-                codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
-                axes.add_patch(PathPatch(Curve(corners, codes), facecolor=colour, edgecolor="none", alpha=0.45))
-                top, ends[end] = top + thick, (high, ends[end][1])
-        middles = [ends[name][1] - sizes[name] / total / 2 for name in right]
-        for name, middle, place in zip(right, middles, _spread(middles, line, height), strict=True):
-            thick = sizes[name] / total
-            axes.add_patch(Rectangle((1, ends[name][1] - thick), 0.03, thick, facecolor=_SOFT, edgecolor="none"))
-            axes.text(1.06, place, f"{short(name)}  {sizes[name]:,.0f}", va="center")
-            axes.plot([1.035, 1.055], [middle, place], color=_SOFT, linewidth=0.6)
+                thickness = flows.get((start, end), 0) / total
+                if thickness:
+                    _draw_ribbon(axes, left_top, right_tops[end], thickness, colour)
+                    left_top += thickness
+                    right_tops[end] += thickness
+        labels = _spread([_middle(extent) for extent in right_extents.values()], line, height)
+        for end, label in zip(right, labels, strict=True):
+            _draw_right_end(axes, end, right_sizes[end], right_extents[end], label)
         return _svg(axes.figure)
 
 
+def _draw_left_end(axes: "Axes", name: str, size: float, extent: Extent, label: float, colour: str) -> None:
+    """Draw a box, and to its left its label of two lines around the height `label`."""
+    _draw_box(axes, -0.03, extent, colour)
+    axes.text(-0.07, label, f"{short(name)}\n{size:,.0f}", ha="right", va="center")
+    axes.plot([-0.055, -0.035], [label, _middle(extent)], color=_SOFT, linewidth=0.6)
+
+
+def _draw_right_end(axes: "Axes", name: str, size: float, extent: Extent, label: float) -> None:
+    """Draw a box, and to its right its label of one line at the height `label`."""
+    _draw_box(axes, 1, extent, _SOFT)
+    axes.text(1.06, label, f"{short(name)}  {size:,.0f}", va="center")
+    axes.plot([1.035, 1.055], [_middle(extent), label], color=_SOFT, linewidth=0.6)
+
+
+def _middle(extent: Extent) -> float:
+    return (extent[0] + extent[1]) / 2
+
+
+def _draw_box(axes: "Axes", x: float, extent: Extent, colour: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    top, bottom = extent
+    axes.add_patch(Rectangle((x, top), 0.03, bottom - top, facecolor=colour, edgecolor="none"))
+
+
+def _draw_ribbon(axes: "Axes", left_top: float, right_top: float, thickness: float, colour: str) -> None:
+    """Draw a ribbon from x = 0 to x = 1: its upper edge to the right, its lower edge back."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    left_bottom = left_top + thickness
+    right_bottom = right_top + thickness
+    corners = [
+        (0, left_top),
+        *[(0.5, left_top), (0.5, right_top), (1, right_top)],
+        (1, right_bottom),
+        *[(0.5, right_bottom), (0.5, left_bottom), (0, left_bottom)],
+        (0, left_top),
+    ]
+    curve = [Path.CURVE4] * 3
+    codes = [Path.MOVETO, *curve, Path.LINETO, *curve, Path.CLOSEPOLY]
+    axes.add_patch(PathPatch(Path(corners, codes), facecolor=colour, edgecolor="none", alpha=0.45))
+
+
 def _spread(middles: Sequence[float], step: float, height: float) -> list[float]:
-    """Places of labels in a column, as near to their middles as they get at `step` from one another.
+    """Return the places of labels in a column, as near to their middles as they get at `step` from one another.
 
     >>> _spread([0.5, 0.6, 1.0], 0.25, 1.0)
     [0.375, 0.625, 0.875]
@@ -115,19 +152,19 @@ def _spread(middles: Sequence[float], step: float, height: float) -> list[float]
     return places
 
 
-def _stack(sizes: Mapping[str, float], total: float, gap: float, height: float) -> dict[str, tuple[float, float]]:
-    """Where each part of a column begins and ends, with equal gaps over the whole height."""
-    places = dict[str, tuple[float, float]]()
+def _stack(sizes: Mapping[str, float], total: float, height: float) -> dict[str, Extent]:
+    """Return where each box of a column begins and ends, with equal gaps over the whole height."""
+    extents = dict[str, Extent]()
+    gap = (height - 1) / (len(sizes) - 1) if len(sizes) > 1 else 0
     top = 0.0
-    gap = (height - 1) / (len(sizes) - 1) if len(sizes) > 1 else gap
     for name, size in sizes.items():
-        places[name] = top, top + size / total
+        extents[name] = (top, top + size / total)
         top += size / total + gap
-    return places
+    return extents
 
 
 def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> Markup:
-    """Bars to the right, a group for each label and in it one for each series."""
+    """Draw bars to the right, a group for each label and in it one for each series."""
     with _style():
         from matplotlib.ticker import MaxNLocator
 
@@ -146,7 +183,7 @@ def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> Markup:
 
 
 def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str) -> Markup:
-    """Columns, such as of a histogram; the scale is logarithmic: the few large ones count."""
+    """Draw columns, such as of a histogram; the scale is logarithmic: the few large ones count."""
     with _style():
         axes = _axes()
         axes.bar(range(len(labels)), values, 0.8, color=_SERIES[0])
@@ -161,17 +198,22 @@ def draw_columns(labels: Sequence[str], values: Sequence[float], x: str, y: str)
 
 
 def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float, float]] = ()) -> Markup:
-    """Lines; and a `histogram` of (x, share of the highest column) behind them."""
+    """Draw lines, and behind them a `histogram` of (x, share of the highest column)."""
     with _style():
         axes = _axes()
         if histogram:
             places, heights = zip(*histogram, strict=True)
             axes.bar(places, heights, 0.9 * (places[1] - places[0]), color=_SERIES[1], alpha=0.5, align="edge")
         for number, (name, points) in enumerate(curves.items()):
-            xs, ys = zip(*points, strict=True) if points else ((), ())
-            marker = "o" if len(points) < 2 else None
-            axes.plot(xs, ys, color=_SERIES[number % 8], linestyle=["-", "--", ":"][number // 8 % 3], linewidth=1.3,
-                      marker=marker, label=short(name))  # fmt: skip
+            axes.plot(
+                [x_value for x_value, _ in points],
+                [y_value for _, y_value in points],
+                color=_SERIES[number % len(_SERIES)],
+                linestyle=_DASHES[number // len(_SERIES) % len(_DASHES)],
+                linewidth=1.3,
+                marker="o" if len(points) < 2 else None,
+                label=short(name),
+            )
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         _legend(axes, len(curves))
@@ -179,7 +221,7 @@ def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float,
 
 
 def draw_passes(timeline: Timeline) -> Markup:
-    """The passes of a pipeline: a row for each rank, a box for each pass with its micro-batch."""
+    """Draw the passes of a pipeline: a row for each rank, a box for each pass with its micro-batch."""
     with _style():
         axes = _axes(height=0.9 + 0.3 * len(timeline.ranks), width=7.0)
         draw_timeline(timeline, axes)
@@ -189,20 +231,19 @@ def draw_passes(timeline: Timeline) -> Markup:
 
 
 def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: str, columns: str) -> Markup:
-    """A square of cells with their numbers, the darker the larger the share of the largest."""
+    """Draw a square of cells with their numbers, the darker the larger the share of the largest."""
     with _style():
         from matplotlib.patches import Rectangle
 
         axes = _axes(height=1.4 + 0.36 * len(names))
-        most = max(map(max, values)) or 1
-        for row, found in enumerate(values):
-            for column, value in enumerate(found):
-                axes.add_patch(
-                    Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=_SERIES[0],
-                              alpha=0.04 + 0.6 * value / most, edgecolor="none")
-                )  # fmt: skip
-                axes.text(column, row, f"{value:,.0f}" if value < 1e5 else f"{value:.0e}", ha="center", va="center",
-                          fontsize=7)  # fmt: skip
+        greatest = max(map(max, values)) or 1
+        for row, row_values in enumerate(values):
+            for column, value in enumerate(row_values):
+                corner = (column - 0.48, row - 0.48)
+                alpha = 0.04 + 0.6 * value / greatest
+                text = f"{value:,.0f}" if value < 1e5 else f"{value:.0e}"
+                axes.add_patch(Rectangle(corner, 0.96, 0.96, facecolor=_SERIES[0], alpha=alpha, edgecolor="none"))
+                axes.text(column, row, text, ha="center", va="center", fontsize=7)
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.set_ylim(len(names) - 0.5, -0.5)
         labels = [short(name) for name in names]
@@ -215,14 +256,16 @@ def draw_matrix(names: Sequence[str], values: Sequence[Sequence[float]], rows: s
         return _svg(axes.figure)
 
 
-def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], most: float, rows: str, columns: str) -> Markup:
-    """A row of cells for each name, from white, 0, to dark, `most`. Beyond 64 the largest of neighbours is drawn."""
+def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], top: float, rows: str, columns: str) -> Markup:
+    """Draw a row of cells for each name, from white, 0, to dark, `top`; beyond 64, the largest of neighbours."""
     with _style():
         axes = _axes(height=1.4 + min(6.0, 0.2 * len(names)), width=7.0)
-        each = -(-len(values[0]) // 64)
-        cells = [[max(row[at : at + each]) for at in range(0, len(row), each)] for row in values]
-        edges = [*range(0, len(values[0]), each), len(values[0])]
-        axes.pcolormesh(edges, range(len(names) + 1), cells, cmap="Blues", vmin=0, vmax=most)
+        columns_per_cell = -(-len(values[0]) // _MAX_CELLS)
+        edges = [*range(0, len(values[0]), columns_per_cell), len(values[0])]
+        cells = list[list[float]]()
+        for row in values:
+            cells.append([max(row[first:end]) for first, end in pairwise(edges)])
+        axes.pcolormesh(edges, range(len(names) + 1), cells, cmap="Blues", vmin=0, vmax=top)
         step = max(1, -(-len(names) // 16))
         axes.set_yticks([row + 0.5 for row in range(0, len(names), step)], list(names)[::step])
         axes.invert_yaxis()
@@ -233,7 +276,7 @@ def draw_heat(names: Sequence[str], values: Sequence[Sequence[float]], most: flo
 
 
 def _style() -> Any:
-    """Context: matplotlib draws for a page."""
+    """Return a context in which matplotlib draws for a page."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -254,7 +297,7 @@ def _axes(height: float = 2.8, width: float = _WIDTH) -> "Axes":
 
 
 def _brief(value: float) -> str:
-    """A number on an axis.
+    """Return a number for an axis.
 
     >>> [_brief(value) for value in (0, 0.5, 250, 20_000, 3e6, 1e9)]
     ['0', '0.5', '250', '20k', '3M', '1G']
@@ -271,13 +314,14 @@ def _legend(axes: "Axes", series: int) -> None:
 
 
 def _svg(figure: Any) -> Markup:
-    """The figure as an element of a page: without a size of its own, in the page's colours."""
-    found = io.StringIO()
+    """Return the figure as an element of a page: without a size of its own, in the page's colours."""
+    file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that its font lacks: the browser's fonts have them
-        figure.savefig(found, format="svg", metadata={"Date": None, "Creator": None})
-    text = found.getvalue()
-    text = re.sub(r' (width|height)="[\d.]+pt"', "", text[text.index("<svg") :], count=2)
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # the same in each picture; none refers to them
     for colour, variable in _VARIABLES.items():

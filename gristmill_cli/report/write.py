@@ -11,7 +11,8 @@ from gristmill.storage.files import is_folder, write_file
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
 from gristmill_cli.report.records import is_data_run, read_data_run
-from gristmill_cli.report.training import is_training_run, read_training_runs, training_sections
+from gristmill_cli.report.training import training_sections
+from gristmill_cli.report.training_records import is_training_run, read_training_runs
 
 
 def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
@@ -33,9 +34,9 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     first = runs[0]
     target = out or runs[0] / "report.html"
     if is_training_run(first) or len(runs) > 1:
-        found = read_training_runs(runs)
-        title = ", ".join(run.name for run in found) if len(runs) > 1 else first.resolve().name
-        write_file(target, page(f"gristmill: {title}", training_sections(found, title)))
+        training_runs = read_training_runs(runs)
+        title = ", ".join(run.name for run in training_runs) if len(runs) > 1 else first.resolve().name
+        write_file(target, page(f"gristmill: {title}", training_sections(training_runs, title)))
     elif is_data_run(first):
         write_file(target, page(f"gristmill: {first.name}", sections(read_data_run(first))))
     else:
