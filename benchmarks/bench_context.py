@@ -28,7 +28,7 @@ from gristmill.command import run_with_exit_code
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
@@ -68,7 +68,7 @@ def measure_steps(config: ModelConfig, layout: ParallelConfig, seq_len: int, cou
         return x
 
     tokens = torch.randint(_VOCABULARY, (1, seq_len + 1), generator=torch.Generator().manual_seed(1))
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.zeros(1, dtype=torch.int64))
+    batch = TokenBatch(tokens[:, :-1], tokens[:, 1:], torch.zeros(1, dtype=torch.int64))
     optimizer = build_optimizer(model.params, OptimConfig(), MemoryConfig(), world.rank)
     started, losses = time.monotonic(), []
     with LiveBytes() as live:
@@ -78,7 +78,7 @@ def measure_steps(config: ModelConfig, layout: ParallelConfig, seq_len: int, cou
     return Steps(sum(kept.values()), live.peaks()["peak"], (time.monotonic() - started) / count, losses)
 
 
-def _step(model: ParallelModel, optimizer: Optimizer, batch: Batch, seq_len: int) -> float:
+def _step(model: ParallelModel, optimizer: Optimizer, batch: TokenBatch, seq_len: int) -> float:
     """A whole step, as the trainer takes it: gradients clipped to a norm of 1, then the update. Returns the loss."""
     loss = model.forward_backward(batch, 1 / seq_len).double()
     squares = squared_grad_norm(model.params, model.world.device)

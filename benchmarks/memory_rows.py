@@ -20,7 +20,7 @@ from training.config import Precision
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig, Recompute
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import Decoder, meta_decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
@@ -146,7 +146,7 @@ def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes)
     """A step without an outer one, whose buffers the formulas do not count."""
     generator = torch.Generator().manual_seed(model.world.rank)  # tokens decide how many rows a rank's experts get
     tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1), generator=generator)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
+    batch = TokenBatch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
     model.forward_backward(batch, 1e-3)
     for param in model.params:
         if param.local.grad is not None:

@@ -22,7 +22,7 @@ from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_bat
 from training.experimental.compression.powersgd import initial_q
 from training.hugging_face.hf_config import find_family, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of, pieces_by_parameter
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.initialize import init_shard
@@ -61,7 +61,7 @@ class PlainModel:
         self.experts = self._decoder.experts = _plain_experts(model, self.weights) if model.experts else None
         self.logits = self._decoder.logits
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: TokenBatch) -> Tensor:
         if self.experts is None:
             return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
         self.experts.padding = batch.padding
@@ -114,7 +114,7 @@ class TransformersModel:
         found: Tensor = self._model(ids).logits
         return found
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: TokenBatch) -> Tensor:
         return summed_loss(self.logits(batch.ids), batch.targets)
 
     def named(self, kind: str) -> Named:
@@ -226,7 +226,7 @@ class CompressedSteps:
         self._int8 = PlainInt8(self.replicas) if layout.compression == "int8" else None
         self._powersgd: dict[tuple[str, int], PlainPowerSGD] = {}
 
-    def step(self, batch: Batch, targets: int) -> Tensor:
+    def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
         each = list[Named]()
         total = torch.zeros((), dtype=torch.float64)
@@ -288,7 +288,7 @@ class LocalSteps:
         )
         self._steps = 0
 
-    def step(self, batch: Batch, targets: int) -> Tensor:
+    def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Let each replica take a step; returns their mean loss before it."""
         total = torch.zeros((), dtype=torch.float64)
         for replica, (one, optimizer) in enumerate(zip(self._each, self._optimizers, strict=True)):
@@ -318,7 +318,7 @@ class LocalSteps:
                 one.weights[name].data.copy_(shared.detach())
 
 
-def own_sequences(batch: Batch, replica: int, replicas: int) -> Batch:
+def own_sequences(batch: TokenBatch, replica: int, replicas: int) -> TokenBatch:
     """The sequences of a replica: every `replicas`-th one."""
     return batch.rows(slice(replica, None, replicas))
 
@@ -365,7 +365,7 @@ class _Steps:
         self.optimizer = reference_optimizer(case, self.model)
         self.gradients: Named = {}
 
-    def step(self, batch: Batch, targets: int) -> Tensor:
+    def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
         model = self.model
         experts = getattr(self.model, "experts", None)
@@ -383,7 +383,7 @@ class _Steps:
         return loss.detach()
 
 
-def _z_loss(case: Case, model: PlainModel | TransformersModel, batch: Batch) -> Tensor | float:
+def _z_loss(case: Case, model: PlainModel | TransformersModel, batch: TokenBatch) -> Tensor | float:
     """The case's coefficient times the squared log-sum-exp of the logits, summed over the batch's targets."""
     if not case.z_loss:
         return 0.0
@@ -391,7 +391,7 @@ def _z_loss(case: Case, model: PlainModel | TransformersModel, batch: Batch) -> 
     return case.z_loss * log_z[batch.targets != IGNORED].square().sum()
 
 
-def _documents_alone(batch: Batch) -> list[tuple[Batch, Tensor]]:
+def _documents_alone(batch: TokenBatch) -> list[tuple[TokenBatch, Tensor]]:
     """The documents of the batch, each a sequence of its own, by length; the whole batch if it has none.
 
     With each batch, where its tokens are in the flattened one: (documents, length) int64.
@@ -405,7 +405,7 @@ def _documents_alone(batch: Batch) -> list[tuple[Batch, Tensor]]:
     for length in lengths.unique().tolist():
         where = starts[lengths == length, None] + every[:length]
         ids, targets = (t.flatten()[where] for t in (batch.ids, batch.targets))
-        parts.append((Batch(ids, targets, batch.sample_ids[:1].expand(len(where))), where))
+        parts.append((TokenBatch(ids, targets, batch.sample_ids[:1].expand(len(where))), where))
     return parts
 
 

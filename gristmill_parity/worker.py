@@ -16,7 +16,7 @@ from training.experimental.compression.bucket import buckets_of
 from training.experimental.local_steps.replicas import LocalReplicas
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig, OffloadTarget
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
@@ -180,7 +180,7 @@ class _CaseRun:
         momenta = self.replicas.outer.momenta
         return [(p.name, p.spec, _copy(momenta.get(p.name))) for p in self.model.params]
 
-    def logits(self, batch: Batch) -> Tensor | None:
+    def logits(self, batch: TokenBatch) -> Tensor | None:
         """The logits that sampling sees at some positions of the first sequence, (N, V).
 
         None if the case compares none; with a pipeline they are float32's, and each length is compiled anew.
@@ -208,7 +208,7 @@ def _device(case: Case) -> torch.device:
     return device
 
 
-def global_batch(case: Case, step: int) -> tuple[Batch, int]:
+def global_batch(case: Case, step: int) -> tuple[TokenBatch, int]:
     """Draw a step's global batch; returns it and its number of targets that are not ignored.
 
     Ignored targets: a random fifth, all but the first of every fourth sequence, and the whole first sequence. So a
@@ -229,7 +229,7 @@ def global_batch(case: Case, step: int) -> tuple[Batch, int]:
         lengths = torch.randint(2, SEQ_LEN + 1, (case.sequences, 1), generator=generator)
         padding = torch.arange(SEQ_LEN) >= lengths
         targets[torch.arange(1, SEQ_LEN + 1) >= lengths] = IGNORE_INDEX
-    batch = Batch(tokens[:, :-1], targets, samples, positions, padding=padding)
+    batch = TokenBatch(tokens[:, :-1], targets, samples, positions, padding=padding)
     return batch, int((targets != IGNORE_INDEX).sum())
 
 
@@ -241,7 +241,7 @@ def draw_positions(sequences: int, generator: torch.Generator) -> Tensor:
     return at - torch.where(starts, at, 0).cummax(1).values
 
 
-def local_batch(batch: Batch, world: World) -> Batch:
+def local_batch(batch: TokenBatch, world: World) -> TokenBatch:
     """This replica's sequences: every dp_size-th, from dp_rank, as in training."""
     return batch.rows(slice(world.dp_rank, None, world.dp_size))
 

@@ -19,7 +19,7 @@ from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
@@ -68,7 +68,7 @@ def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, ste
     part = parallelize(meta_decoder(model), layout, world, 1)
     optimizer = build_optimizer(part.params, OptimConfig(), rank=world.rank)
     tokens = torch.randint(model.vocab_size, (sequences // layout.dp, model.context + 1))
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(len(tokens)))
+    batch = TokenBatch(tokens[:, :-1], tokens[:, 1:], torch.arange(len(tokens)))
     found = dict.fromkeys(("step", "passes", "update"), math.inf)
     for _ in range(steps + 1):  # the first one allocates
         dist.barrier()

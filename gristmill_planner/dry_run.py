@@ -29,7 +29,7 @@ from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels import portable
 from training.memory.memory_config import MemoryConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
@@ -266,7 +266,7 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
 
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
     tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
-    model.forward_backward(Batch(tokens, tokens, samples), 1.0)
+    model.forward_backward(TokenBatch(tokens, tokens, samples), 1.0)
     if model.routing is not None:
         model.routing.update_bias()
     model.all_gather_params()

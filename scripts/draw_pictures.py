@@ -24,7 +24,7 @@ RING = (DATA, MODEL, RANKS, UPDATE)
 STEP = [  # what happens, by which function, what comes out, colour
     ("A window of the token shard", "TokenSequences.batch", "tokens (B, T + 1) int64", DATA),
     ("The sequences of this rank and step", "Batches.read", "ids, targets (B, T); sample_ids (B)", DATA),
-    ("Read ahead, in a thread", "PrefetchLoader.batch", "Batch, on the device", DATA),
+    ("Read ahead, in a thread", "PrefetchLoader.batch", "TokenBatch, on the device", DATA),
     ("Tokens and learned positions", "Embedding.forward", "features (B, T, D)", MODEL),
     ("Attention and MLP, layer by layer", "Block.forward", "features (B, T, D)", MODEL),
     ("Norm, output matrix and loss, fused", "Head.loss", "summed loss in nats (1)", MODEL),

@@ -13,7 +13,7 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.record import checksum_of
 from training.config import TrainConfig
 from training.data.batches import PrefetchLoader
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
@@ -26,7 +26,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
     read: Read = []
     load = PrefetchLoader.batch
 
-    def loaded(loader: PrefetchLoader, step: int) -> Batch:
+    def loaded(loader: PrefetchLoader, step: int) -> TokenBatch:
         read.append((batch := load(loader, step)).ids)
         return batch
 

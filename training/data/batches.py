@@ -17,7 +17,7 @@ from training.data.mix import EpochOrder, MixedSequences, MixOrder, MixPlace, Se
 from training.data.sequences import Sequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.kernels.keyed_random import key_from_name
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 
 
 class _Began(NamedTuple):
@@ -150,11 +150,11 @@ class Batches:
             return self.schedule.size(step) * self.data.length // parts
         return max(1, self.data.target_count(self.global_indices(step, 1, self.dp_rank % parts, parts)))
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TokenBatch:
         """Read the batch of a step (from 0), on the CPU."""
         return self.read(step, 1)[0]
 
-    def read(self, first: int, steps: int) -> list[Batch]:
+    def read(self, first: int, steps: int) -> list[TokenBatch]:
         """Read the batches of `steps` consecutive steps, starting at `first`, in one gather per shard.
 
         A sequence's sample id depends only on the seed and the number of sequences read before it; the int64 sum may
@@ -175,7 +175,7 @@ class Batches:
             parts["sources"] = torch.from_numpy(self.data.set_of(indices))
         rows = [self.schedule.size(step) // self.split.dp_size for step in range(first, first + steps)]
         split = zip(*(t.split(rows) for t in parts.values()), strict=True)
-        return [Batch(**dict(zip(parts, part, strict=True))) for part in split]
+        return [TokenBatch(**dict(zip(parts, part, strict=True))) for part in split]
 
 
 _MAX_READ_STEPS = 16  # per read
@@ -195,10 +195,10 @@ class PrefetchLoader:
         tokens = split.grad_accum_steps * split.micro_batch_size * batches.data.length  # of this rank, per step
         self.steps_per_read = min(_MAX_READ_STEPS, max(1, _MAX_READ_TOKENS // tokens))
         self._thread = ThreadPoolExecutor(1, "data")
-        self._loaded: dict[int, Batch] = {}  # by step
-        self._next: tuple[int, Future[list[Batch]]] | None = None  # its first step, and the read in progress
+        self._loaded: dict[int, TokenBatch] = {}  # by step
+        self._next: tuple[int, Future[list[TokenBatch]]] | None = None  # its first step, and the read in progress
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TokenBatch:
         """The batch of a step (from 0) on the device; steps may come in any order, but only the next is prefetched."""
         if step not in self._loaded:
             read = self._next if self._next and self._next[0] == step else self._submit(step)
@@ -210,9 +210,9 @@ class PrefetchLoader:
         """Stop the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _submit(self, first: int) -> tuple[int, Future[list[Batch]]]:
+    def _submit(self, first: int) -> tuple[int, Future[list[TokenBatch]]]:
         return first, self._thread.submit(self._read, first)
 
-    def _read(self, first: int) -> list[Batch]:
+    def _read(self, first: int) -> list[TokenBatch]:
         batches = self.batches.read(first, self.steps_per_read)
         return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches

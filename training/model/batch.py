@@ -1,4 +1,4 @@
-"""Batch: one data-parallel rank's inputs, targets, sample ids and positions for a step."""
+"""TokenBatch: one data-parallel rank's inputs, targets, sample ids and positions for a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """One data-parallel rank's sequences of a step, over all micro-batches."""
 
     ids: Tensor
@@ -26,26 +26,26 @@ class Batch:
     padding: Tensor | None = None
     """Which inputs are padding, (B, T) bool, where some are: experts do not take them."""
 
-    def chunk(self, count: int) -> list["Batch"]:
+    def chunk(self, count: int) -> list["TokenBatch"]:
         """Split into `count` micro-batches."""
         parts = (repeat(None, count) if t is None else t.chunk(count) for t in self._tensors)
-        return [Batch(*part) for part in zip(*parts, strict=True)]
+        return [TokenBatch(*part) for part in zip(*parts, strict=True)]
 
-    def rows(self, rows: slice) -> "Batch":
+    def rows(self, rows: slice) -> "TokenBatch":
         """Some of the sequences."""
         return self._map(lambda t: t[rows])
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> "TokenBatch":
         """Copy to pinned memory, from which transfers to a GPU are asynchronous."""
         return self._map(lambda t: t.pin_memory())
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> "TokenBatch":
         """Copy to `device`, asynchronously from pinned memory."""
         return self._map(lambda t: t.to(device, non_blocking=True))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "TokenBatch":
         tensors: list[Any] = [None if t is None else change(t) for t in self._tensors]
-        return Batch(*tensors)
+        return TokenBatch(*tensors)
 
     @property
     def _tensors(self) -> list[Tensor | None]:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from training.distributed.collectives import all_gather, gather_rows
 from training.kernels.cross_entropy import SequenceLosses, ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
@@ -65,7 +65,7 @@ class ParallelModel:
         self.order = TokenOrder.of(self.layout, self.world)
         self.vocabulary = self.world.axis(experiment.vocabulary_axis)
 
-    def forward_backward(self, batch: Batch, scale: float) -> Tensor:
+    def forward_backward(self, batch: TokenBatch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
 
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
@@ -143,8 +143,8 @@ class ParallelModel:
     ) -> list[Tensor]:
         """Evaluate micro-batches (B, T), without dropout: the loss of each target in nats, (B, T) a micro-batch.
 
-        `positions` as of `Batch`. One rank of each replica has the losses, and the others an empty list: a sum over
-        all ranks counts each target once.
+        `positions` as of `TokenBatch`. One rank of each replica has the losses, and the others an empty list: a sum
+        over all ranks counts each target once.
         """
         own = [
             [self.order.own(_own_sequences(x, self.rows)) for x in parts] for parts in (ids, targets, positions or ())
@@ -159,7 +159,7 @@ class ParallelModel:
     def next_logits(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits.
 
-        `positions` (1, T) as of `Batch`.
+        `positions` (1, T) as of `TokenBatch`.
         """
         parts = self.layout.sequence_parts
         longest = self.config.context // parts * parts  # so that no padding is beyond the learned positions
@@ -214,7 +214,7 @@ class ParallelModel:
         if self.files is not None:
             self.files.close()
 
-    def _accumulate_gradients(self, batch: Batch, scale: float) -> Tensor:
+    def _accumulate_gradients(self, batch: TokenBatch, scale: float) -> Tensor:
         """Run all micro-batches; gradients are reduced in the last one, or with ZeRO-2 and 3 in each."""
         (part,), (reducer,) = self.parts, self.reducers
         count = self.layout.micro_batches

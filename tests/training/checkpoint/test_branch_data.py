@@ -15,7 +15,7 @@ from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.record import RECORD, CheckpointRecord, encode_record
 from training.config import TrainConfig
 from training.data.batches import PrefetchLoader
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
@@ -55,7 +55,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     sequences: Read = []
     load = PrefetchLoader.batch
 
-    def batch(loader: PrefetchLoader, step: int) -> Batch:
+    def batch(loader: PrefetchLoader, step: int) -> TokenBatch:
         data = loader.batches.data
         for number, _, rows in data.by_set(loader.batches.global_indices(step, 1)):
             sequences.extend((data.sets[number].folder.name, row) for row in rows.tolist())

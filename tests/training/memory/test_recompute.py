@@ -14,7 +14,7 @@ from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.dispatch import gelu
 from training.memory.recompute import checkpoint_activations
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
@@ -37,9 +37,9 @@ def build(preset: str, recompute: str) -> Decoder:
     return model
 
 
-def batch() -> Batch:
+def batch() -> TokenBatch:
     ids = torch.randint(60, (4, 17), generator=torch.Generator().manual_seed(1))
-    return Batch(ids[:, :-1], ids[:, 1:], torch.arange(4))
+    return TokenBatch(ids[:, :-1], ids[:, 1:], torch.arange(4))
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
@@ -111,7 +111,7 @@ def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Te
     return got
 
 
-def _gradients(model: ParallelModel, share: Batch, recompute: str) -> list[Tensor | None]:
+def _gradients(model: ParallelModel, share: TokenBatch, recompute: str) -> list[Tensor | None]:
     for part in model.parts:
         checkpoint_activations(part, recompute)  # type: ignore[arg-type]
     model.forward_backward(share, 1.0)

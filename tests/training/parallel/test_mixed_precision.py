@@ -17,7 +17,7 @@ import training.parallel.data.grad_reducer
 from gristmill.errors import UsageError
 from training.config import TrainConfig
 from training.experimental.parallel_config import ParallelConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
@@ -38,11 +38,11 @@ def build(
     return parallelize(meta_decoder(config), layout, build_world(layout, torch.device("cpu")), 1, precision)
 
 
-def batch(model: ParallelModel, sequences: int = 4) -> Batch:
+def batch(model: ParallelModel, sequences: int = 4) -> TokenBatch:
     """This replica's of some sequences."""
     tokens = torch.randint(VOCABULARY, (sequences, TOKENS + 1), generator=torch.Generator().manual_seed(1))
     mine = slice(model.world.dp_rank, None, model.world.dp_size)
-    return Batch(tokens[mine, :-1], tokens[mine, 1:], torch.arange(sequences)[mine])
+    return TokenBatch(tokens[mine, :-1], tokens[mine, 1:], torch.arange(sequences)[mine])
 
 
 def step(model: ParallelModel, sequences: int = 4) -> None:
@@ -243,7 +243,7 @@ def accumulation_error(layout: ParallelConfig, copies: int) -> float:
         model = build(replace(layout, micro_batches=count), "bf16", layers=1)
         one = batch(model, model.world.dp_size)
         parts = (x.repeat(count, *[1] * (x.ndim - 1)) for x in (one.ids, one.targets, one.sample_ids))
-        model.forward_backward(Batch(*parts), 1 / TOKENS)
+        model.forward_backward(TokenBatch(*parts), 1 / TOKENS)
         gradients.append([p.local.grad * copies / count for p in model.params if p.local.grad is not None])
     return max(float((a - b).norm() / b.norm()) for a, b in zip(*gradients, strict=True))
 

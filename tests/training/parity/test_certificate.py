@@ -29,7 +29,7 @@ from training.distributed.collectives import Collective
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.positions import PositionEmbedding
@@ -220,7 +220,7 @@ def stages_swapped(patch: Patch) -> None:
 def last_micro_batch_dropped(patch: Patch) -> None:
     right = Pipeline.forward_backward
 
-    def dropping(self: Pipeline, batch: Batch, scale: float) -> Tensor:
+    def dropping(self: Pipeline, batch: TokenBatch, scale: float) -> Tensor:
         left = batch.targets.clone()
         left[-len(left) // self.layout.micro_batches :] = IGNORE_INDEX
         return right(self, replace(batch, targets=left), scale)

@@ -33,7 +33,7 @@ from gristmill_parity.worker import RankResult, run_case
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.dropout import Dropout
 from training.model.layers import RMSNorm
 from training.model.positions import PositionEmbedding
@@ -203,7 +203,7 @@ def dropout_not_scaled(patch: Patch) -> None:
     patch.setattr(Dropout, "forward", unscaled)
 
 
-def gradients_with(factor: Callable[[Batch], float]) -> Callable[[Patch], None]:
+def gradients_with(factor: Callable[[TokenBatch], float]) -> Callable[[Patch], None]:
     """A fault: the loss is scaled otherwise, for its gradients."""
 
     def plant(patch: Patch) -> None:
@@ -222,8 +222,8 @@ mean_over_ignored_targets = gradients_with(lambda batch: float((batch.targets !=
 def ignored_targets_counted(patch: Patch) -> None:
     right = ParallelModel.forward_backward
 
-    def counting(self: ParallelModel, batch: Batch, scale: float) -> Tensor:
-        return right(self, Batch(batch.ids, batch.targets.clamp(min=0), batch.sample_ids), scale)
+    def counting(self: ParallelModel, batch: TokenBatch, scale: float) -> Tensor:
+        return right(self, TokenBatch(batch.ids, batch.targets.clamp(min=0), batch.sample_ids), scale)
 
     patch.setattr(ParallelModel, "forward_backward", counting)
 

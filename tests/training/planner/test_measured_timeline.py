@@ -15,7 +15,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill_planner.plan import plan
 from gristmill_planner.timeline import measured_costs, read_timeline
 from training.experimental.parallel_config import ParallelConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
@@ -31,7 +31,7 @@ def traced_steps(folder: Path, schedule: Schedule) -> None:
     layout = ParallelConfig(pp=2, schedule=schedule, micro_batches=4).resolve(2, model, model.context)
     part = parallelize(meta_decoder(model), layout, build_world(layout, torch.device("cpu")), 1)
     tokens = torch.zeros(8, model.context + 1, dtype=torch.int64)
-    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(8))
+    batch = TokenBatch(tokens[:, :-1], tokens[:, 1:], torch.arange(8))
     part.forward_backward(batch, 1.0)
     with profile() as profiler:
         for _ in range(2):

@@ -17,7 +17,7 @@ from training.distributed.stop_signals import StopSignals
 from training.experimental.server.async_config import AsyncConfig
 from training.experimental.server.part_queue import PartQueue
 from training.experimental.server.server import GradientServer, NoWorkersError, StoppedError
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.plugin import Plugin
 from training.reporting.throughput import peak_flops
 from training.run_plan import RunPlan
@@ -93,7 +93,7 @@ class AsyncTrainer(Trainer):
         if self.steps_done > self.saved:
             self.save(self.steps_done)
 
-    def _gradients_of_workers(self, _batch: Batch, scale: float) -> Tensor:
+    def _gradients_of_workers(self, _batch: TokenBatch, scale: float) -> Tensor:
         """In place of the model's own: the sum of the losses of the parts whose gradients an update has."""
         loss = self.server.collect(lambda: self.stop_signals.received != 0)
         return torch.tensor(loss / scale, dtype=torch.float64, device=self.world.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import gather_rows
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.parallel.layout import Layout
 from training.parallel.mesh import World
 from training.sharding.axis import Axis
@@ -47,13 +47,15 @@ class TokenOrder:
         chunks = x.unflatten(1, (self.per_rank * self.axis.size, -1))
         return chunks[:, list(self.chunks(self.axis.rank))].flatten(1)
 
-    def own_batch(self, batch: Batch) -> Batch:
+    def own_batch(self, batch: TokenBatch) -> TokenBatch:
         """This rank's tokens of all sequences of a batch."""
         if self.axis.size == 1:
             return batch
         positions = None if batch.positions is None else self.own(batch.positions)
         padding = None if batch.padding is None else self.own(batch.padding)
-        return Batch(self.own(batch.ids), self.own(batch.targets), batch.sample_ids, positions, batch.sources, padding)
+        return TokenBatch(
+            self.own(batch.ids), self.own(batch.targets), batch.sample_ids, positions, batch.sources, padding
+        )
 
     def gather(self, x: Tensor) -> Tensor:
         """All tokens in their order, on every rank: (B, T / n) to (B, T); without autograd."""

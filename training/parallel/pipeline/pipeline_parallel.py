@@ -13,7 +13,7 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from training.distributed.collectives import wait
 from training.kernels.precision import accumulation_dtype
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import Decoder
 from training.parallel.data.grad_reducer import GradReducer
 from training.parallel.layout import Layout
@@ -112,7 +112,7 @@ class Pipeline:
             scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )
 
-    def forward_backward(self, batch: Batch, scale: float) -> Tensor:
+    def forward_backward(self, batch: TokenBatch, scale: float) -> Tensor:
         """Run the schedule on this replica's batch: accumulate the gradients of `scale` × the summed loss.
 
         Returns the summed loss in nats, 0-d, on the rank of the last stage, and zero on the others.

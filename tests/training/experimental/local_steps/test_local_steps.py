@@ -23,7 +23,7 @@ from training.distributed.rank_pool import RankError
 from training.experimental.local_steps import replicas
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
@@ -82,7 +82,7 @@ class PlainReplica:
         ]
         self.optimizer = torch.optim.AdamW(groups, betas=optim.betas, eps=optim.eps)
 
-    def step(self, batch: Batch, lr: float) -> None:
+    def step(self, batch: TokenBatch, lr: float) -> None:
         self.optimizer.zero_grad()
         (self.decoder.loss(batch.ids, batch.targets) / batch.targets.numel()).backward()
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), 1.0)
@@ -108,7 +108,7 @@ def reference(config: TrainConfig, count: int) -> Named:
         lr = config.optim.lr * min(1.0, step / config.optim.warmup_steps)
         for number, one in enumerate(each):
             own = slice(number, None, count)
-            one.step(Batch(batch.ids[own], batch.targets[own], batch.sample_ids[own]), lr)
+            one.step(TokenBatch(batch.ids[own], batch.targets[own], batch.sample_ids[own]), lr)
         if step % config.parallel.local_steps == 0:
             for name, w in shared.items():
                 w.grad = torch.stack([w.detach() - one.weights[name].detach() for one in each]).mean(0)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from training.experimental.parallel_config import ParallelConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.mesh import build_world
 from training.sharding.axis import Axis
@@ -40,7 +40,7 @@ def there_and_back() -> list[Any]:
     layout = ParallelConfig(dp=1, zero_group=1, cp=dist.get_world_size())
     world = build_world(layout, torch.device("cpu"))
     tokens, of = torch.arange(24).view(2, 12), TokenOrder.of(layout, world)
-    batch = of.own_batch(Batch(tokens, tokens + 1, torch.arange(2), tokens))
+    batch = of.own_batch(TokenBatch(tokens, tokens + 1, torch.arange(2), tokens))
     assert batch.positions is not None and torch.equal(batch.ids, batch.positions)
     return [batch.ids.tolist(), of.gather(batch.ids).equal(tokens), world.dp_rank, world.dp_size]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from training.experimental.parallel_config import ParallelConfig
-from training.model.batch import Batch
+from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import build_world
@@ -79,7 +79,7 @@ def evaluate_between_steps() -> list[float]:
     tokens = torch.cat(batches([2, 2]))
     ids, targets = tokens[:, :-1], tokens[:, 1:]
     losses = [model.loss([ids], [targets])]
-    losses.append(model.forward_backward(Batch(ids, targets, torch.arange(4)), 1.0).double())
+    losses.append(model.forward_backward(TokenBatch(ids, targets, torch.arange(4)), 1.0).double())
     losses.append(model.loss(list(ids.split(1)), list(targets.split(1))))
     for loss in losses:
         dist.all_reduce(loss)
