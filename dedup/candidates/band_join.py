@@ -40,9 +40,10 @@ class LshOptions:
 
 
 def fits_in_memory(shards: Sequence[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, memory: int) -> bool:
-    """Whether union_signatures needs at most half of `memory` bytes."""
+    """Return whether union_signatures needs at most half of `memory` bytes."""
     documents = sum(shard.documents for shard in shards)
-    return documents * (8 * lsh.bands + _UNION_BYTES) <= memory // 2 and union_find_fits(len(document_ids), memory // 4)
+    digests_fit = documents * (8 * lsh.bands + _UNION_BYTES) <= memory // 2
+    return digests_fit and union_find_fits(len(document_ids), memory // 4)
 
 
 def union_signatures(
@@ -55,21 +56,27 @@ def union_signatures(
     count = sum(shard.documents for shard in shards)
     digests = np.empty((lsh.bands, count), np.uint64)
     documents = np.empty_like(union_find.parent, shape=count)
-    at = 0
-    first_ids = document_ids.by_name
-    for ids, values in iter_band_digests(shards, [first_ids[shard.file] for shard in shards], lsh):
-        documents[at : at + len(ids)] = ids
-        digests[:, at : at + len(ids)] = values
-        at += len(ids)
+    first = 0
+    for ids, values in iter_band_digests(shards, _first_ids(shards, document_ids), lsh):
+        end = first + len(ids)
+        documents[first:end] = ids
+        digests[:, first:end] = values
+        first = end
     for band in digests:
         union_buckets(band, documents, union_find.parent, document_ids.first_of_corpus)
     return documents
 
 
+def _first_ids(shards: Sequence[SignatureShard], document_ids: DocumentIds) -> list[int]:
+    """Return for each shard the id of row 0 of its file."""
+    by_name = document_ids.by_name
+    return [by_name[shard.file] for shard in shards]
+
+
 def iter_band_digests(
     shards: Sequence[SignatureShard], first_ids: Sequence[int], lsh: LshOptions
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Document ids (n) and digests (bands × n), batch by batch; first_ids[i] is the id of row 0 of shard i's file."""
+    """Yield document ids (n) and digests (bands × n) by batch; first_ids[i] is the id of row 0 of shard i's file."""
     for shard, first_id in zip(shards, first_ids, strict=True):
         salt = shard.salt(lsh.scope)
         for rows, values in shard.batches():
@@ -87,34 +94,61 @@ def join_bands(
 
     With `lists_signed`, also the files of the ids of all signed documents, ascending.
     """
-    share = run.options.memory_per_worker
     documents = sum(shard.documents for shard in shards)
-    parts = _count_parts(documents, lsh.bands, share)
-    first_ids = document_ids.by_name
+    parts = _count_parts(documents, lsh.bands, run.options.memory_per_worker)
+    names = list[str]()  # of the files of each band and hash range
+    for band in range(lsh.bands):
+        names += [f"{band:04}-{part:04}" for part in range(parts)]
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
-    names = [f"{band:04}-{part:04}" for band in range(lsh.bands) for part in range(parts)]
-    in_group = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard
-    groups = batched(shards, size=max(1, in_group), size_of=lambda shard: shard.documents)
-    partition = list[Task]()
-    join = list[Task]()
-    for number, group in enumerate(groups):
-        outputs = tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)
-        signed = (folder / f"signed/{number:06}.bin",) * lists_signed
-        arguments = {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
-                     "outputs": outputs, "signed": signed}  # fmt: skip
-        size = sum(4 * shard.documents * shard.header.permutations for shard in group)
-        partition.append(Task(f"{number:06} of {parts}", partition_bands, arguments, (*outputs, *signed), size, share))
+    partition = _partition_tasks(run, shards, document_ids, lsh, folder, names, lists_signed)
     run.step("bands", partition)
     size = documents * BAND_RECORD.itemsize // parts
+    join = list[Task]()
     for number, name in enumerate(names):
         output = folder / f"edges/{name}.bin"
-        files = FileSet(tuple(task.outputs[number] for task in partition))
-        arguments = {"files": files, "part": number % parts, "parts": parts, "first": document_ids.first_of_corpus,
-                     "output": output}  # fmt: skip
+        arguments = {
+            "files": FileSet.of(partition, number),
+            "part": number % parts,
+            "parts": parts,
+            "first": document_ids.first_of_corpus,
+            "output": output,
+        }
+        share = run.options.memory_per_worker
         join.append(Task(f"{name} of {parts}", join_partition, arguments, (output,), size, share))
     run.step("edges", join)
-    signed_files = tuple(path for task in partition for path in task.outputs[len(names) :])
-    return FileSet(tuple(path for task in join for path in task.outputs)), FileSet(signed_files)
+    signed = FileSet.of(partition, len(names)) if lists_signed else FileSet(())
+    return FileSet.of(join), signed
+
+
+def _partition_tasks(
+    run: StageRun,
+    shards: list[SignatureShard],
+    document_ids: DocumentIds,
+    lsh: LshOptions,
+    folder: Path,
+    names: list[str],
+    lists_signed: bool,
+) -> list[Task]:
+    """Return tasks that write the records of groups of shards to files of each of `names`."""
+    parts = len(names) // lsh.bands
+    documents = sum(shard.documents for shard in shards)
+    in_group = documents // max(4 * run.options.processes, len(shards) // len(names))  # about a file for each shard
+    tasks = list[Task]()
+    for number, group in enumerate(batched(shards, size=max(1, in_group), size_of=lambda shard: shard.documents)):
+        outputs = tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)
+        signed = (folder / f"signed/{number:06}.bin",) if lists_signed else ()
+        arguments = {
+            "shards": group,
+            "first_ids": _first_ids(group, document_ids),
+            "lsh": lsh,
+            "outputs": outputs,
+            "signed": signed,
+        }
+        name = f"{number:06} of {parts}"
+        size = sum(4 * shard.documents * shard.header.permutations for shard in group)
+        share = run.options.memory_per_worker
+        tasks.append(Task(name, partition_bands, arguments, (*outputs, *signed), size, share))
+    return tasks
 
 
 def partition_bands(
@@ -136,14 +170,21 @@ def partition_bands(
         for documents, digests in _iter_blocks(shards, first_ids, lsh, memory):
             for number, band in enumerate(digests[first : first + step]):
                 records = np.empty(len(band), BAND_RECORD)
-                records["digest"], records["document"] = band, documents
+                records["digest"] = band
+                records["document"] = documents
                 yield records, partition_of(band, parts) + number * parts
 
     for first in range(0, lsh.bands, step):
         scatter_records(outputs[first * parts : (first + step) * parts], blocks(first))
     for path in signed:
-        found = ((rows, first) for shard, first in zip(shards, first_ids, strict=True) for rows, _ in shard.batches())
-        write_records(path, (rows.astype(np.uint64) + np.uint64(first) for rows, first in found))
+        write_records(path, _iter_ids(shards, first_ids))
+
+
+def _iter_ids(shards: list[SignatureShard], first_ids: list[int]) -> Iterator[NDArray[np.uint64]]:
+    """Yield the ids of the signed documents, batch by batch."""
+    for shard, first_id in zip(shards, first_ids, strict=True):
+        for rows, _ in shard.batches():
+            yield rows.astype(np.uint64) + np.uint64(first_id)
 
 
 def join_partition(files: FileSet, part: int, parts: int, first: int, output: Path, memory: int) -> None:
@@ -157,24 +198,27 @@ def join_partition(files: FileSet, part: int, parts: int, first: int, output: Pa
     def edges() -> Iterator[NDArray[np.uint64]]:
         with _cut(files, part, parts, ranges, output.with_name(f"{output.name}.ranges")) as cut:
             for paths in cut:
-                found = bucket_edges(np.concatenate([np.fromfile(path, BAND_RECORD) for path in paths]))
-                yield found[found[:, 0] >= np.uint64(first)].reshape(-1)
+                records = [np.fromfile(path, BAND_RECORD) for path in paths]
+                in_bucket = bucket_edges(np.concatenate(records))
+                yield in_bucket[in_bucket[:, 0] >= np.uint64(first)].reshape(-1)
 
     write_records(output, edges())
 
 
 @contextmanager
 def _cut(files: FileSet, part: int, parts: int, ranges: int, folder: Path) -> Iterator[list[tuple[Path, ...]]]:
-    """Context: the files of each of so many hash ranges, into which range `part` of `parts` is cut; in `folder`."""
+    """Yield the files of each of so many hash ranges, into which range `part` of `parts` is cut; in `folder`."""
     if ranges == 1:
         yield [files.paths]
         return
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
     paths = [folder / f"{number:04}.bin" for number in range(ranges)]
-    scatter_records(paths, (
-        (records, partition_of(records["digest"], parts * ranges) - part * ranges)
-        for records in read_records(files.paths, BAND_RECORD, _BLOCK)
-    ))  # fmt: skip
+
+    def numbered() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
+        for records in read_records(files.paths, BAND_RECORD, _BLOCK):
+            yield records, partition_of(records["digest"], parts * ranges) - part * ranges
+
+    scatter_records(paths, numbered())
     try:
         yield [(path,) for path in paths]
     finally:
@@ -182,27 +226,30 @@ def _cut(files: FileSet, part: int, parts: int, ranges: int, folder: Path) -> It
 
 
 def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
-    """The edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
-    return (ends.reshape(-1, 2) for ends in read_records(files.paths, np.dtype("<u8"), 2 * _BLOCK))
+    """Yield the edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
+    for ends in read_records(files.paths, np.dtype("<u8"), 2 * _BLOCK):
+        yield ends.reshape(-1, 2)
 
 
 def read_signed(files: FileSet) -> Iterator[NDArray[np.uint64]]:
-    """The ids of signed documents that `join_bands` wrote, ascending."""
+    """Return the ids of signed documents that `join_bands` wrote, ascending, block by block."""
     return read_records(files.paths, np.dtype("<u8"), _BLOCK)
 
 
 def _iter_blocks(
     shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, memory: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Batches of iter_band_digests joined into blocks of about `memory` bytes."""
+    """Yield batches of iter_band_digests joined into blocks of about `memory` bytes."""
     documents = memory // (2 * 8 * lsh.bands + _PARTITION_BYTES)  # digests twice: in batches and concatenated
     batches = iter_band_digests(shards, first_ids, lsh)
-    for some in batched(batches, size=documents, size_of=lambda batch: len(batch[0])):
-        ids, digests = zip(*some, strict=True)
+    for block in batched(batches, size=documents, size_of=lambda batch: len(batch[0])):
+        ids, digests = zip(*block, strict=True)
         yield np.concatenate(ids), np.concatenate(digests, axis=1)
 
 
 def _count_parts(documents: int, bands: int, share: int) -> int:
-    """The number of hash ranges, a power of two: so that joining one takes at most `share` bytes, if files suffice."""
-    count = 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
-    return min(count, 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1))
+    """Return the number of hash ranges, a power of two: joining one takes at most `share` bytes, if files suffice."""
+    shares = documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)
+    count = 1 << shares.bit_length()
+    most = 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1)
+    return min(count, most)

@@ -28,7 +28,7 @@ class ClusterSample(msgspec.Struct, frozen=True):
 
     @property
     def example(self) -> str:
-        """The key of a document."""
+        """Return the key of a document."""
         file, row = self.members[0]
         return f"{file}@{row}"
 
@@ -37,7 +37,7 @@ class LargestClusters:
     """Notes the largest clusters, of ten documents or more, among LABELs in order of root that pass by."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
+        self._largest: list[tuple[int, int, NDArray[np.uint64]]] = []  # a heap of size, -root, some nodes
         # The cluster that the last block ends in, and which may continue in the next one.
         self._root = -1
         self._size = 0
@@ -51,7 +51,7 @@ class LargestClusters:
             ends = np.append(starts[1:], len(roots))
             is_open = np.arange(len(starts)) == len(starts) - 1
             is_open[0] |= int(roots[0]) == self._root
-            chosen = is_open | (ends - starts >= self._least)
+            chosen = is_open | (ends - starts >= self._min_size)
             for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
                 if int(roots[start]) != self._root:
                     self._note()
@@ -65,28 +65,32 @@ class LargestClusters:
         self._size = 0
 
     def samples(self, document_ids: DocumentIds, ids: NDArray[np.uint64] | None = None) -> list[ClusterSample]:
-        """The clusters, largest first. Nodes are document ids, or positions in `ids`."""
-        found = []
-        for size, _, nodes in sorted(self._found, key=lambda cluster: (-cluster[0], -cluster[1])):
+        """Return the clusters, largest first. Nodes are document ids, or positions in `ids`."""
+        samples = list[ClusterSample]()
+        for size, _, nodes in sorted(self._largest, key=lambda cluster: (-cluster[0], -cluster[1])):
             chosen = _spread(nodes)
             files, rows = document_ids.split(chosen if ids is None else ids[chosen])
             names = [document_ids.names[file] for file in files.tolist()]
-            found.append(ClusterSample(size, list(zip(names, rows.tolist(), strict=True))))
-        return found
+            samples.append(ClusterSample(size, list(zip(names, rows.tolist(), strict=True))))
+        return samples
 
     @property
-    def _least(self) -> int:
-        return max(_SMALLEST, self._found[0][0] if len(self._found) == _CLUSTERS else 0)
+    def _min_size(self) -> int:
+        """Return the size of the smallest cluster that would be noted."""
+        if len(self._largest) < _CLUSTERS:
+            return _SMALLEST
+        return max(_SMALLEST, self._largest[0][0])
 
     def _note(self) -> None:
-        if self._size >= self._least:
-            heapq.heappush(self._found, (self._size, -self._root, self._nodes))
-            if len(self._found) > _CLUSTERS:
-                heapq.heappop(self._found)
+        """Note the cluster that has ended, if it is among the largest."""
+        if self._size >= self._min_size:
+            heapq.heappush(self._largest, (self._size, -self._root, self._nodes))
+            if len(self._largest) > _CLUSTERS:
+                heapq.heappop(self._largest)
 
 
 def _spread(nodes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A few nodes, spread over all of them."""
+    """Return a few nodes, spread over all of them."""
     count = min(_MEMBERS, len(nodes))
     return nodes[np.arange(count) * len(nodes) // max(count, 1)]
 
@@ -96,38 +100,51 @@ def compare_samples(samples: Sequence[ClusterSample], shards: Sequence[Signature
 
     Similarities are estimated from the `shards`; documents without a signature, as exact copies are, are passed over.
     """
-    sampled: dict[str, set[int]] = {}
-    for file, row in (member for sample in samples for member in sample.members):
-        sampled.setdefault(file, set()).add(row)
-    signed = {}
-    for shard in shards:
-        for rows, values in shard.batches():
-            for place in np.flatnonzero(np.isin(rows, list(sampled[shard.file]))).tolist():
-                signed[shard.file, int(rows[place])] = np.array(values[place])
+    signatures = _read_signatures(samples, shards)
     counts = Counts({}, [])
     for sample in samples:
-        its = [signed[member] for member in sample.members if member in signed]
-        found = [float(np.mean(one == other)) for one, other in combinations(its, 2)]
-        alike = sum(similarity >= threshold for similarity in found)
-        counts.clusters.append(LargeCluster(sample.size, sample.example, len(found), alike))
+        signed = [signatures[member] for member in sample.members if member in signatures]
+        pairs = 0
+        alike = 0
+        for one, other in combinations(signed, 2):
+            pairs += 1
+            alike += bool(np.mean(one == other) >= threshold)
+        counts.clusters.append(LargeCluster(sample.size, sample.example, pairs, alike))
     return counts
+
+
+def _read_signatures(
+    samples: Sequence[ClusterSample], shards: Sequence[SignatureShard]
+) -> dict[tuple[str, int], NDArray[np.uint32]]:
+    """Return the signatures of the samples' members, by file and row."""
+    rows_of = dict[str, set[int]]()
+    for sample in samples:
+        for file, row in sample.members:
+            rows_of.setdefault(file, set()).add(row)
+    signatures = dict[tuple[str, int], NDArray[np.uint32]]()
+    for shard in shards:
+        for rows, values in shard.batches():
+            for number in np.flatnonzero(np.isin(rows, list(rows_of[shard.file]))).tolist():
+                signatures[shard.file, int(rows[number])] = np.array(values[number])
+    return signatures
 
 
 def warn_of_clusters(
     clusters: Sequence[LargeCluster], large: int = LARGE, alike: float = ALIKE, is_verified: bool = False
 ) -> list[str]:
-    """A sentence if clusters have `large` documents, and if few pairs of some are alike, which nothing verifies.
+    """Return a sentence if clusters have `large` documents, and if few pairs of some are alike, which nothing verifies.
 
     A limit of 0 is none.
     """
     lines = list[str]()
-    sizes = [cluster.size for cluster in clusters]
-    if large and sizes and sizes[0] >= large:
+    if large and clusters and clusters[0].size >= large:
+        first = clusters[0]
+        count = sum(cluster.size >= large for cluster in clusters)
         lines.append(
-            f"clusters of {large:,} documents or more: {sum(size >= large for size in sizes):,}; the largest has "
-            f"{sizes[0]:,}, such as {clusters[0].example}"
+            f"clusters of {large:,} documents or more: {count:,}; the largest has {first.size:,}, such as "
+            f"{first.example}"
         )
-    unlike = [it for it in clusters if it.pairs and it.alike < alike * it.pairs]
+    unlike = [cluster for cluster in clusters if cluster.pairs and cluster.alike < alike * cluster.pairs]
     if unlike and not is_verified:
         first = unlike[0]
         lines.append(

@@ -24,7 +24,7 @@ _KEYS = 1 << 16  # keys made together
 
 
 def component_labels(edges: Iterable[NDArray[np.uint64]], nodes: int, folder: Path, memory: int) -> Iterator[NDArray]:
-    """LABELs of all nodes that have an edge to another, in order of node, block by block.
+    """Yield LABELs of all nodes that have an edge to another, in order of node, block by block.
 
     `edges` are arrays (n × 2) of nodes below `nodes`. Needs at most `memory` bytes for any number of
     nodes and edges; `folder` is for work files.
@@ -44,9 +44,8 @@ def _labels_on_disk(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: i
     Kiveris, Lattanzi, Mirrokni, Rastogi and Vassilvitskii, "Connected Components in MapReduce and Beyond", 2014.
     """
     path = folder / "edges.bin"
+    write_records(path, _without_loops(edges))
     changed = True
-    ends = (block[block[:, 0] != block[:, 1]] for block in edges)
-    write_records(path, (records(_EDGE, block[:, 0], block[:, 1]) for block in ends))
     while changed:
         changed = _star_operation(path, folder, memory, large=True)
         changed |= _star_operation(path, folder, memory, large=False)
@@ -57,6 +56,13 @@ def _labels_on_disk(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: i
             sorter.add(records(LABEL, roots, roots))
         yield from _drop_repeats(sorter)
     path.unlink()
+
+
+def _without_loops(edges: Iterable[NDArray[np.uint64]]) -> Iterator[NDArray]:
+    """Yield _EDGEs, without those of a node to itself."""
+    for block in edges:
+        ends = block[block[:, 0] != block[:, 1]]
+        yield records(_EDGE, ends[:, 0], ends[:, 1])
 
 
 def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
@@ -72,10 +78,14 @@ def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
         for block, minimum in _with_minima(_drop_repeats(sorter)):
             node = block["node"]
             other = block["other"]
-            chosen = other > node if large else other != minimum
-            changed |= bool(np.any(minimum[chosen] != node[chosen])) if large else bool(np.any(chosen))
-            yield records(_EDGE, other[chosen], minimum[chosen])
-            if not large:
+            if large:
+                chosen = other > node
+                changed |= bool(np.any(minimum[chosen] != node[chosen]))
+                yield records(_EDGE, other[chosen], minimum[chosen])
+            else:
+                chosen = other != minimum
+                changed |= bool(np.any(chosen))
+                yield records(_EDGE, other[chosen], minimum[chosen])
                 yield records(_EDGE, node[~chosen], minimum[~chosen])
 
     with ExternalSorter(folder / "sort", _EDGE, ("node", "other"), memory) as sorter:
@@ -90,7 +100,7 @@ def _star_operation(path: Path, folder: Path, memory: int, large: bool) -> bool:
 
 
 def _with_minima(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray[np.uint64]]]:
-    """Blocks of sorted edges, and for each edge the smallest of its node and that node's neighbours."""
+    """Yield blocks of sorted edges, and for each edge the smallest of its node and that node's neighbours."""
     last_node = None
     last_minimum = np.uint64(0)
     for block in blocks:
@@ -162,7 +172,7 @@ def _write_table(
 def _write_pickle(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter
 ) -> list[ClusterSample]:
-    """Members are numbered 0, 1, … in key order; a file holds their document ids until the dict is written."""
+    """Number members 0, 1, … in key order; a file holds their document ids until the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members = sorter.folder.parent / "members.bin"
     count = 0
@@ -173,12 +183,18 @@ def _write_pickle(
             numbered["node"] = np.arange(count, count + len(block))
             sorter.add(numbered)
             count += len(block)
-    blocks = read_records(members, np.dtype("<u8"), _KEYS)
-    keys = (key for ids in blocks for key in document_ids.keys(ids).to_pylist())
+
+    def keys() -> Iterator[str]:
+        for ids in read_records(members, np.dtype("<u8"), _KEYS):
+            yield from document_ids.keys(ids).to_pylist()
+
     largest = LargestClusters()
     components = _Components(largest.watch(sorter))
-    write_tuple(path, [stream_list(components), stream_value(lambda: components.count), stream_dict(enumerate(keys))])
-    return largest.samples(document_ids, np.memmap(members, np.dtype("<u8"), "r")) if count else []
+    number_of_components = stream_value(lambda: components.count)
+    write_tuple(path, [stream_list(components), number_of_components, stream_dict(enumerate(keys()))])
+    if not count:
+        return []
+    return largest.samples(document_ids, np.memmap(members, np.dtype("<u8"), "r"))
 
 
 class _Components:
@@ -195,7 +211,8 @@ class _Components:
             starts = np.flatnonzero(pending["root"][1:] != pending["root"][:-1]) + 1
             *complete, pending = np.split(pending, starts)
             self.count += len(complete)
-            yield from (component["node"].tolist() for component in complete)
+            for component in complete:
+                yield component["node"].tolist()
         if len(pending):
             self.count += 1
             yield pending["node"].tolist()

@@ -26,7 +26,7 @@ _MIN_BUNDLE = 16  # groups that one task scatters, or more: as many as there are
 
 
 def with_group(record: np.dtype) -> np.dtype:
-    """The dtype of records of a corpus, given that of a group's: with the field `group`, its number."""
+    """Return the dtype of records of a corpus, given that of a group's: with the field `group`, its number."""
     return np.dtype([*record.descr, ("group", "<u4")])
 
 
@@ -47,24 +47,25 @@ def join_digests(
     digests = [done.outputs[0] for done in digested.records]
     size = sum(digest.size for digest in digests)
     share = run.options.memory_per_worker
-    parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
+    sorted_bytes = max(1, min(share, _MAX_SORTED))
+    parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // sorted_bytes).bit_length())
     folder = run.work / f"{parts} parts"
     bundle = max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
     scatter = list[Task]()
     join = list[Task]()
     for first in range(0, len(digests), bundle):
-        some = digests[first : first + bundle]
+        bundled = digests[first : first + bundle]
+        bundled_bytes = sum(digest.size for digest in bundled)
+        paths = FileSet(tuple(map(run.ledger.path, bundled)))
         outputs = tuple(folder / f"{first:06}" / f"{part:04}.bin" for part in range(parts))
-        paths = FileSet(tuple(map(run.ledger.path, some)))
         given = {"digested": paths, "first_group": first, "fields": record.descr, "outputs": outputs}
-        scatter.append(Task(f"{first:06} of {parts}", scatter_digests, given, outputs, sum(it.size for it in some)))
+        scatter.append(Task(f"{first:06} of {parts}", scatter_digests, given, outputs, bundled_bytes))
     run.step("scatter", scatter)
     for part in range(parts):
         output = folder / f"{name}-{part:04}.bin"
-        scattered = FileSet(tuple(task.outputs[part] for task in scatter))
-        given = {**arguments, "scattered": scattered, "output": output}
+        given = {**arguments, "scattered": FileSet.of(scatter, part), "output": output}
         join.append(Task(f"{part:04} of {parts}", function, given, (output,), size // parts, share))
-    return FileSet(tuple(task.outputs[0] for task in join)), run.step(name, join)
+    return FileSet.of(join), run.step(name, join)
 
 
 def scatter_digests(
@@ -88,15 +89,18 @@ def scatter_digests(
 def sorted_records(
     paths: Iterable[Path], record: np.dtype, keys: tuple[str, ...], output: Path, memory: int
 ) -> Iterator[NDArray]:
-    """Blocks of at most BLOCK of the records of some files, sorted stably; runs are written next to `output`."""
+    """Yield the records of some files, sorted stably, in blocks of at most BLOCK; runs are written next to `output`."""
     with ExternalSorter(output.with_name(f"{output.name}.runs"), record, keys, memory) as sorter:
         sorter.add_all(read_records(paths, record, BLOCK))
         for block in sorter:
-            yield from (block[start : start + BLOCK] for start in range(0, len(block), BLOCK))
+            for start in range(0, len(block), BLOCK):
+                yield block[start : start + BLOCK]
 
 
 def is_repeated(records: NDArray) -> NDArray[np.bool_]:
-    """For each of sorted records (n) whether the one before it has the same digest."""
+    """Return for each of sorted records (n) whether the one before it has the same digest."""
     repeated = np.zeros(len(records), bool)
-    repeated[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    same_high = records["high"][1:] == records["high"][:-1]
+    same_low = records["low"][1:] == records["low"][:-1]
+    repeated[1:] = same_high & same_low
     return repeated

@@ -18,17 +18,17 @@ ALONE = "alone"
 
 
 def index_name(index: str, file: str) -> str:
-    """The name of an index's file, distinct from any corpus file: index:<index>:<file>."""
+    """Return the name of an index's file, distinct from any corpus file: index:<index>:<file>."""
     return f"{INDEX_PREFIX}{index}:{file}"
 
 
 def is_of_index(file: str) -> bool:
-    """Whether a file, by its name, belongs to an index."""
+    """Return whether a file, by its name, belongs to an index."""
     return file.startswith(INDEX_PREFIX)
 
 
 def scope_of(file: str) -> str:
-    """The source of a file of the corpus or of an index.
+    """Return the source of a file of the corpus or of an index.
 
     >>> scope_of("wiki/a.jsonl"), scope_of("index:2023:wiki/b.jsonl")
     ('wiki', 'wiki')
@@ -37,15 +37,17 @@ def scope_of(file: str) -> str:
 
 
 def count_joined(names: Sequence[str], read: Iterable[int], joined: Iterable[int], reason: str) -> Counts:
-    """Counts per source of documents read, joined with others (`reason`) and alone, given those of each file.
+    """Return counts per source of documents read, joined with others (`reason`) and alone, given those of each file.
 
     Files of indexes are left out.
     """
     counts = Counts({}, [])
-    for name, documents, some in zip(names, read, joined, strict=True):
+    for name, documents_read, documents_joined in zip(names, read, joined, strict=True):
         if not is_of_index(name):
-            for why, count in ((READ, documents), (reason, some), (ALONE, documents - some)):
-                counts.add(source_of(name), why, 0, count)
+            source = source_of(name)
+            counts.add(source, READ, 0, documents_read)
+            counts.add(source, reason, 0, documents_joined)
+            counts.add(source, ALONE, 0, documents_read - documents_joined)
     return counts
 
 
@@ -63,12 +65,16 @@ class SourceRuns(NamedTuple):
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
         """Return the runs of sources of files by name, in name order."""
-        sources = list(map(source_of, names))
-        first_files = [i for i, source in enumerate(sources) if not i or source != sources[i - 1]]
-        return cls(first_files, [sources[i] for i in first_files])
+        first_files = list[int]()
+        sources = list[str]()
+        for file, source in enumerate(map(source_of, names)):
+            if not sources or source != sources[-1]:
+                first_files.append(file)
+                sources.append(source)
+        return cls(first_files, sources)
 
     def find(self, files: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The positions in `sources` (n) of files by number (n)."""
+        """Return the positions in `sources` (n) of files by number (n)."""
         return np.searchsorted(self.first_files, files, side="right") - 1
 
 
@@ -88,13 +94,17 @@ class SourceTallies:
             np.add.at(size, runs, sizes.astype(np.int64))
 
     def add_one(self, reason: str, file: int) -> None:
-        self.tallies[reason][0, bisect_right(self.sources.first_files, file) - 1] += 1
+        """Count a document under `reason`, given the number of its file."""
+        run = bisect_right(self.sources.first_files, file) - 1
+        self.tallies[reason][0, run] += 1
 
     def counts(self, total: str = "") -> Counts:
-        """The counts per source and reason; under `total`, if it is given, those of all reasons together."""
+        """Return the counts per source and reason; under `total`, if it is given, those of all reasons together."""
+        tallies = dict(self.tallies)
+        if total:
+            tallies = {total: np.sum([*self.tallies.values()], axis=0)} | tallies
         counts = Counts({}, [])
-        sums = {total: np.sum([*self.tallies.values()], axis=0)} if total else {}
-        for reason, tally in (sums | self.tallies).items():
+        for reason, tally in tallies.items():
             for run in np.flatnonzero(tally[0]):
                 documents, size = tally[:, run].tolist()
                 counts.add(self.sources.sources[run], reason, size, documents)
@@ -118,35 +128,37 @@ class DocumentIds:
 
     @classmethod
     def of(cls, rows: Mapping[str, int]) -> "DocumentIds":
-        """Ids for files by name, of at most `rows[name]` rows each. InputError if 63 bits cannot number them."""
+        """Return ids for files by name, of at most `rows[name]` rows each. InputError if 63 bits cannot number them."""
         if sum(rows.values()) >= 1 << 63:
             raise InputError(f"{len(rows):,} files have rows up to {max(rows.values()):,}: expected fewer than 2^63")
         names = sorted(rows, key=lambda name: (not is_of_index(name), name))
-        return cls(names, np.cumsum([0, *(rows[name] for name in names)], dtype=np.uint64))
+        sizes = [rows[name] for name in names]
+        return cls(names, np.cumsum([0, *sizes], dtype=np.uint64))
 
     def __len__(self) -> int:
         return int(self.first_ids[-1])
 
     @property
     def by_name(self) -> dict[str, int]:
-        """File name → id of its row 0."""
+        """Return for each file by name the id of its row 0."""
         return dict(zip(self.names, self.first_ids.tolist(), strict=False))
 
     @property
     def first_of_corpus(self) -> int:
-        """The first id of the corpus; all smaller ids belong to indexes."""
-        return int(self.first_ids[sum(map(is_of_index, self.names))])
+        """Return the first id of the corpus; all smaller ids belong to indexes."""
+        files_of_indexes = sum(map(is_of_index, self.names))
+        return int(self.first_ids[files_of_indexes])
 
     def split(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each id (n) its file, as a position in `names` (n), and its row (n)."""
+        """Return for each id (n) its file, as a position in `names` (n), and its row (n)."""
         files = np.searchsorted(self.first_ids, ids, side="right") - 1
         return files, (ids - self.first_ids[files]).astype(np.int64)
 
     def files(self, positions: NDArray[np.int64]) -> pa.StringArray:
-        """Names of files (n), given their positions in `names` (n)."""
+        """Return the names of files (n), given their positions in `names` (n)."""
         return pa.array(self.names, pa.string()).take(pa.array(positions))
 
     def keys(self, ids: NDArray[np.uint64]) -> pa.StringArray:
-        """Keys `<file>@<row>` (n) of documents, given their ids (n)."""
+        """Return the keys `<file>@<row>` (n) of documents, given their ids (n)."""
         files, rows = self.split(ids)
         return pc.binary_join_element_wise(self.files(files), pa.array(rows).cast(pa.string()), "@")

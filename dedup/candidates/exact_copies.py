@@ -51,18 +51,20 @@ def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path) ->
 def _iter_records(
     group: SliceGroup, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects, first_rows: list[int]
 ) -> Iterator[NDArray]:
-    """DIGESTED_ROWs of the slices' documents; appends the row in the group of each slice's first row."""
+    """Yield DIGESTED_ROWs of the slices' documents; append the row in the group of each slice's first row."""
     salt = group[0].source.encode() + b"\0" if scope == "per-source" else b""
     end = 0
     for part in group:
         first = end
         first_rows.append(first)
-        found = read_documents(part, counts, rejects)
-        for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
-            records = np.empty(len(documents), DIGESTED_ROW)
-            records["high"], records["low"] = digest_texts([document.text for document in documents], on, salt).T
-            records["row"] = [first + document.key.row - part.first_row for document in documents]
-            records["size"] = [utf8_size(document.text) for document in documents]
+        slice_documents = read_documents(part, counts, rejects)
+        for batch in batched(slice_documents, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda item: len(item.text)):
+            digests = digest_texts([document.text for document in batch], on, salt)
+            records = np.empty(len(batch), DIGESTED_ROW)
+            records["high"] = digests[:, 0]
+            records["low"] = digests[:, 1]
+            records["row"] = [first + document.key.row - part.first_row for document in batch]
+            records["size"] = [utf8_size(document.text) for document in batch]
             counts.add(part.source, DIGESTED, int(records["size"].sum(dtype=np.int64)), len(records))
             end = int(records["row"][-1]) + 1
             yield records
@@ -75,14 +77,21 @@ def group_facts(files: Sequence[FactsFile]) -> list[list[FactsFile]]:
     for file in files:
         if not file.documents:
             continue
-        source = source_of(file.slices[0].file)
         is_full = not groups or len(groups[-1]) == _FACTS_FILES or rows > _FACTS_ROWS
-        if is_full or source_of(groups[-1][0].slices[0].file) != source:
+        if is_full or _source(groups[-1][0]) != _source(file):
             groups.append([])
             rows = 0
         groups[-1].append(file)
-        rows += sum(part.end - part.first for part in file.slices)
+        rows += _count_rows(file.slices)
     return groups
+
+
+def _source(file: FactsFile) -> str:
+    return source_of(file.slices[0].file)
+
+
+def _count_rows(slices: Sequence[WrittenSlice]) -> int:
+    return sum(part.end - part.first for part in slices)
 
 
 def digest_facts(facts: FileSet, slices: list[list[WrittenSlice]], scope: Scope, output: Path) -> Counts:
@@ -97,16 +106,16 @@ def digest_facts(facts: FileSet, slices: list[list[WrittenSlice]], scope: Scope,
         start = 0
         for path, parts in zip(facts.paths, slices, strict=True):
             starts = _starts_of(parts, start)
-            start += sum(part.end - part.first for part in parts)
+            start += _count_rows(parts)
             for file, table in written_by_file(path, (*FORM_DIGEST, "bytes")):
                 records = np.empty(table.num_rows, DIGESTED_ROW)
-                high, low, sizes = (table.column(name).to_numpy() for name in (*FORM_DIGEST, "bytes"))
-                records["high"] = high ^ salt[0]
-                records["low"] = low ^ salt[1]
+                records["high"] = table.column(FORM_DIGEST[0]).to_numpy() ^ salt[0]
+                records["low"] = table.column(FORM_DIGEST[1]).to_numpy() ^ salt[1]
                 records["row"] = table.column("row").to_numpy() + starts[file]
-                records["size"] = sizes
-                counts.add(source, READ, int(sizes.sum()), len(records))
-                counts.add(source, DIGESTED, int(sizes.sum()), len(records))
+                records["size"] = table.column("bytes").to_numpy()
+                size = int(table.column("bytes").to_numpy().sum())
+                counts.add(source, READ, size, len(records))
+                counts.add(source, DIGESTED, size, len(records))
                 yield records
 
     write_records(output, blocks())
@@ -132,32 +141,40 @@ class Places(NamedTuple):
     @classmethod
     def of(cls, groups: Sequence[SliceGroup], starts: Sequence[Sequence[int]], numbers: dict[str, int]) -> Self:
         """Build it from groups, the values of digest_slices, and the numbers of files by name."""
-        slices = [part for group in groups for part in group]
-        packed = [number << 32 | start for number, of_group in enumerate(starts) for start in of_group]
-        files = np.array([numbers[part.name] for part in slices], np.uint32)
-        return cls(np.array(packed, np.uint64), files, np.array([part.first_row for part in slices], np.int64))
+        packed = list[int]()
+        for group_number, starts_of_group in enumerate(starts):
+            packed += [group_number << 32 | start for start in starts_of_group]
+        files = list[int]()
+        first_rows = list[int]()
+        for group in groups:
+            for part in group:
+                files.append(numbers[part.name])
+                first_rows.append(part.first_row)
+        return cls(np.array(packed, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
 
     @classmethod
     def of_facts(cls, groups: Sequence[Sequence[FactsFile]], names: Sequence[str]) -> Self:
-        """Of groups of files of facts, as digest_facts numbers their rows; `names` are those of all files."""
+        """Build it from groups of files of facts, as digest_facts numbers their rows; `names` are of all files."""
         numbers = {name: number for number, name in enumerate(names)}
-        starts = list[int]()
+        packed = list[int]()
         files = list[int]()
         first_rows = list[int]()
-        for number, group in enumerate(groups):
+        for group_number, group in enumerate(groups):
             start = 0
-            for part in (part for file in group for part in file.slices):
-                starts.append(number << 32 | start)
-                files.append(numbers[part.file])
-                first_rows.append(part.first)
-                start += part.end - part.first
-        return cls(np.array(starts, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
+            for file in group:
+                for part in file.slices:
+                    packed.append(group_number << 32 | start)
+                    files.append(numbers[part.file])
+                    first_rows.append(part.first)
+                    start += part.end - part.first
+        return cls(np.array(packed, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
 
     def find(self, groups: NDArray[np.uint32], rows: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray]:
-        """The numbers of files (n) and rows there (n, int64) of documents, given their groups (n) and rows there."""
+        """Return the numbers of files (n) and rows there (n, int64), given groups (n) and rows in the groups (n)."""
         packed = groups.astype(np.uint64) << np.uint64(32) | rows
-        found = np.searchsorted(self.starts, packed, side="right") - 1  # the last of equal starts: others are empty
-        return self.files[found], (packed - self.starts[found]).astype(np.int64) + self.first_rows[found]
+        numbers = np.searchsorted(self.starts, packed, side="right") - 1  # the last of equal starts: others are empty
+        rows_in_slices = (packed - self.starts[numbers]).astype(np.int64)
+        return self.files[numbers], rows_in_slices + self.first_rows[numbers]
 
 
 def join_copies(scattered: FileSet, sources: SourceRuns, output: Path, memory: int) -> Counts:
@@ -171,10 +188,12 @@ def join_copies(scattered: FileSet, sources: SourceRuns, output: Path, memory: i
         for copies, firsts, new_firsts in find_copies(blocks):
             tallies.add(COPY, copies["group"], copies["size"])
             tallies.add(FIRST, new_firsts["group"], new_firsts["size"])
-            found = np.empty(len(copies), COPY_RECORD)
-            found["group"], found["row"] = copies["group"], copies["row"]
-            found["kept_group"], found["kept_row"] = firsts["group"], firsts["row"]
-            yield found
+            records = np.empty(len(copies), COPY_RECORD)
+            records["group"] = copies["group"]
+            records["row"] = copies["row"]
+            records["kept_group"] = firsts["group"]
+            records["kept_row"] = firsts["row"]
+            yield records
 
     def counted() -> Iterator[NDArray]:
         for block in sorted_records(scattered.paths, CORPUS_ROW, ("high", "low"), output, memory):
@@ -188,14 +207,14 @@ def join_copies(scattered: FileSet, sources: SourceRuns, output: Path, memory: i
 
 
 def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, NDArray]]:
-    """For each block of CORPUS_ROWs sorted by digest: its copies, the first of each copy's group, and new firsts.
+    """Yield for each block of CORPUS_ROWs sorted by digest its copies, the first of each copy's group, and new firsts.
 
     A new first is a group's first document, yielded once: with the first copy of the group.
 
     >>> records = np.zeros(5, CORPUS_ROW)
     >>> records["low"], records["row"] = [5, 5, 6, 7, 7], [0, 3, 8, 1, 2]
     >>> for arrays in find_copies([records[:2], records[2:4], records[4:]]):
-    ...     [found["row"].tolist() for found in arrays]
+    ...     [array["row"].tolist() for array in arrays]
     [[3], [0], [0]]
     [[], [], []]
     [[2], [1], [1]]
@@ -206,6 +225,7 @@ def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, N
         is_copy = is_repeated(records)
         firsts = np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(records))))
         is_second = np.arange(len(records)) == firsts + 1
-        is_copy[: len(last)] = is_second[: len(last)] = False
+        is_copy[: len(last)] = False
+        is_second[: len(last)] = False
         yield records[is_copy], records[firsts[is_copy]], records[firsts[is_second]]
         last = records[sorted({firsts[-1], len(records) - 1})]

@@ -57,26 +57,31 @@ class SignatureShard:
     end: int
 
     def batches(self) -> Iterator[Signatures]:
-        """Rows (n) and signatures (n × permutations), batch by batch. InputError if the shard is damaged."""
-        found = check_batches(self.path, _read_batches(self.path), self.end)
-        return ((rows, values) for rows, values in found if len(rows))  # none where no document could be signed
+        """Yield rows (n) and signatures (n × permutations), batch by batch. InputError if the shard is damaged."""
+        for rows, values in check_batches(self.path, _read_batches(self.path), self.end):
+            if len(rows):  # none where no document could be signed
+                yield rows, values
 
     def salt(self, scope: Scope) -> int:
-        """Salt for band digests (64 bits): equal for shards whose documents are compared."""
+        """Return a salt for band digests (64 bits): equal for shards whose documents are compared."""
         if scope == "global":
             return 0
-        return int.from_bytes(blake2b(scope_of(self.file).encode(), digest_size=8).digest(), "little")
+        digest = blake2b(scope_of(self.file).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
 
 
 def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolders:
-    """The shards of a corpus, if there is one, and of its indexes, each a folder of shards, or NAME=FOLDER.
+    """Return the shards of a corpus, if there is one, and of its indexes, each a folder of shards, or NAME=FOLDER.
 
     UsageError if a folder holds none, or an index and the corpus are one, InputError if to_hash has not finished it.
     """
+    shards = ShardFolders()
     if folder is not None:
         reject_own_index(index, folder)
-    roots = [*([("", folder)] if folder else []), *parse_indexes(index)]
-    return {name: FileSet(tuple(shard_paths(root))) for name, root in roots}
+        shards[""] = FileSet(tuple(shard_paths(folder)))
+    for name, root in parse_indexes(index):
+        shards[name] = FileSet(tuple(shard_paths(root)))
+    return shards
 
 
 def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> None:
@@ -86,23 +91,21 @@ def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> 
 
 
 def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[SignatureShard]:
-    """All shards in key order, those of indexes first, from their headers, which the step `headers` reads.
+    """Return all shards in key order, those of indexes first, from their headers, which the step `headers` reads.
 
     UsageError if they cannot be compared.
     """
-    groups = [
-        (name, found.paths[start : start + _GROUP])
-        for name, found in folders.items()
-        for start in range(0, len(found), _GROUP)
-    ]
-    tasks = [
-        Task(f"{number:06} {name}", summarize_shards, {"shards": FileSet(paths)})
-        for number, (name, paths) in enumerate(groups)
-    ]
-    found = run.step("headers", tasks).values(list[ShardSummary])
+    groups = list[tuple[str, tuple[Path, ...]]]()
+    tasks = list[Task]()
+    for name, files in folders.items():
+        for start in range(0, len(files), _GROUP):
+            paths = files.paths[start : start + _GROUP]
+            tasks.append(Task(f"{len(tasks):06} {name}", summarize_shards, {"shards": FileSet(paths)}))
+            groups.append((name, paths))
+    summaries_of_groups = run.step("headers", tasks).values(list[ShardSummary])
     shards = list[SignatureShard]()
     first_rows = dict[Path, int]()  # no part of a SignatureShard, which is part of tasks' identities
-    for (name, paths), summaries in zip(groups, found, strict=True):
+    for (name, paths), summaries in zip(groups, summaries_of_groups, strict=True):
         for path, shard in zip(paths, summaries, strict=True):
             file = index_name(name, shard.header.file) if name else shard.header.file
             shards.append(SignatureShard(path, shard.header, file, shard.documents, shard.end))
@@ -130,7 +133,9 @@ def _reject_copies(shards: Sequence[SignatureShard], first_rows: Mapping[Path, i
     The files may be of two corpora. Shards of the parts of one file lie in one folder.
     """
     for one, other in pairwise(shards):
-        if one.file == other.file and (first_rows[other.path] < one.end or one.path.parent != other.path.parent):
+        if one.file != other.file:
+            continue
+        if first_rows[other.path] < one.end or one.path.parent != other.path.parent:
             raise UsageError(
                 f"{one.path} and {other.path} both hold signatures of a file {one.file}, and documents are named by "
                 "their file and row: remove one of them if they are of one corpus; else give the folder of one "
@@ -140,8 +145,12 @@ def _reject_copies(shards: Sequence[SignatureShard], first_rows: Mapping[Path, i
 
 def summarize_shards(shards: FileSet) -> Result:
     """Task: read the headers of shards, and their first and last rows; returns a ShardSummary for each."""
-    opened = map(open_shard, shards.paths)
-    return Result(Counts({}, []), [ShardSummary(shard.header, len(shard), *_span(shard)) for shard in opened])
+    summaries = list[ShardSummary]()
+    for path in shards.paths:
+        shard = open_shard(path)
+        first, end = _span(shard)
+        summaries.append(ShardSummary(shard.header, len(shard), first, end))
+    return Result(Counts({}, []), summaries)
 
 
 def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None = None) -> DocumentIds:
@@ -153,10 +162,10 @@ def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None 
 
 
 def count_documents(shards: Sequence[SignatureShard]) -> dict[str, int]:
-    """The number of signed documents of each file."""
-    counts = dict.fromkeys((shard.file for shard in shards), 0)
+    """Return the number of signed documents of each file."""
+    counts = dict[str, int]()
     for shard in shards:
-        counts[shard.file] += shard.documents
+        counts[shard.file] = counts.get(shard.file, 0) + shard.documents
     return counts
 
 
@@ -169,11 +178,11 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
         with local_copies([path]) as (copy,):
-            found = open_shard(copy).header.describe()
+            actual = open_shard(copy).header.describe()
             expected = ShardHeader.of("", sketch).describe()
-        if found != expected:
+        if actual != expected:
             raise UsageError(
-                f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {expected}. "
+                f"--index {name}={folder} cannot be compared: {path} holds {actual}; the options ask for {expected}. "
                 "Give the options that the index was made with"
             )
 
@@ -189,9 +198,9 @@ def _reject_runs(index: Sequence[str]) -> None:
 
 
 def parse_indexes(index: Sequence[str]) -> list[tuple[str, Path]]:
-    """Name and folder of each index, given as NAME=FOLDER or FOLDER. Raises UsageError if two have one name."""
+    """Return name and folder of each index, given as NAME=FOLDER or FOLDER. UsageError if two have one name."""
     indexes = [_parse_index(text) for text in index]
-    if len({name for name, _ in indexes}) < len(indexes):
+    if len(dict(indexes)) < len(indexes):
         raise UsageError(f"--index {' '.join(index)}: expected a name of its own for each, such as 2023=FOLDER")
     return indexes
 
@@ -216,16 +225,17 @@ def _parse_index(text: str) -> tuple[str, Path]:
 
 def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     is_small = path.stat().st_size <= SMALL_BYTES
-    # not mapped: pages that were read would count as memory in use
+    # The file is not mapped: pages that were read would count as memory in use.
     with pa.BufferReader(path.read_bytes()) if is_small else pa.OSFile(str(path)) as file:
         reader = pa.ipc.open_file(file)
         yield from map(reader.get_batch, range(reader.num_record_batches))
 
 
 def _span(shard: OpenShard) -> tuple[int, int]:
-    """The shard's first row and the row after its last; (0, 0) for an empty shard."""
+    """Return the shard's first row and the row after its last; (0, 0) for an empty shard."""
     filled = [batch for batch in shard.batches if batch.num_rows]
     if not filled:
         return 0, 0
-    first, last = (next(check_batches(shard.path, [batch]))[0] for batch in (filled[0], filled[-1]))
-    return int(first[0]), int(last[-1]) + 1
+    first_rows, _ = next(check_batches(shard.path, [filled[0]]))
+    last_rows, _ = next(check_batches(shard.path, [filled[-1]]))
+    return int(first_rows[0]), int(last_rows[-1]) + 1

@@ -41,24 +41,27 @@ class ParsedPairs:
     rows: dict[str, int]  # file name → its largest row in a pair, plus 1; in the order of first mention
 
     def edges(self, document_ids: DocumentIds) -> Iterator[NDArray[np.uint64]]:
-        """Edges between document ids (n × 2), block by block."""
+        """Yield edges between document ids (n × 2), block by block."""
         by_name = document_ids.by_name
         first_ids = np.array([by_name[name] for name in self.rows], np.uint64)
         for pairs in read_records(self.path, _PAIR_RECORD, _BLOCK // _PAIR_RECORD.itemsize):
             one = first_ids[pairs["file"]] + pairs["row"].astype(np.uint64)
-            yield np.stack([one, first_ids[pairs["other_file"]] + pairs["other_row"].astype(np.uint64)], axis=1)
+            other = first_ids[pairs["other_file"]] + pairs["other_row"].astype(np.uint64)
+            yield np.stack([one, other], axis=1)
 
 
 def list_pair_files(folder: Path) -> FileSet:
-    """The pair files in a folder, duplicate_pairs*.txt, in name order.
+    """Return the pair files in a folder, duplicate_pairs*.txt, in name order.
 
     InputError if a stage has not finished one, or has written one that is not there any more.
     """
-    unfinished = (name for mark in marks_in(folder) for name in mark.files if fnmatchcase(name, _PAIR_FILES))
-    reject_unfinished_files(folder / name for name in unfinished)  # which may not be there yet
-    names = sorted(name for name in list_names(folder) if fnmatchcase(name, _PAIR_FILES))
+    unfinished = list[Path]()  # which may not be there yet
+    for mark in marks_in(folder):
+        unfinished += [folder / name for name in mark.files if _is_pair_file(name)]
+    reject_unfinished_files(unfinished)
+    names = sorted(filter(_is_pair_file, list_names(folder)))
     for name, ledger in _written_in(folder).items():
-        if fnmatchcase(Path(name).name, _PAIR_FILES) and Path(name).name not in names:
+        if _is_pair_file(Path(name).name) and Path(name).name not in names:
             raise InputError(
                 f"{name}, which {ledger.stage} wrote, is missing: run that again. (If its pairs "
                 f"are not to be read any more, remove {ledger.file}.)"
@@ -66,10 +69,15 @@ def list_pair_files(folder: Path) -> FileSet:
     return FileSet(tuple(folder / name for name in names))
 
 
+def _is_pair_file(name: str) -> bool:
+    return fnmatchcase(name, _PAIR_FILES)
+
+
 def note_foreign_files(files: FileSet) -> None:
     """Print which pair files no stage here wrote: they may be the user's own, or left by an earlier run."""
-    folders = {path.parent for path in files.paths}
-    known = {name for folder in folders for name in _written_in(folder)}
+    known = set[str]()
+    for folder in {path.parent for path in files.paths}:
+        known.update(_written_in(folder))
     foreign = [path.name for path in files.paths if name_of(path) not in known]
     if foreign:
         print(
@@ -79,16 +87,21 @@ def note_foreign_files(files: FileSet) -> None:
 
 
 def _written_in(folder: Path) -> dict[str, Ledger]:
-    """The files that stages wrote in a folder, each with the ledger that names it."""
-    ledgers = Ledger.all_in(folder / STATE_DIR)
-    return {name: ledger for ledger in ledgers for name, output in ledger.outputs().items() if output.size >= 0}
+    """Return the files that stages wrote in a folder, each with the ledger that names it."""
+    written = dict[str, Ledger]()
+    for ledger in Ledger.all_in(folder / STATE_DIR):
+        for name, output in ledger.outputs().items():
+            if output.size >= 0:
+                written[name] = ledger
+    return written
 
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:
     """Run the step that parses pair files. InputError names the first line that is no pair."""
     output = run.work / "pairs.bin"
     size = sum(info.size for info in map(file_info, files.paths) if info)
-    parsed = run.step("pairs", [Task("parse", parse_pairs, {"files": files, "output": output}, (output,), size)])
+    task = Task("parse", parse_pairs, {"files": files, "output": output}, (output,), size)
+    parsed = run.step("pairs", [task])
     return ParsedPairs(output, parsed.values(dict[str, int])[0])
 
 
@@ -96,14 +109,18 @@ def parse_pairs(files: FileSet, output: Path) -> Result:
     """Task: parse pair files into records; returns the rows of ParsedPairs."""
     numbers: dict[str, int] = {}  # of files, in the order of first mention
     rows: dict[str, int] = {}
-    write_records(
-        output, (_parse(path, first, text, numbers, rows) for path in files.paths for first, text in _iter_blocks(path))
-    )
+
+    def records() -> Iterator[NDArray]:
+        for path in files.paths:
+            for first, text in _iter_blocks(path):
+                yield _parse(path, first, text, numbers, rows)
+
+    write_records(output, records())
     return Result(Counts({}, []), {name: rows[name] for name in numbers})
 
 
 def _iter_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Blocks of complete lines of a file, each with the number of its first line, from 1."""
+    """Yield blocks of complete lines of a file, each with the number of its first line, from 1."""
     number = 1
     rest = b""
     with path.open("rb") as file:
@@ -117,7 +134,7 @@ def _iter_blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse(path: Path, first: int, text: bytes, numbers: dict[str, int], rows: dict[str, int]) -> NDArray:
-    """_PAIR_RECORDs of a block of lines that begins at line `first`; updates the files' `numbers` and `rows`."""
+    """Return _PAIR_RECORDs of a block of lines that begins at line `first`; update the files' `numbers` and `rows`."""
     lines = _decode_lines(path, first, text)
     pairs = pc.extract_regex(lines, _PAIR)
     is_unambiguous = pc.less_equal(pc.count_substring_regex(lines, _SEPARATOR), 1)
@@ -125,26 +142,29 @@ def _parse(path: Path, first: int, text: bytes, numbers: dict[str, int], rows: d
     _reject_malformed(is_valid, path, first, lines)
     records = np.empty(len(lines), _PAIR_RECORD)
     for file, row, name, number in (("file", "row", "a", "i"), ("other_file", "other_row", "b", "j")):
-        found = pc.struct_field(pairs, number).cast(pa.int64())
-        _reject_malformed(pc.less(found, MAX_ROWS), path, first, lines)
-        records[row] = found.to_numpy()
+        file_rows = pc.struct_field(pairs, number).cast(pa.int64())
+        _reject_malformed(pc.less(file_rows, MAX_ROWS), path, first, lines)
+        records[row] = file_rows.to_numpy()
         records[file] = _number_files(pc.struct_field(pairs, name), records[row], numbers, rows)
     return records
 
 
 def _decode_lines(path: Path, first: int, text: bytes) -> pa.StringArray:
+    """Return the lines of a text; InputError for one that is not UTF-8."""
     lines = text.split(b"\n")
     try:
         return pa.array(lines, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
-        at = next(at for at, line in enumerate(lines) if line.decode(errors="replace").encode() != line)
-        _raise_malformed(path, first + at, lines[at].decode(errors="backslashreplace"))
+        for number, line in enumerate(lines, first):
+            if line.decode(errors="replace").encode() != line:
+                _raise_malformed(path, number, line.decode(errors="backslashreplace"))
+        raise
 
 
 def _number_files(
     files: pa.StringArray, file_rows: NDArray[np.int64], numbers: dict[str, int], rows: dict[str, int]
 ) -> NDArray[np.uint32]:
-    """The number of each file; adds new files to `numbers` and raises `rows` to at least each row + 1."""
+    """Return the number of each file; add new files to `numbers` and raise `rows` to at least each row + 1."""
     encoded = files.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     indices = encoded.indices.to_numpy()

@@ -54,8 +54,10 @@ def digest_units(
     def records() -> Iterator[NDArray]:
         for batch in batched(compared, _BATCH_UNITS, _BATCH_CHARACTERS, lambda item: len(item[2])):
             units, documents, texts = zip(*batch, strict=True)
+            digests = digest_texts(texts, "bytes", salt)
             block = np.empty(len(batch), GROUP_UNIT)
-            block["high"], block["low"] = digest_texts(texts, "bytes", salt).T
+            block["high"] = digests[:, 0]
+            block["low"] = digests[:, 1]
             block["unit"] = units
             block["document"] = documents
             yield block
@@ -128,8 +130,12 @@ def find_repeats(
         repeats["group"] = records["group"][chosen]
         repeats["unit"] = records["unit"][chosen]
         yield repeats
-        is_written = totals[-1] >= least
-        held, before = (records[:0], int(totals[-1])) if is_written else (records[starts[-1] :], 0)
+        if totals[-1] >= least:  # the last digest's units were written
+            held = records[:0]
+            before = int(totals[-1])
+        else:
+            held = records[starts[-1] :]
+            before = 0
         last = records[-1:]
 
 
@@ -165,26 +171,28 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
     """
     counts = Counts({}, [])
     lost = list[tuple[str, int, int, int, int]]()
-    number = 0
+    removed_units = 0
+    first = 0  # number of the document's first unit in the group
     left_out = np.fromfile(repeats, np.uint32)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
                 text = document.text
+                size = utf8_size(text)
                 pieces = split_units(text, unit)
                 units = len(pieces) // 2 + 1
-                size = utf8_size(text)
-                first, last = np.searchsorted(left_out, [number, number + units])
-                gone = {int(repeated) - number for repeated in left_out[first:last]}
-                number += units
-                if gone:
-                    text = without_units(pieces, gone)
-                    lost.append((*document.key, len(gone), size - utf8_size(text), units))
-                if gone and not text.strip():
+                start, end = np.searchsorted(left_out, [first, first + units])
+                removed = {int(number) - first for number in left_out[start:end]}
+                first += units
+                if removed:
+                    text = without_units(pieces, removed)
+                    removed_units += len(removed)
+                    lost.append((*document.key, len(removed), size - utf8_size(text), units))
+                if removed and not text.strip():
                     counts.add(part.source, EMPTIED, size)
                     continue
                 document.replace_text(text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(text), size)
     write_rows(rows, SCHEMA, lost)
-    return Result(counts, (sum(row[2] for row in lost), len(lost)))
+    return Result(counts, (removed_units, len(lost)))

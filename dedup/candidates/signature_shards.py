@@ -40,16 +40,16 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, file: str, sketch: Sketch) -> Self:
-        """The header of a shard of `file`, with signatures made with `sketch`."""
+        """Return the header of a shard of `file`, with signatures made with `sketch`."""
         return cls(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
 
     @property
     def sketch(self) -> Sketch:
-        """The sketch that signatures were made with."""
+        """Return the sketch that signatures were made with."""
         return Sketch(self.hash, self.width, self.permutations, self.seed, self.unit)
 
     def describe(self) -> str:
-        """The sketch's parameters in words, for messages; equal for shards that can be compared."""
+        """Return the sketch's parameters in words, for messages; equal for shards that can be compared."""
         return (
             f"{self.hash} hashes of {self.width}-{self.unit} shingles, "
             f"{self.permutations} permutations, seed {self.seed}"
@@ -68,13 +68,16 @@ class OpenShard:
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self) -> NDArray[np.int64]:
-        """The rows of the signed documents in the corpus file (documents, int64), ascending. InputError if not so."""
-        parts = [rows for rows, _ in check_batches(self.path, self.batches)]
-        return np.concatenate([*parts, np.empty(0, np.int64)])
+        """Return the rows of signed documents in the corpus file (documents, int64). InputError unless they ascend."""
+        parts = [np.empty(0, np.int64)]
+        for rows, _ in check_batches(self.path, self.batches):
+            parts.append(rows)
+        return np.concatenate(parts)
 
     def signatures(self) -> Iterator[NDArray[np.uint32]]:
-        """Signatures batch by batch (documents × permutations, uint32), without a copy."""
-        yield from (values for _, values in check_batches(self.path, self.batches))
+        """Yield signatures batch by batch (documents × permutations, uint32), without a copy."""
+        for _, values in check_batches(self.path, self.batches):
+            yield values
 
 
 @contextmanager
@@ -112,15 +115,17 @@ def open_shard(path: Path) -> OpenShard:
     """Memory-map a shard, or read a small one. InputError if it is damaged or not a signature shard."""
     with _damage_reported(path):
         is_small = path.stat().st_size <= SMALL_BYTES
-        file = pa.ipc.open_file(pa.BufferReader(path.read_bytes()) if is_small else pa.memory_map(str(path)))
+        source = pa.BufferReader(path.read_bytes()) if is_small else pa.memory_map(str(path))
+        file = pa.ipc.open_file(source)
         header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)
         _check_types(file.schema, header)
-        return OpenShard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))
+        batches = tuple(map(file.get_batch, range(file.num_record_batches)))
+        return OpenShard(path, header, batches)
 
 
 @contextmanager
 def _damage_reported(path: Path) -> Iterator[None]:
-    """Context: what cannot be read in a shard is an InputError."""
+    """Turn what cannot be read in a shard into an InputError."""
     try:
         yield
     except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.DecodeError) as error:
@@ -151,10 +156,10 @@ def check_batches(path: Path, batches: Iterable[pa.RecordBatch], end: int = MAX_
 
 def _check_types(schema: pa.Schema, header: ShardHeader) -> None:
     """Raise ValueError unless the columns are those that write_shard writes."""
-    found = {name: schema.field(name).type for name in ("row", "signature")}
     expected = {"row": pa.int64(), "signature": pa.list_(pa.uint32(), header.permutations)}
-    if found != expected:
-        raise ValueError(f"it holds {_in_words(found)}: expected {_in_words(expected)}")
+    actual = {name: schema.field(name).type for name in expected}
+    if actual != expected:
+        raise ValueError(f"it holds {_in_words(actual)}: expected {_in_words(expected)}")
 
 
 def _in_words(types: Mapping[str, pa.DataType]) -> str:
@@ -162,32 +167,36 @@ def _in_words(types: Mapping[str, pa.DataType]) -> str:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """All shards below a folder, in name order. UsageError if there is none.
+    """Return all shards below a folder, in name order. UsageError if there is none.
 
     InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
     """
-    found = list_finished(folder, "the folder that to_hash wrote to")
-    shards = sorted(it for it in found if it.path.name.endswith(SUFFIX) and it.reason != HIDDEN)
+    files = list_finished(folder, "the folder that to_hash wrote to")
+    shards = sorted(file for file in files if file.path.name.endswith(SUFFIX) and file.reason != HIDDEN)
     if not shards:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
-    if special := next((it for it in shards if it.reason), None):
-        raise InputError(f"{special.path} is a dangling link or not a regular file: remove it, or run to_hash again")
-    return [it.path for it in shards]
+    for shard in shards:
+        if shard.reason:
+            raise InputError(f"{shard.path} is a dangling link or not a regular file: remove it, or run to_hash again")
+    return [shard.path for shard in shards]
 
 
 def shards_named(folder: Path, files: Collection[str]) -> list[Path]:
-    """The shards below a folder, of all sources or of one, whose names are those of corpus files."""
-    parts = [file.split("/") for file in files]
-    names = {"/".join(part[start:]) for part in parts for start in range(len(part))}  # below a source, or all sources
+    """Return the shards below a folder, of all sources or of one, whose names are those of corpus files."""
+    names = set[str]()
+    for file in files:
+        folders = file.split("/")
+        for start in range(len(folders)):  # names below a source, or below all sources
+            names.add("/".join(folders[start:]))
     return [path for path in shard_paths(folder) if path.relative_to(folder).as_posix().rpartition("+")[0] in names]
 
 
 def reject_mixed_sketches(headers: Mapping[Path, ShardHeader]) -> None:
     """Raise UsageError, naming two shards, if signatures were made with different sketches."""
-    for (one, first), (other, found) in pairwise(headers.items()):
-        if first.describe() != found.describe():
+    for (one, one_header), (other, other_header) in pairwise(headers.items()):
+        if one_header.describe() != other_header.describe():
             raise UsageError(
-                f"these signatures cannot be compared: {one} holds {first.describe()}; {other} holds "
-                f"{found.describe()}. Run to_hash with the same options on all of them, those that the index was made "
-                "with"
+                f"these signatures cannot be compared: {one} holds {one_header.describe()}; {other} holds "
+                f"{other_header.describe()}. Run to_hash with the same options on all of them, those that the index "
+                "was made with"
             )

@@ -69,6 +69,11 @@ class FileSet:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @classmethod
+    def of(cls, tasks: "Iterable[Task]", number: int = 0) -> "FileSet":
+        """Return the files that tasks write: of each its output of this number."""
+        return cls(tuple(task.outputs[number] for task in tasks))
+
 
 @dataclass(frozen=True)
 class Task:
