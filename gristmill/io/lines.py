@@ -28,6 +28,9 @@ CHUNK = 1 << 18  # bytes read, and decompressed, at a time
 _MAX_WINDOW = 1 << 31  # bytes of decompressed data that a stream may refer back to; `zstd --long=31` needs them all
 _FREE_WINDOW = 8 << 20  # of zstd's levels up to 19: reserved by none
 _ZSTD_SKIPPABLE = bytes.fromhex("2a4d18")  # last bytes of the magic number of a skippable frame
+_ZSTD_FRAME = bytes.fromhex("28b52ffd")
+_DICTIONARY_FRAME = 0x5D  # first byte of a skippable frame that has the dictionary of a .warc.zst, by its specification
+_MAX_DICTIONARY = 16 << 20
 MAX_LINE_BYTES = 1 << 30
 MEMORY_A_BYTE = 4  # bytes of memory for a byte of a line: the line, its text, the text in UTF-8 or what is written
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -355,19 +358,32 @@ def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
     zstandard has no limit on the content that it returns for some input, and its stream reader takes a
     truncated frame for a whole one.
     """
+    dictionary: zstandard.ZstdCompressionDict | None = None
     while magic := file.read(4):
         magic += _read_exactly(file, 4 - len(magic))
         if magic[1:] == _ZSTD_SKIPPABLE and magic[0] >> 4 == 5:
-            _skip(file, int.from_bytes(_read_exactly(file, 4), "little"))
+            size = int.from_bytes(_read_exactly(file, 4), "little")
+            if magic[0] == _DICTIONARY_FRAME and size <= _MAX_DICTIONARY and not dictionary:
+                dictionary = _dictionary_in(_read_exactly(file, size))
+            else:
+                _skip(file, size)
         else:
-            yield from _zstd_frame(file, magic)
+            yield from _zstd_frame(file, magic, dictionary)
 
 
-def _zstd_frame(file: BinaryIO, magic: bytes) -> Iterator[bytes]:
+def _dictionary_in(content: bytes) -> zstandard.ZstdCompressionDict:
+    """Return the dictionary that a skippable frame holds, which may be compressed itself."""
+    if content.startswith(_ZSTD_FRAME):
+        content = zstandard.ZstdDecompressor().decompress(content, max_output_size=_MAX_DICTIONARY)
+    return zstandard.ZstdCompressionDict(content)
+
+
+def _zstd_frame(file: BinaryIO, magic: bytes, dictionary: zstandard.ZstdCompressionDict | None) -> Iterator[bytes]:
     header = magic + _read_exactly(file, 1)
     header += _read_exactly(file, zstandard.frame_header_size(header) - len(header))
     parameters = zstandard.get_frame_parameters(header)
-    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+    known = dictionary if parameters.dict_id else None
+    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=known).decompressobj()
     frame.decompress(header)
     is_last = False
     hold = MemoryReservation()
