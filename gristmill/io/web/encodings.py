@@ -11,7 +11,13 @@ from gristmill.io.web.charsets import REPLACEMENT, USER_DEFINED, UTF_8, UTF_16, 
 from gristmill.io.web.responses import is_binary
 
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, UTF_16[0]), (codecs.BOM_UTF16_BE, UTF_16[1]))
-_HEAD_BYTES = 1 << 16  # that are searched for a <meta>; browsers look in the whole head
+_MAX_HEAD_BYTES = 1 << 20  # that are searched for a <meta>
+_ANYWHERE_BYTES = 1 << 16  # within which a <meta> need not be in the head
+_HEAD_TAGS = frozenset(
+    f"<{end}{name}".encode()
+    for name in ("html", "head", "script", "noscript", "style", "link", "meta", "object", "title", "base")
+    for end in ("", "/")
+)
 _SAMPLE_BYTES = 4096  # in which zeros show UTF-16
 # shares of zeros among the bytes of even and of odd places of UTF-16
 _ZEROS = 0.2
@@ -23,7 +29,9 @@ _TAG = re.compile(rb"<!--|</?[a-zA-Z][^\s/>]*|<[!/?]")
 _ATTRIBUTE = re.compile(rb"""[\s/]*([^\s/>=][^\s/>=]*)\s*(?:=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
 _CONTENT_CHARSET = re.compile(rb"""(?i)charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""")
 _XML_ENCODING = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([^"'>]*)["']""")
-_RAW_TEXT = {b"script", b"style", b"title", b"textarea"}  # elements with no tags in them
+_RAW_TEXT = {  # elements with no tags in them, and where they end
+    name: re.compile(b"(?i)</" + name) for name in (b"script", b"style", b"title", b"textarea")
+}
 
 
 class NoText(ValueError):
@@ -55,6 +63,8 @@ def _find_codec(content: bytes, declared: str | None, is_html: bool, host: str) 
     codec = _declared_codec(content, declared, is_html)
     if not codec:
         return _detect(content, host), 0
+    if codec in UTF_16:  # utf-16 is little-endian to browsers, whatever the bytes
+        codec = _utf16_by_zeros(content[:_SAMPLE_BYTES]) or codec
     is_utf8 = codec != UTF_8 and _is_utf8_after_all(content, codec)
     return UTF_8 if is_utf8 else codec, 0
 
@@ -63,7 +73,7 @@ def _declared_codec(content: bytes, declared: str | None, is_html: bool) -> str 
     codec = codec_of(declared) if declared else None
     if codec or not is_html:
         return codec
-    label = meta_charset(content[:_HEAD_BYTES])
+    label = meta_charset(content[:_MAX_HEAD_BYTES])
     codec = codec_of(label) if label else None
     if codec in UTF_16:
         return UTF_8  # the <meta> was read as ASCII
@@ -135,6 +145,8 @@ def meta_charset(head: bytes) -> str | None:
     while tag := _TAG.search(head, at):
         at = tag.end()
         opening = tag[0].lower()
+        if at > _ANYWHERE_BYTES and opening[1:2] not in (b"!", b"?") and opening not in _HEAD_TAGS:
+            break
         if opening == b"<!--":
             end = head.find(b"-->", tag.start() + 2)
             at = end + 3 if end >= 0 else len(head)
@@ -146,8 +158,8 @@ def meta_charset(head: bytes) -> str | None:
             if opening == b"<meta" and (label := _charset_of(attributes)):
                 return label
             if opening[1:] in _RAW_TEXT:
-                end = head.lower().find(b"</" + opening[1:], at)
-                at = end if end >= 0 else len(head)
+                closing = _RAW_TEXT[opening[1:]].search(head, at)
+                at = closing.start() if closing else len(head)
     declaration = _XML_ENCODING.match(head.lstrip())
     return declaration[1].decode("latin-1") if declaration else None
 

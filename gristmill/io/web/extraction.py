@@ -28,6 +28,14 @@ _DATES = ":is(p, li, dd, td, th, blockquote) > time"
 _TITLES = ":is(h1, h2, h3, h4, h5, h6, summary, dt) button"  # titles of sections that open and close
 _LONE_CHARACTER = re.compile(r">\s*([\u0800-\uffff]|&#?\w+;)(?=\s*(?:<|\Z))")
 _ICONS = range(0xE000, 0xF900)  # private use area
+# elements deeper than browsers nest them; resiliparse needs time with the square of the depth of <div> and <figure>
+_MAX_DEPTH = 512
+_TOO_DEEP = "body" + " > *" * _MAX_DEPTH
+_VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"  # elements of HTML without an end tag
+_EMPTY_ELEMENT = re.compile(
+    rf"""(?i)<(?!(?:{_VOID})\b)([a-z][\w:.-]*)((?:\s+[\w:.-]+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*)\s*/>"""
+)
+_CDATA = re.compile(r"(?s)<!\[CDATA\[(.*?)\]\]>")
 _MARK = "\ufdd0"  # put after a lone character, which is then not alone; Unicode has no character here
 
 
@@ -43,6 +51,8 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
     tree = HTMLTree.parse(_mark_lone_characters(page) if is_marked else page)
     if tree.body is None:
         return ""
+    if is_main and _may_be_deep(page) and tree.body.query_selector(_TOO_DEEP):
+        return text_of_page(page, "all")
     _wrap(tree, _BLOCKS, 1)
     skipped = _MEDIA
     if is_main:
@@ -53,6 +63,21 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
     # without alternative texts it removes all figures
     text: str = extract_plain_text(tree, main_content=is_main, alt_texts=True, skip_elements=skipped)
     return text.replace(_MARK, "") if is_marked else text
+
+
+def html_of_xhtml(page: str) -> str:
+    """Return a page in XHTML as one in HTML: with end tags for empty elements, and without CDATA.
+
+    >>> html_of_xhtml("<title/><br/><p class='a'/><![CDATA[a < b]]>")
+    "<title></title><br/><p class='a'></p>a &lt; b"
+    """
+    if "<![CDATA[" in page:
+        page = _CDATA.sub(lambda match: html.escape(match[1], quote=False), page)
+    return _EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)
+
+
+def _may_be_deep(page: str) -> bool:
+    return sum(map(page.count, ("<div", "<DIV", "<figure", "<FIGURE"))) > _MAX_DEPTH
 
 
 def _mark_lone_characters(page: str) -> str:

@@ -5,6 +5,7 @@ and languages as fields; its row counts these. Responses that are none, copies (
 the reason why they are skipped; warcinfo, request, metadata and continuation records are not counted.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +15,17 @@ from gristmill.budget import MemoryReservation
 from gristmill.io.text_records import BadRecord
 from gristmill.io.web.archive import KNOWN_TYPES, DamagedRecord, Record, read_records
 from gristmill.io.web.encodings import NoText, decode_page
-from gristmill.io.web.extraction import Extract, text_of_page
+from gristmill.io.web.extraction import Extract, html_of_xhtml, text_of_page
 from gristmill.io.web.responses import TooLong, Undecodable, decode_body, parse_response
 
 MAX_PAGE_BYTES = 64 << 20
 REPLACED = "replaced_characters"  # field of a page: characters that became U+FFFD, as their bytes were broken
 TRUNCATED = "truncated"  # field of a page that the crawler, or the server, cut off: why
 PAGE_MEMORY_A_BYTE = 24  # of a page, its tree and its text
-_HTML = ("text/html", "application/xhtml+xml", "")
+_XHTML = "application/xhtml+xml"
+_HTML = ("text/html", _XHTML)
+_HTTP = ("application/http", "message/http", "")
+_BEGINS_WITH_TAG = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\s\0]*<\0?[a-zA-Z!?]")
 _PLAIN = "text/plain"
 _FIELDS = {
     "url": "warc-target-uri",
@@ -106,21 +110,28 @@ def _page_of(record: Record, extract: Extract, hold: MemoryReservation, where: s
             raise NoText(_OTHER_TYPE)
         _require_whole(record, hold, where)
         return _Page(*decode_page(record.content, "utf-8", is_html=False))
-    if content_type != "application/http":  # such as text/dns
+    if content_type not in _HTTP:  # such as text/dns
         raise NoText("no HTTP response")
     response = parse_response(record.content)
+    if response is None and not content_type:
+        raise NoText("no HTTP response")
     if response is None:
         return None
     if response.status != 200:
         raise NoText("status other than 200")
-    if response.content_type not in (*_HTML, _PLAIN):
+    if response.content_type not in ("", *_HTML, _PLAIN):
         raise NoText(_OTHER_TYPE)
     _require_whole(record, hold, where)
     content, is_cut = decode_body(response, MAX_PAGE_BYTES)
     hold.require(len(content) * PAGE_MEMORY_A_BYTE, where)
     is_html = response.content_type in _HTML
+    if not response.content_type:  # then browsers look at the content
+        is_html = _BEGINS_WITH_TAG.match(content) is not None
     text, replaced = decode_page(content, response.charset, is_html, _host(record))
-    return _Page(text_of_page(text, extract) if is_html else text, replaced, response.status, is_cut)
+    if is_html:
+        page = html_of_xhtml(text) if response.content_type == _XHTML else text
+        text = text_of_page(page, extract)
+    return _Page(text, replaced, response.status, is_cut or bool(record.get("warc-segment-number")))
 
 
 def _require_whole(record: Record, hold: MemoryReservation, where: str) -> None:

@@ -10,10 +10,14 @@ from typing import NamedTuple
 
 import zstandard
 
-_STATUS = re.compile(rb"HTTP/\d+(?:\.\d+)? +(\d{3})(?!\d)[^\n]*\n")
+_STATUS = re.compile(rb"(?i)[\r\n]{0,4}(?:HTTP|ICY)(?:/\d+(?:\.\d+)?)?[ \t]+(\d{3})(?!\d)([^\n]*)\n")
+_TUNNEL = b"connection established"  # a proxy says so before the response of the server
 _BLANK_LINE = re.compile(rb"\n\r?\n")
+_MEDIA_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+")
+_UNKNOWN_TYPES = ("*/*", "unknown/unknown", "application/unknown")  # browsers look at the content
 _CHARSET = re.compile(r"""(?i);\s*charset\s*=\s*["']?([^"';]*)""")
-_CHUNK_SIZE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+_CHUNK_SIZE = re.compile(rb"[ \t]*0*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_CHUNK_END = re.compile(rb"\r?\n|\r?\Z")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _GZIP = b"\x1f\x8b"
 _ZSTD_WINDOW = 8 << 20  # RFC 9659
@@ -45,16 +49,26 @@ class Response(NamedTuple):
     @property
     def content_type(self) -> str:
         """The type without parameters, in lower case; '' without one."""
-        return self._last("content-type").partition(";")[0].strip().lower()
+        return self._media_type()[0]
 
     @property
     def charset(self) -> str | None:
-        """The charset that the header declares."""
-        found = _CHARSET.search(self._last("content-type"))
-        return found[1].strip() or None if found else None
+        """The charset that the headers declare."""
+        return self._media_type()[1]
 
-    def _last(self, name: str) -> str:
-        return self.headers.get(name, [""])[-1]
+    def _media_type(self) -> tuple[str, str | None]:
+        """Return type and charset: of several types the last, with the charset of the ones before that are equal."""
+        kind = ""
+        charset: str | None = None
+        for value in ",".join(self.headers.get("content-type", [])).split(","):
+            name = value.partition(";")[0].strip().lower()
+            if not _MEDIA_TYPE.fullmatch(name) or name in _UNKNOWN_TYPES:
+                continue
+            declared = _CHARSET.search(value)
+            label = declared[1].strip() if declared else ""
+            charset = label or (charset if name == kind else None)
+            kind = name
+        return kind, charset
 
     def codings(self, name: str) -> list[str]:
         """The codings of a header, in lower case and in the order in which they were applied."""
@@ -62,14 +76,18 @@ class Response(NamedTuple):
 
 
 def parse_response(content: bytes) -> Response | None:
-    """Return the HTTP response that a record holds, without interim ones (100 Continue); None if it holds none."""
+    """Return the HTTP response that a record holds; None if it holds none.
+
+    Interim responses (100 Continue) and that of a proxy before the server's are passed over.
+    """
     at = 0
     while status := _STATUS.match(content, at):
         blank = _BLANK_LINE.search(content, status.end() - 1)
         end = blank.start() if blank else len(content)
         headers = parse_headers(content[status.end() : end])
         at = blank.end() if blank else len(content)
-        if not 100 <= int(status[1]) < 200 or at == len(content):
+        is_interim = 100 <= int(status[1]) < 200 or _TUNNEL in status[2].lower()
+        if not is_interim or at == len(content):
             return Response(int(status[1]), headers, content[at:])
     return None
 
@@ -81,7 +99,7 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
     for line in block.decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")
         if line[:1] in (" ", "\t") and values:
-            values[-1] += " " + line.strip()
+            values[-1] = f"{values[-1]} {line.strip()}".strip()
         elif colon and name.strip():
             values = headers.setdefault(name.strip().lower(), [])
             values.append(value.strip())
@@ -126,10 +144,13 @@ def _join_chunks(body: bytes) -> tuple[bytes, bool]:
         if length == 0:
             return b"".join(parts), False
         end = size.end() + length
+        if not parts and end > len(body) and not size[0].endswith(b"\r\n"):  # a line of text, such as ABBA
+            return body, False
         parts.append(body[size.end() : end])
-        if body[end : end + 2] not in (b"\r\n", b"\r", b""):
+        line_end = _CHUNK_END.match(body, end)
+        if not line_end:
             raise Undecodable("chunks of the body are damaged")
-        at = end + 2
+        at = line_end.end()
     if parts and at < len(body):
         raise Undecodable("chunks of the body are damaged")
     return (b"".join(parts), True) if parts else (body, False)
