@@ -19,6 +19,7 @@ from gristmill.io.tokenizer_companions import CONFIG, JSON, MODEL, companions_of
 from gristmill.io.tokenizer_file import open_tokenizer, require_all_tokens
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.local import atomic_write, sha256_file
+from gristmill.wording import count_of
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
@@ -122,38 +123,60 @@ def _with_its_head(
 def _open_tensors(
     folder: Path, family: ModelFamily, layers: int, files: ExitStack, say: Callable[[str], object]
 ) -> dict[str, tuple[Any, str]]:
-    """Map each tensor's full name to the open file that holds it and its name in that file."""
+    """Map each tensor's full name to the open file that holds it and its name in that file.
+
+    With an index, the file is the one that it names. Raises InputError where a file is damaged, or holds one twice.
+    """
     tensors: dict[str, tuple[Any, str]] = {}
-    left_out: list[str] = []
-    for name in _weight_files(folder):
-        if not (folder / name).is_file():
-            raise UsageError(f"{folder / name}: there is no such file; expected weights as safetensors")
-        try:
-            file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
-        except (safetensors.SafetensorError, OSError) as error:
-            raise InputError(f"{folder / name} is damaged ({error}); fetch or write it again") from error
-        stored = [key for key in file.keys() if not key.endswith(family.buffers)]  # noqa: SIM118
-        left_out += sorted({*file.keys()} - {*stored})
-        tensors |= {
-            key if key.startswith((family.body, family.head)) else family.body + key: (file, key) for key in stored
-        }
-    if left_out:
-        say(f"{len(left_out)} tensors are left out, as they are computed: {left_out[0]} and its like")
-    further = [key for key in tensors if family.beyond and key.startswith(family.beyond.format(layers))]
-    if further:
-        say(f"{len(further)} tensors are left out, of a layer that predicts a further token: {further[0]} and its like")
-    return {key: found for key, found in tensors.items() if key not in further}
+    computed: list[str] = []
+    elsewhere: list[str] = []
+    file_of = _read_index(folder)
+    absent = {*file_of}  # tensors that the index names and its files do not hold
+    for name in sorted({*file_of.values()}) or [WEIGHTS_FILE]:
+        file = _open_file(folder / name, files)
+        for key in file.keys():  # noqa: SIM118
+            full_name = key if key.startswith((family.body, family.head)) else family.body + key
+            if file_of.get(key, name) != name:
+                elsewhere.append(f"{key} of {name}")
+                continue
+            absent.discard(key)
+            if key.endswith(family.buffers):
+                computed.append(key)
+            elif full_name in tensors:
+                raise InputError(f"{folder} holds {full_name} twice, as {tensors[full_name][1]} and {key}; remove one")
+            else:
+                tensors[full_name] = (file, key)
+    further = sorted(key for key in tensors if family.beyond and key.startswith(family.beyond.format(layers)))
+    for names, why in (
+        (computed, "computed anew"),
+        (elsewhere, f"that {INDEX_FILE} places in another file"),
+        (sorted(absent), f"that {INDEX_FILE} names and its files do not hold"),
+        (further, "of a layer that predicts a further token"),
+    ):
+        if names:
+            say(f"left out: {count_of(len(names), 'tensor')} {why}, such as {names[0]}")
+    return {key: held for key, held in tensors.items() if key not in further}
 
 
-def _weight_files(folder: Path) -> list[str]:
-    """Names of the files of weights: those of the index, or the only one."""
+def _open_file(path: Path, files: ExitStack) -> Any:
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file; expected weights as safetensors")
+    try:
+        return files.enter_context(safetensors.safe_open(path, "pt"))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}); fetch or write it again") from error
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor, as the index says; nothing where there is none, and one file holds all."""
     path = folder / INDEX_FILE
     if not path.is_file():
-        return [WEIGHTS_FILE]
-    places = _read_json(path).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        return {}
+    weight_map = _read_json(path).get("weight_map")
+    is_map = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
+    if not weight_map or not is_map:
         raise InputError(f"{path} is damaged: its weight_map names no files; fetch or write it again")
-    return sorted(set(places.values()))
+    return dict(weight_map)
 
 
 def _carried(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:

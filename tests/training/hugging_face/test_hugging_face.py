@@ -14,7 +14,7 @@ from msgspec.structs import replace as replace_struct
 
 from gristmill.config import load_config
 from gristmill.engine.options import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.token_shards import TokenizerRecord, open_shards
 from gristmill.io.tokenizer_file import open_tokenizer
 from preprocessing.tokenize_corpus import tokenize_corpus
@@ -141,7 +141,7 @@ def test_a_layer_that_predicts_a_further_token_is_left_out(tmp_path: Path) -> No
     further = {name.replace("layers.1.", "layers.2."): x.clone() for name, x in tensors.items() if "layers.1." in name}
     safetensors.torch.save_file(tensors | further | {"model.layers.2.eh_proj.weight": torch.ones(2)}, path)
     said = import_hf(tmp_path / "hf", tmp_path / "start")
-    assert f"{len(further) + 1} tensors are left out, of a layer that predicts a further token: model.layers.2." in said
+    assert f"left out: {len(further) + 1} tensors of a layer that predicts a further token, such as model.lay" in said
     assert load_ours(tmp_path / "start").config.layers == 2
 
 
@@ -238,7 +238,33 @@ def test_tensors_that_are_left_out_are_said(tmp_path: Path) -> None:
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
     said = import_hf(tmp_path / "hf", tmp_path / "start")
-    assert said.startswith("1 tensors are left out, as they are computed: model.layers.0.self_attn.rotary_emb.inv_freq")
+    assert said.startswith("left out: 1 tensor computed anew, such as model.layers.0.self_attn.rotary_emb.inv_freq")
+
+
+def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path: Path) -> None:
+    """A later file may have a stale copy of it, and the index a tensor that no file holds: both are said."""
+    theirs = build_theirs("llama", tmp_path / "hf")
+    tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
+    path.unlink()
+    name = "model.layers.1.mlp.up_proj.weight"
+    first = {key: value for key, value in tensors.items() if "layers.1." not in key or key == name}
+    last = {key: value for key, value in tensors.items() if key not in first} | {name: tensors[name] + 1.0}
+    files = {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": last}
+    for file, part in files.items():
+        safetensors.torch.save_file(part, tmp_path / "hf" / file)
+    weight_map = {key: file for file, part in reversed(files.items()) for key in part}
+    index = tmp_path / "hf/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map | {"model.layers.7.x": next(iter(files))}}))
+    said = import_hf(tmp_path / "hf", tmp_path / "start").splitlines()
+    assert said[:2] == [
+        f"left out: 1 tensor that {index.name} places in another file, such as {name} of {[*files][1]}",
+        f"left out: 1 tensor that {index.name} names and its files do not hold, such as model.layers.7.x",
+    ]
+    with torch.no_grad():
+        assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
+    index.write_text(json.dumps({"weight_map": weight_map | {"model.norm.weight": [*files][1]}}))
+    with pytest.raises(InputError, match=r"the files hold no model.norm.weight \(1 missing, 0 too many\)"):
+        import_hf(tmp_path / "hf", tmp_path / "other")
 
 
 IDS = {"bos_token_id": 3, "eos_token_id": [7, 9], "pad_token_id": 11}
