@@ -92,13 +92,14 @@ def process_slices(
             name: stack.enter_context(open_vector_writer(vectors[name], name, length))
             for name, length in lengths.items()
         }
+        rejects = None if outputs else NotedRejects(facts)  # one for all slices: it begins a new file
         for number, (part, name) in enumerate(zip(group, names, strict=True)):
             worker = _SliceWorker(part, name, steps, counts, notes, columns, writers, written_as)
-            if outputs:
-                with open_jsonl_writer(outputs[number]) as sink:
-                    worker.run(NotedRejects(outputs[number]), sink)
-            else:
-                worker.run(NotedRejects(facts), None)
+            if rejects:
+                worker.run(rejects, None)
+                continue
+            with open_jsonl_writer(outputs[number]) as sink:
+                worker.run(NotedRejects(outputs[number]), sink)
     return Result(counts, msgspec.to_builtins(notes))
 
 

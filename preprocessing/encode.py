@@ -19,14 +19,15 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import StageRun, StepResult, open_stage
-from gristmill.engine.slices import group_slices
+from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
 from gristmill.io.files import reject_unfinished
 from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype
+from preprocessing.mixing.decided_corpus import find_decisions, reject_other_corpus
 from preprocessing.mixing.mix import gather
-from preprocessing.mixing.mix_manifest import MixManifest, decisions_path, mix_manifest_path
+from preprocessing.mixing.mix_manifest import MixManifest, mix_manifest_path
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
 from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, part_files, write_token_part
 from preprocessing.tokenizer.shard_files import (
@@ -89,9 +90,7 @@ def encode(
     files = list_corpus(input_dir, text_column=text_column)
     manifest = MixManifest.load(mix_dir)
     reject_unfinished(mix_dir)
-    slices = manifest.cut(files, mix_dir)
-    groups = group_slices(slices)
-    decisions = {group: decisions_path(group, mix_dir) for group in groups}
+    reject_other_corpus(files, manifest, mix_dir)
     with open_stage(
         stage_of(STAGE, tokenizer), out_dir, options,
         reads={input_dir: paths_of(files), mix_dir: None}, publishes=list(targets.values()),
@@ -101,14 +100,16 @@ def encode(
             remove_unrecorded_shards(run, target)
             reject_unknown_files(target, (), SHARD_SUFFIXES, run.ledger)
         facts = read_facts(run, tokenizer, bos, eos)
+        groups = group_slices(cut_corpus(run, files))
+        decisions = find_decisions(groups, manifest, mix_dir)
         row_bytes = manifest.text_bytes * token_dtype(facts.vocab_size).itemsize // _BYTES_A_TOKEN
         buckets = max(MIN_PARTS, math.ceil(row_bytes / MAX_PART_BYTES))
         is_gathered = max(len(groups), buckets) > FAN_OUT
         tasks = []
-        for group, path in decisions.items():
+        for group, of_group in zip(groups, decisions, strict=True):
             output = run.work / "encoded" / f"{group[0].label}{SUFFIX}"
             arguments = {
-                "decisions": path, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end,
+                "decisions": of_group, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end,
                 "seed": manifest.seed, "buckets": 1 if is_gathered else buckets, "output": output,
             }  # fmt: skip
             tasks.append(Task.on_slices(group, encode_group, arguments, (output,)))

@@ -1,8 +1,9 @@
 """Stage: decide which documents are in the train set, how often, and which are held out; no text is written.
 
-The corpus is read once for facts of its documents (mixing/facts.py), which stay in the output folder: after a change of
-weights, seed, holdout or duplicates, decisions are made anew (mixing/decisions.py) without a text being read. The stage
-`encode` reads them. Train set and holdout have the documents that pass1, pass2 and dedup_train would write.
+Decisions are made from facts of the documents (mixing/decisions.py): those that a pass over the corpus noted, or that
+the command notes first, and which stay in the output folder. So after a change of weights, seed, holdout or duplicates
+no text is read again. The stages `encode` and `train_tokenizer` read the decisions. Train set and holdout have the
+documents that pass1, pass2 and dedup_train would write.
 """
 
 import sys
@@ -18,30 +19,34 @@ import tyro
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import READ, Counts, warn_of_losses
+from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import paths_of
-from gristmill.io.tokenizer_file import find_tokenizer_file
+from gristmill.io.documents import source_of
+from gristmill.steps import DocumentStep
 from preprocessing.datasets import shares_table, source_amounts, source_weights
-from preprocessing.mixing.decisions import GroupFacts, choose_epochs, choose_holdout, decide_tasks
+from preprocessing.document_pass import NOTED
+from preprocessing.mixing.decisions import GroupFacts, choose_epochs, choose_holdout, corpus_files_of, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
-from preprocessing.mixing.facts import NOTED, facts_path, facts_task
-from preprocessing.mixing.mix import files_of
 from preprocessing.mixing.mix_manifest import (
+    DecisionsFile,
     MixManifest,
-    cuts_of,
-    decisions_path,
+    decisions_name,
     mix_manifest_path,
     write_mix_manifest,
 )
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
+from preprocessing.prepare import STAGE as PREPARE
+from preprocessing.prepare import prepare
+from preprocessing.steps.text_digest import TextDigest
+from preprocessing.steps.token_count import TokenCount
 
 OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
-STAGE = Stage("mix", version=1, libraries=("zstandard", "pyarrow"))
+STAGE = Stage("mix", version=2, libraries=("zstandard", "pyarrow"))
+FACTS = "facts"  # folder of the facts that are noted where no pass before has done it
 FAN_IN = 256  # files that a task opens at once
 
 
@@ -87,43 +92,81 @@ def mix(
     """
     check_seed(seed)
     check_holdout(holdout)
-    files = list_corpus(input_dir, text_column=text_column)
-    sources = {file.source for file in files}
-    amounts = source_amounts(bytes, tokens, tokenizer and find_tokenizer_file(tokenizer), weights, sources)
-    source_weight = source_weights(weights, sources)
-    stage = STAGE
-    if amounts.tokenizer:
-        library = "sentencepiece" if amounts.tokenizer.suffix == ".model" else "tokenizers"
-        stage = replace(stage, libraries=(*stage.libraries, library))
-    with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, publishes=[out_dir]) as run:
-        slices = cut_corpus(run, files)
-        groups = group_slices(slices)
-        facts = {group: facts_path(group, out_dir) for group in groups}
-        noted = run.step("facts", [
-            facts_task(group, amounts.tokenizer if group[0].source in amounts.of else None, path)
-            for group, path in facts.items()
-        ])  # fmt: skip
-        drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
+    sources = {file.source for file in list_corpus(input_dir, text_column=text_column)}
+    source_weights(weights, sources)
+    source_amounts(bytes, tokens, tokenizer, weights, sources)
+    steps: list[DocumentStep] = [TextDigest()]
+    if tokenizer:
+        steps.append(TokenCount.of(tokenizer))
+    facts_dir = out_dir / FACTS
+    noting = replace(PREPARE, name="note_facts")
+    noted, _ = prepare(input_dir, None, facts_dir, steps, options, text_column=text_column, stage=noting)
+    counts = mix_facts(
+        facts_dir, out_dir, duplicates, short_docs, weights, seed, holdout, options,
+        bytes=bytes, tokens=tokens, tokenizer=tokenizer, keep_list=keep_list,
+    )  # fmt: skip
+    return _join_counts(noted, counts)
+
+
+def mix_facts(
+    facts_dir: Path,
+    out_dir: Path,
+    duplicates: Path | None = None,
+    short_docs: Path | None = None,
+    weights: Mapping[str, float] | str = "",
+    seed: int = 1,
+    holdout: float = 0.0017,
+    options: RunOptions = RunOptions(),
+    *,
+    bytes: Mapping[str, float] | str = "",
+    tokens: Mapping[str, float] | str = "",
+    tokenizer: Path | None = None,
+    keep_list: Path | None = None,
+) -> Counts:
+    """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
+
+    Args:
+        facts_dir: Folder of facts that prepare wrote.
+        out_dir: OUT/mix, for the decisions, which encode and train_tokenizer read.
+        tokenizer: The tokenizer that TokenCount counted tokens with.
+
+    The other arguments and what is returned: see mix.
+    """
+    check_seed(seed)
+    check_holdout(holdout)
+    reads = {facts_dir: list_facts(facts_dir)}
+    with open_stage(STAGE, out_dir, options, reads=reads, files=[mix_manifest_path(out_dir)]) as run:
+        files = [file for file in plan_facts(run, facts_dir) if file.slices]
+        names = [corpus_files_of(file) for file in files]
+        sources = {source_of(of_file[0]) for of_file in names}
+        amounts = source_amounts(bytes, tokens, tokenizer, weights, sources)
+        source_weight = source_weights(weights, sources)
+        drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
-        known = [GroupFacts.of(group, path, drops[files_of(group)]) for group, path in facts.items()]
+        known = [
+            GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens))
+            for file, of_file in zip(files, names, strict=True)
+        ]
         source_weight, epochs = choose_epochs(run, source_weight, amounts, known, seed, FAN_IN)
         limits, digests, digest_bytes = choose_holdout(run, known, epochs, holdout, seed, FAN_IN)
-        outputs = [decisions_path(group, out_dir) for group in groups]
-        facts_bytes = [record.outputs[0].size for record in noted.records]
+        outputs = [out_dir / decisions_name(file.path) for file in files]
+        documents = [file.documents for file in files]
         decided = run.step(
-            "decide", decide_tasks(known, outputs, epochs, limits, digests, seed, digest_bytes, facts_bytes)
+            "decide", decide_tasks(known, outputs, epochs, limits, digests, seed, digest_bytes, documents)
         )
         check_all_found(decided.counts, named, filter(None, (duplicates, short_docs, keep_list)))
-        text_bytes = sum(map(sum, decided.values(list[int])))
-        manifest = MixManifest(
-            seed, source_weight, holdout, text_bytes, [part.label for part in slices], cuts_of(slices)
-        )
+        text_bytes = [of_group for of_task in decided.values(list[tuple[int, int]]) for of_group in of_task]
+        decisions = [
+            DecisionsFile(decisions_name(file.path), file.slices, *sizes)
+            for file, sizes in zip(files, text_bytes, strict=True)
+        ]
+        manifest = MixManifest(seed, source_weight, holdout, decisions)
         path = mix_manifest_path(out_dir)
         run.step("manifest", [Task("manifest", write_mix_manifest, {"manifest": manifest, "path": path}, (path,))])
-        counts = run.finish(_join_counts(noted.counts, decided.counts))
+        counts = run.finish(decided.counts.merge(run.note("files that are read", count_files(files))))
         if both and run.ran and not options.quiet:
             print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
     if not options.quiet:
@@ -135,7 +178,7 @@ def mix(
 
 
 def _join_counts(noted: Counts, decided: Counts) -> Counts:
-    """Return the counts of the stage: documents read and malformed as noted, and by which reason each left."""
+    """Return the counts of the command: documents read and malformed as noted, and by which reason each left."""
     counts = Counts({}, []).merge(noted)
     for reasons in counts.tallies.values():
         reasons.pop(NOTED, None)

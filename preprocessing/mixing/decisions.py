@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from gristmill.counts import LEFT_OUT, READ, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
-from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import encode_names, stream_table, write_table
+from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.facts import SUFFIX, FactsFile
 from preprocessing.mixing.drops import load_drops
-from preprocessing.mixing.facts import DIGEST, Facts, load_facts
-from preprocessing.mixing.mix import Amounts, files_of
+from preprocessing.mixing.facts import DIGEST, MixFacts, load_facts
+from preprocessing.mixing.mix import Amounts
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
 from preprocessing.mixing.split import HELD_OUT, Limits, held_out_documents
@@ -30,24 +31,36 @@ from preprocessing.mixing.split import HELD_OUT, Limits, held_out_documents
 IN_HOLDOUT = "in the holdout"
 HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
 _SORTED = np.dtype([("digest", DIGEST)])
-_FACTS_SHARE = 16  # bytes of facts that a task reads, for a byte of the digests of the holdout
+_FACTS_SHARE = 6  # documents that a task decides on, for each of which it reads the digest from the holdout
 _COLUMNS = ("file", "row", "copies", "bytes")
 
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """What is known of the documents of a group of slices: the names of its corpus files; facts, and drops."""
+    """What is known of the documents of one file of facts: their source and corpus files; facts, and drops."""
 
     label: str
     source: str
     names: tuple[str, ...]
     facts: Path
     drops: Path
+    has_tokens: bool
 
     @classmethod
-    def of(cls, group: SliceGroup, facts: Path, drops: Path) -> "GroupFacts":
-        """The files of a group of slices."""
-        return cls(group[0].label, group[0].source, files_of(group), facts, drops)
+    def of(cls, file: FactsFile, facts_dir: Path, drops: Path, has_tokens: bool) -> "GroupFacts":
+        """Return what is known of a file of facts."""
+        names = corpus_files_of(file)
+        label = file.path.removesuffix(SUFFIX)
+        return cls(label, source_of(names[0]), names, facts_dir / file.path, drops, has_tokens)
+
+    def load(self) -> list[MixFacts]:
+        """Return the facts of each corpus file, in order."""
+        return load_facts(self.facts, self.names, self.has_tokens)
+
+
+def corpus_files_of(file: FactsFile) -> tuple[str, ...]:
+    """Return the names of the corpus files whose documents a file of facts has."""
+    return tuple(dict.fromkeys(part.file for part in file.slices))
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,16 @@ class DecidedFile:
     rows: NDArray[np.int64]
     copies: NDArray[np.int64]
     sizes: NDArray[np.int64]
+
+    @property
+    def train_copies(self) -> NDArray[np.int64]:
+        """Return the copies (n) in the train set."""
+        return np.maximum(self.copies, 0)
+
+    def between(self, first: int, end: int) -> "DecidedFile":
+        """Return the decisions on the rows from `first` to below `end`."""
+        chosen = slice(*np.searchsorted(self.rows, (first, end)))
+        return DecidedFile(self.name, self.rows[chosen], self.copies[chosen], self.sizes[chosen])
 
 
 def choose_epochs(
@@ -101,12 +124,12 @@ def choose_epochs(
 class _Drawn:
     """Documents (n) of one corpus file, why each is dropped ('' if it is not), and copies of each, 0 if dropped."""
 
-    facts: Facts
+    facts: MixFacts
     reasons: NDArray[np.str_]
     copies: NDArray[np.int64]
 
 
-def _is_kept(facts: Facts, reasons: Sequence[str]) -> NDArray[np.bool_]:
+def _is_kept(facts: MixFacts, reasons: Sequence[str]) -> NDArray[np.bool_]:
     return np.array([not reason for reason in reasons], np.bool_).reshape(len(facts.rows))
 
 
@@ -118,7 +141,7 @@ def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: P
     drops = load_drops(group.drops, group.names)
     chunks = [np.empty(0, np.uint64)]
     amount = 0
-    for facts in load_facts(group.facts, group.names):
+    for facts in group.load():
         is_kept = _is_kept(facts, drops[facts.name].reasons(facts.rows))
         chunks.append(random_numbers(seed, "weight", facts.name, facts.rows)[is_kept])
         amount += int((facts.tokens if by_tokens else facts.sizes)[is_kept].sum())
@@ -129,7 +152,7 @@ def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: P
 def _draw_copies(group: GroupFacts, epochs: SourceEpochs, seed: int) -> Iterator[_Drawn]:
     """Yield the documents of each file of a group, with the copies that its weight asks for."""
     drops = load_drops(group.drops, group.names)
-    for facts in load_facts(group.facts, group.names):
+    for facts in group.load():
         reasons = drops[facts.name].reasons(facts.rows)
         copies = epochs.copies(random_numbers(seed, "weight", facts.name, facts.rows))
         copies[~_is_kept(facts, reasons)] = 0
@@ -221,9 +244,11 @@ def decide_tasks(
     digests: Path,
     seed: int,
     digest_bytes: int,
-    facts_bytes: Sequence[int],
+    documents: Sequence[int],
 ) -> Iterator[Task]:
-    """Yield the tasks that decide; each reads facts of _FACTS_SHARE times as many bytes as the holdout's digests.
+    """Yield the tasks that decide, each on _FACTS_SHARE times as many documents as the holdout has.
+
+    `documents` are those of each group.
 
     Else what tasks fetch would grow with the square of the corpus, as every task reads all digests.
     """
@@ -231,8 +256,8 @@ def decide_tasks(
     size = 0
     for number in range(len(groups)):
         together.append(number)
-        size += facts_bytes[number]
-        if size >= _FACTS_SHARE * digest_bytes or number == len(groups) - 1:
+        size += documents[number]
+        if size >= _FACTS_SHARE * digest_bytes // DIGEST.itemsize or number == len(groups) - 1:
             chosen = [groups[i] for i in together]
             written = [outputs[i] for i in together]
             sources = {one.source for one in chosen}
@@ -241,7 +266,7 @@ def decide_tasks(
                 "limits": {source: limits[source] for source in sorted(sources)}, "digests": digests, "seed": seed,
                 "outputs": written,
             }  # fmt: skip
-            yield Task(chosen[0].label, decide_groups, arguments, tuple(written), size)
+            yield Task(chosen[0].label, decide_groups, arguments, tuple(written))
             together = []
             size = 0
 
@@ -256,17 +281,19 @@ def decide_groups(
 ) -> Result:
     """Task: write the decisions on the documents of some groups, and count them by reason.
 
-    The value is, of each group, the bytes of text that its rows will have, copies included.
+    The value is, of each group, the bytes of text in the train set and in the holdout, copies included.
     """
     counts = Counts({}, [])
     held_out = np.fromfile(digests, DIGEST)
-    text_bytes = []
+    text_bytes = list[tuple[int, int]]()
     for group, output in zip(groups, outputs, strict=True):
         found = []
         for drawn in _draw_copies(group, epochs[group.source], seed):
             found.append(_decide(drawn, group.source, limits[group.source], held_out, seed, counts))
         write_decisions(output, found)
-        text_bytes.append(sum(int((np.abs(file.copies) * file.sizes).sum()) for file in found))
+        train_bytes = sum(int((file.train_copies * file.sizes).sum()) for file in found)
+        holdout_bytes = sum(int(file.sizes[file.copies == HELD_OUT_COPY].sum()) for file in found)
+        text_bytes.append((train_bytes, holdout_bytes))
     return Result(counts, text_bytes)
 
 
@@ -287,6 +314,7 @@ def _decide(
             counts.add(source, reason, int((documents * sizes).sum()), total)
 
     count(READ, np.ones(len(copies), np.int64))
+    counts.add_lengths(source, sizes)
     for reason in sorted(set(drawn.reasons.tolist()) - {""}):
         count(reason, (drawn.reasons == reason).astype(np.int64))
     count(LEFT_OUT, ((copies == 0) & (drawn.reasons == "")).astype(np.int64))

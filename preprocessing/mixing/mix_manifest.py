@@ -1,32 +1,36 @@
-"""mix.json: how a mix was decided, and how the corpus was cut into slices for it."""
+"""mix.json: how a mix was decided, and which file has the decisions on which documents."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from gristmill.engine.slices import SliceGroup
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut, Slice, slices_at
+from gristmill.io.facts import SUFFIX, WrittenSlice
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
 
 MIX_MANIFEST = "mix.json"
 
 
-class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """How a mix was decided.
+class DecisionsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of decisions: its path below the folder, the documents that it is about, and bytes of text decided on.
 
-    `text_bytes` are the bytes of text of all rows, copies included. `slices` has the label of each slice of the corpus,
-    in order, and `cuts` where files of several slices are cut.
+    Bytes count a document as often as it is in the train set, or once in the holdout.
     """
+
+    path: str
+    slices: list[WrittenSlice]
+    train_bytes: int
+    holdout_bytes: int
+
+
+class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """How a mix was decided; `files` are the decisions, in the order of keys."""
 
     seed: int
     weights: dict[str, float]
     holdout: float
-    text_bytes: int
-    slices: list[str]
-    cuts: dict[str, list[Cut]]
+    files: list[DecisionsFile]
 
     @classmethod
     def load(cls, folder: Path) -> "MixManifest":
@@ -39,18 +43,15 @@ class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove it, and run mix again") from error
 
-    def cut(self, files: Iterable[CorpusFile], folder: Path) -> list[Slice]:
-        """Return the slices of the corpus, as mix cut it. Raises InputError if it has other files than it had then."""
-        slices = [part for file in files for part in slices_at(file, self.cuts.get(file.name, ONE_SLICE))]
-        labels = [part.label for part in slices]
-        if labels != self.slices:
-            odd = sorted(set(labels) ^ set(self.slices))
-            named = odd[0].rpartition("+")[0] if odd else "its files in another order"
-            raise InputError(
-                f"{folder} decides on another corpus: expected the files that mix read, got a difference in {named}. "
-                "Run mix again"
-            )
-        return slices
+    @property
+    def train_bytes(self) -> int:
+        """Return the bytes of text in the train set, copies included."""
+        return sum(file.train_bytes for file in self.files)
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the bytes of text in the train set, copies included, and in the holdout."""
+        return self.train_bytes + sum(file.holdout_bytes for file in self.files)
 
 
 def write_mix_manifest(manifest: MixManifest, path: Path) -> None:
@@ -59,18 +60,10 @@ def write_mix_manifest(manifest: MixManifest, path: Path) -> None:
 
 
 def mix_manifest_path(folder: Path) -> Path:
-    """Path of the manifest in the folder that mix wrote."""
+    """Return the path of the manifest in the folder that mix wrote."""
     return folder / MIX_MANIFEST
 
 
-def decisions_path(group: SliceGroup, folder: Path) -> Path:
-    """Path of the decisions on the documents of a group."""
-    return folder / f"{group[0].label}.decisions.parquet"
-
-
-def cuts_of(slices: Sequence[Slice]) -> dict[str, list[Cut]]:
-    """Return where each file of several slices is cut."""
-    by_file: dict[str, list[Cut]] = {}
-    for part in slices:
-        by_file.setdefault(part.name, []).append(Cut(part.start, part.first_row, part.ranges))
-    return {name: cuts for name, cuts in by_file.items() if len(cuts) > 1}
+def decisions_name(facts: str) -> str:
+    """Return the path of the decisions on the documents of a file of facts, below the folder that mix wrote."""
+    return f"{facts.removesuffix(SUFFIX)}.decisions.parquet"

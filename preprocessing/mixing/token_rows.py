@@ -3,7 +3,7 @@
 A row's line is the ids of a document, with those that begin and end it, as the bytes of the shards' dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ from gristmill.io.token_shards import (
     write_sources,
 )
 from gristmill.io.vocabulary import ESCAPED_SPACE
-from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile, load_decisions
+from preprocessing.mixing.decided_corpus import GroupDecisions
+from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile
 from preprocessing.mixing.sampling import random_numbers
 from preprocessing.mixing.shuffle_buckets import (
     NUMBERS,
@@ -63,7 +64,7 @@ class EncodedGroup(msgspec.Struct):
 
 def encode_group(
     group: SliceGroup,
-    decisions: Path,
+    decisions: GroupDecisions,
     tokenizer: Path,
     begin: int,
     end: int,
@@ -78,7 +79,7 @@ def encode_group(
     model, encoder = load_encoder(tokenizer)
     is_lossy = model.kind == "sentencepiece"
     rows = _RowEncoder(encoder, (begin, end), token_dtype(model.vocab_size), seed, is_lossy)
-    size, differed = with_one_engine(encoder, lambda: rows.write(group, load_decisions(decisions), buckets, output))
+    size, differed = with_one_engine(encoder, lambda: rows.write(decisions.load(group), buckets, output))
     return Result(Counts({}, []), EncodedGroup(size, differed))
 
 
@@ -95,15 +96,14 @@ class _RowEncoder:
         self._is_lossy = is_lossy
         self._first = np.array([self._begin] if self._begin >= 0 else [], np.int32)
 
-    def write(self, group: SliceGroup, decided: dict[str, DecidedFile], buckets: int, output: Path) -> int:
-        """Write the bucket file of a group; return the bytes of all rows."""
+    def write(self, decided: Iterable[tuple[Slice, DecidedFile]], buckets: int, output: Path) -> int:
+        """Write the bucket file of slices, given the decisions on each; return the bytes of all rows."""
         with (
             write_bucket_file(output, COMPRESSION) as writer,
             open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
         ):
-            for part in group:
-                if part.name in decided:
-                    self._add_slice(scatter, part, decided[part.name])
+            for part, decided_file in decided:
+                self._add_slice(scatter, part, decided_file)
         return sum(frame.line_bytes for frame in writer.frames)
 
     def _add_slice(self, scatter: Scatter, part: Slice, decided: DecidedFile) -> None:
@@ -202,7 +202,10 @@ def write_token_part(
     `memory` is that of ordered_rows. The value is the ShardReport of both.
     """
     counts = Counts({}, [])
-    with _PartWriter(train, sources, dtype) as in_train, _PartWriter(holdout, sources, dtype) as held_out:
+    with (
+        _PartWriter(train, sources, dtype, counts) as in_train,
+        _PartWriter(holdout, sources, dtype, counts) as held_out,
+    ):
         for rows, order in ordered_rows(share, files, sources, train, memory):
             is_held_out = (numbers_of(rows, "holdout")[order] & np.uint64(_IS_HELD_OUT)) != 0
             in_train.write(rows, order[~is_held_out])
@@ -217,10 +220,11 @@ def write_token_part(
 
 
 class _PartWriter(TokenShardWriter):
-    """Writes rows of tokens as a part, a shard with the source of each document."""
+    """Writes rows of tokens as a part, a shard with the source of each document; counts lengths of texts."""
 
-    def __init__(self, tokens: Path, sources: list[str], dtype: str) -> None:
+    def __init__(self, tokens: Path, sources: list[str], dtype: str, counts: Counts) -> None:
         super().__init__(shard_prefix(tokens), np.dtype(dtype))
+        self._counts = counts
         self._names = sources
         self._sources = [np.empty(0, np.int64)]
         self._sizes = np.zeros(len(sources), np.int64)
@@ -234,7 +238,10 @@ class _PartWriter(TokenShardWriter):
             self.add_all(np.frombuffer(data, self.dtype), lengths[chosen].tolist())
         source = rows.column("source").to_numpy()[order].astype(np.int64)
         self._sources.append(source)
-        np.add.at(self._sizes, source, rows.column("size").to_numpy()[order])
+        sizes = rows.column("size").to_numpy()[order]
+        np.add.at(self._sizes, source, sizes)
+        for number in np.unique(source).tolist():
+            self._counts.add_lengths(self._names[number], sizes[source == number])
         np.add.at(self._tokens, source, lengths[order])
         self._lossy += int(np.count_nonzero(numbers_of(rows, "holdout")[order] & np.uint64(_IS_LOSSY)))
 

@@ -14,12 +14,14 @@ import sentencepiece
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
+from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers
 from gristmill.io.corpus import list_corpus
 from gristmill.io.token_shards import Manifest, open_shards, read_sources
 from preprocessing.encode import encode
 from preprocessing.mix import mix
+from preprocessing.mixing.decided_corpus import GroupDecisions
 from preprocessing.mixing.decisions import DecidedFile, write_decisions
 from preprocessing.mixing.split import HELD_OUT
 from preprocessing.mixing.token_rows import encode_group
@@ -242,7 +244,8 @@ def test_a_long_text_is_encoded_in_parts(tmp_path: Path, model: Path) -> None:
     copies = np.where(rows % 2, 2, 1)
     decided = DecidedFile("a.jsonl", rows, copies, np.array([len(text) for text in texts]))
     write_decisions(tmp_path / "decisions.parquet", [decided])
-    arguments = (tmp_path / "decisions.parquet", model, -1, 2, 1, 4)
+    decisions = GroupDecisions(FileSet((tmp_path / "decisions.parquet",)), (len(texts),))
+    arguments = (decisions, model, -1, 2, 1, 4)
     with memory_budget(Budget.of(8 * size, 1, tmp_path / "lock")):
         encode_group((part,), *arguments, tmp_path / "first.bucket")  # loads the model
         tracemalloc.start()

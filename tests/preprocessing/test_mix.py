@@ -12,7 +12,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io import readers
 from gristmill.io.keys import write_keys
-from preprocessing import mixing
+from preprocessing import document_pass, mixing
 from preprocessing.mix import mix
 from preprocessing.mixing.decisions import IN_HOLDOUT
 from preprocessing.mixing.split import HELD_OUT
@@ -92,11 +92,11 @@ def test_another_mix_reads_no_text(
     def read_no_more(*_: object, **__: object) -> None:
         raise AssertionError("a text was read")
 
-    monkeypatch.setattr(mixing.facts, "read_documents", read_no_more)
+    monkeypatch.setattr(document_pass, "read_documents", read_no_more)
     mix(norm, tmp_path / "mix", weights="book=2.5", seed=3, holdout=0.2, options=quiet)
     after = digest(tmp_path / "mix")
     assert {name for name in after if after[name] == before[name]} == {
-        name for name in after if name.endswith(".facts.parquet")
+        name for name in after if name.startswith("facts/")
     }
 
 

@@ -1,0 +1,80 @@
+"""The corpus of a mix, cut into slices that are read together with the decisions on their documents."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import FileSet
+from gristmill.errors import InputError
+from gristmill.io.documents import CorpusFile, Slice
+from preprocessing.mixing.decisions import DecidedFile, load_decisions
+from preprocessing.mixing.mix_manifest import MixManifest
+
+_NO_END = 1 << 62  # row after the last slice of a file, whose rows are not counted
+
+
+@dataclass(frozen=True)
+class GroupDecisions:
+    """The files with the decisions on the documents of a group of slices, and the row after the last of each slice."""
+
+    files: FileSet
+    ends: tuple[int, ...]
+
+    def load(self, group: SliceGroup) -> Iterator[tuple[Slice, DecidedFile]]:
+        """Yield each slice that has documents in the mix, and the decisions on them. InputError for a damaged file."""
+        by_file: dict[str, list[DecidedFile]] = {part.name: [] for part in group}
+        for path in self.files.paths:
+            for name, decided in load_decisions(path).items():
+                if name in by_file:
+                    by_file[name].append(decided)
+        for part, end in zip(group, self.ends, strict=True):
+            pieces = [decided.between(part.first_row, end) for decided in by_file[part.name]]
+            chosen = [piece for piece in pieces if len(piece.rows)]
+            if chosen:
+                yield part, _join(chosen)
+
+
+def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
+    """Return the decisions on consecutive rows of one file, which are in several files of decisions, as one."""
+    return DecidedFile(
+        pieces[0].name,
+        np.concatenate([piece.rows for piece in pieces]),
+        np.concatenate([piece.copies for piece in pieces]),
+        np.concatenate([piece.sizes for piece in pieces]),
+    )
+
+
+def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir: Path) -> list[GroupDecisions]:
+    """Return the decisions on each group of slices, which are those of all files of a corpus in order."""
+    slices = [part for group in groups for part in group]
+    ends = dict[str, int]()
+    for part, following in zip(slices, [*slices[1:], None], strict=True):
+        is_last = following is None or following.name != part.name
+        ends[part.label] = _NO_END if is_last else following.first_row  # type: ignore[union-attr]
+    files_of = dict[str, list[tuple[int, int, Path]]]()
+    for file in manifest.files:
+        for written in file.slices:
+            files_of.setdefault(written.file, []).append((written.first, written.end, mix_dir / file.path))
+    found = list[GroupDecisions]()
+    for group in groups:
+        paths = dict[Path, None]()
+        for part in group:
+            for first, end, path in files_of[part.name]:
+                if first < ends[part.label] and end > part.first_row:
+                    paths[path] = None
+        found.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends[part.label] for part in group)))
+    return found
+
+
+def reject_other_corpus(files: Sequence[CorpusFile], manifest: MixManifest, mix_dir: Path) -> None:
+    """Raise InputError unless the corpus has the files that a mix decided on."""
+    named = {written.file for file in manifest.files for written in file.slices}
+    odd = sorted(named ^ {file.name for file in files})
+    if odd:
+        raise InputError(
+            f"{mix_dir} decides on another corpus: expected the files that mix read, got a difference in {odd[0]}. "
+            "Run mix again"
+        )
