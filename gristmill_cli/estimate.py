@@ -380,7 +380,7 @@ def explanation(found: Estimate, given: float | None) -> str:
     total = found.total
     of_sample = f"{found.duplicates:.1%} of the sample's documents"
     duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
-        f"{of_sample}. A whole corpus has more, and then costs less after pass1; try --duplicates 0.4"
+        f"{of_sample}. A whole corpus has more, and then costs less after mix; try --duplicates 0.4"
     )  # fmt: skip
     return (
         f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "

@@ -162,11 +162,22 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
 
 
 def check_counts_between(
-    stage: str, counts: Counts, reason: str, next_stage: str, next_counts: Counts, sizes: bool = True
+    stage: str,
+    counts: Counts,
+    reasons: Sequence[str],
+    next_stage: str,
+    next_counts: Counts,
+    sizes: bool = True,
 ) -> None:
-    """Raise ConservationError unless `next_stage` read the documents (with `sizes`, also bytes) of `counts[reason]`."""
+    """Raise ConservationError unless `next_stage` read the documents that `stage` counted under these reasons.
+
+    With `sizes`, also as many bytes.
+    """
     for source in sorted({*counts.tallies, *next_counts.tallies}):
-        out = counts.total(reason, source)
+        out = Tally()
+        for reason in reasons:
+            tally = counts.total(reason, source)
+            out.add(tally.documents, tally.bytes)
         read = next_counts.total(READ, source)
         if (out.documents, out.bytes * sizes) != (read.documents, read.bytes * sizes):
             raise ConservationError(

@@ -99,7 +99,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         seconds = time.monotonic() - began
         counts[stage.name] = found
         if earlier := stage.stage_read(context):
-            check_counts_between(earlier, counts[earlier], stage.reads_reason, stage.name, found, stage.reads_bytes)
+            check_counts_between(earlier, counts[earlier], stage.reads_reasons, stage.name, found, stage.reads_bytes)
         stage.reject_empty(config, found)
         save_record(config, stage, found, round(seconds, 3))
         its = list(find_alarms(config, stage.name, found))

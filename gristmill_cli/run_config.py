@@ -26,6 +26,8 @@ from preprocessing.minimum_length import SizeUnit
 from preprocessing.steps.user_function import StepOptions
 from preprocessing.train_tokenizer import ModelType
 
+Kept = Literal["train_text"]
+
 
 def read_options(out: Path) -> dict[str, Any]:
     """The options of a run, as its run.json has them. Raises InputError where it is damaged."""
@@ -272,6 +274,8 @@ class RunConfig(RunOptions, _Corpus):
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    keep: tuple[Kept, ...] = ()
+    """What to keep besides tokens: train_text (OUT/train_deduped and OUT/holdout, the mixed text as JSON lines)."""
     keep_list: Path | None = None
     """Lines `keep KEY` and `drop KEY`, as gristmill browse writes them: what the mix keeps and drops after all."""
     alarms: Alarms = field(default_factory=Alarms)
@@ -298,6 +302,11 @@ class RunConfig(RunOptions, _Corpus):
         if twice := sorted(own.keys() & self.mix.weights.keys()):
             raise UsageError(f"the source {twice[0]!r} has a weight in [sources] and in [mix.weights]: give one")
         return self.mix.weights | own
+
+    @property
+    def counting_tokenizer(self) -> Path | None:
+        """The tokenizer that counts the tokens of documents, if the mix asks for amounts of tokens."""
+        return self.tokenizer.file if self.mix.tokens else None
 
     @property
     def mix_seed(self) -> int:

@@ -14,11 +14,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.counts import MALFORMED, READ, SKIPPED, WRITTEN, Counts
+from gristmill.counts import MALFORMED, READ, SKIPPED, WRITTEN, Counts, Tally
 from gristmill.errors import UsageError, require
+from preprocessing.mixing.decisions import IN_HOLDOUT
 from preprocessing.mixing.drops import DROPPED
 from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
+from preprocessing.mixing.split import HELD_OUT
 
 DEFAULT_WEIGHT = 1.0
 
@@ -122,9 +124,9 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
         table.add_column(name, justify="right")
     kept = {source: kept_by_mix(counts, source) for source in weights}
     requested = [sum(weights[s] * kept[s][i] for s in weights) or 1 for i in (0, 1)]
-    total = counts.total(WRITTEN)
+    total = mixed_tally(counts)
     for source, weight in weights.items():
-        written = counts.total(WRITTEN, source)
+        written = mixed_tally(counts, source)
         cells = [
             f"{weight * kept[source][i] / requested[i]:.2%} → {of_source / (of_all or 1):.2%}"
             for i, (of_source, of_all) in enumerate(
@@ -136,6 +138,15 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
             cells.append(f"{amounts.of[source]:,.0f}{realised}")
         table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
+
+
+def mixed_tally(counts: Counts, source: str | None = None) -> Tally:
+    """Return the documents in the mix of a source, or of all, copies included: in the train set or held out."""
+    mixed = Tally()
+    for reason in (WRITTEN, HELD_OUT, IN_HOLDOUT):
+        tally = counts.total(reason, source)
+        mixed.add(tally.documents, tally.bytes)
+    return mixed
 
 
 def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:

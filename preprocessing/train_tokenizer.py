@@ -13,26 +13,37 @@ from typing import Literal, NamedTuple, get_args
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
+import numpy as np
 import sentencepiece
 
 from gristmill.budget import worker_share
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.slices import (
+    SliceGroup,
+    cut_corpus,
+    cut_raw_corpus,
+    group_slices,
+    leaves_out_damaged,
+    read_slices,
+)
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
+from gristmill.io.files import reject_unfinished
 from gristmill.io.lines import split_lines
-from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.readers import Rejects, Slice, read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.processes import call_apart
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
-from preprocessing.mixing.sampling import check_seed, random_number
+from preprocessing.mixing.decided_corpus import GroupDecisions, find_decisions, reject_other_corpus
+from preprocessing.mixing.mix_manifest import MixManifest, mix_manifest_path
+from preprocessing.mixing.sampling import check_seed, random_number, random_numbers
 from preprocessing.mixing.shuffle_buckets import LineBuffer
 
 ModelType = Literal["bpe", "unigram", "byte-bpe"]
@@ -64,6 +75,7 @@ def train_tokenizer(
     seed: int = 1,
     options: RunOptions = RunOptions(),
     text_column: str = "text",
+    mix_dir: Path | None = None,
 ) -> Counts:
     """Train a tokenizer on a random sample of the documents of a train set.
 
@@ -75,16 +87,17 @@ def train_tokenizer(
     <|endoftext|>.
 
     Args:
-        input_dir: OUT/train_deduped, the train set.
+        input_dir: OUT/train_deduped, the train set; or, with mix_dir, the clean corpus that it is chosen from.
         out_dir: OUT/tokenizer, the folder to write tokenizer.model or tokenizer.json to.
         vocab_size: Number of pieces, including the 256 bytes and the control pieces: 3, or 1 of byte-bpe.
         model_type: bpe (byte-pair encoding of characters: Sennrich et al. 2016), unigram (Kudo 2018), or byte-bpe (of
             bytes: Radford et al. 2019; needs gristmill[tokenizers]).
-        sample: Size of the text to train on, such as 64MiB.
+        sample: Size of the text to train on, such as 64MiB; with mix_dir, about that.
         exact: Make exactly vocab_size pieces, or raise an error if the sample is too small; else make fewer pieces.
         seed: Seed of the sample.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
+        mix_dir: OUT/mix, which mix wrote: its train set is sampled, each copy of a document for itself.
 
     Returns:
         Documents read, sampled and not sampled, per source.
@@ -98,11 +111,25 @@ def train_tokenizer(
     if whole:
         require_tokenizers("--model_type byte-bpe")
         stage = replace(STAGE, libraries=("tokenizers",))
-    with open_stage(stage, out_dir, options, reads={input_dir: paths_of(files)}, files=[model]) as run:
-        slices = cut_raw_corpus(run, files)
+    reads: dict[Path, list[Path] | None] = {input_dir: paths_of(files)}
+    manifest = None
+    if mix_dir:
+        manifest = MixManifest.load(mix_dir)
+        reject_unfinished(mix_dir)
+        reject_other_corpus(files, manifest, mix_dir)
+        reads[mix_dir] = None
+    with open_stage(stage, out_dir, options, reads=reads, files=[model]) as run:
         budget = parse_size(sample)
-        sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
-        sampled.counts.check_malformed(STAGE.name, options.max_malformed)
+        if mix_dir and manifest:
+            run.tag(mix_manifest_path(mix_dir))  # was read above
+            groups = group_slices(cut_corpus(run, files))
+            decisions = find_decisions(groups, manifest, mix_dir)
+            last = _last_sampled(budget, manifest.train_bytes)
+            sampled = run.step("sample", _tasks_of_mix(run, groups, decisions, last, seed, whole))
+        else:
+            slices = cut_raw_corpus(run, files)
+            sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
+            sampled.counts.check_malformed(STAGE.name, options.max_malformed)
         arguments = {
             "samples": FileSet(tuple(run.ledger.path(record.outputs[0]) for record in sampled.records)), "model": model,
             "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
@@ -149,6 +176,57 @@ def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: in
         budgets = tuple(max(1, budget * part.size // total) for part in group)
         arguments = {"budgets": budgets, "seed": seed, "whole": whole, "output": output}
         yield Task.on_slices(group, sample_group, arguments, (output,))
+
+
+def _last_sampled(budget: int, train_bytes: int) -> int:
+    """Return the largest random number of a document that is sampled: `budget` bytes of all, about."""
+    numbers = 1 << 64
+    return min(numbers, budget * numbers // max(1, train_bytes)) - 1
+
+
+def _tasks_of_mix(
+    run: StageRun, groups: list[SliceGroup], decisions: list[GroupDecisions], last: int, seed: int, whole: bool
+) -> Iterator[Task]:
+    for group, of_group in zip(groups, decisions, strict=True):
+        output = run.work / "sample" / f"{group[0].label}.txt"
+        arguments = {"decisions": of_group, "last": last, "seed": seed, "whole": whole, "output": output}
+        yield Task.on_slices(group, sample_mix, arguments, (output,))
+
+
+def sample_mix(
+    group: SliceGroup, decisions: GroupDecisions, last: int, seed: int, output: Path, whole: bool = False
+) -> Counts:
+    """Task: write the lines (see _lines_of) of a random sample of the documents in a group that are in the train set.
+
+    A copy of a document is in the sample if its random number is not above `last`, whatever is in other groups.
+    """
+    counts = Counts({}, [])
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
+        for part, decided in decisions.load(group):
+            copies = decided.train_copies
+            times = np.zeros_like(copies)
+            for copy in range(int(copies.max(initial=0))):
+                numbers = random_numbers(seed, f"tokenizer {copy}", part.name, decided.rows)
+                times += (copies > copy) & (numbers <= np.uint64(last))
+            for reason, counted in ((READ, copies), (SAMPLED, times), (NOT_SAMPLED, copies - times)):
+                size = int((counted * decided.sizes).sum())
+                counts.add(part.source, reason, size, int(counted.sum()))
+            is_sampled = times > 0
+            documents = read_chosen(part, decided.rows[is_sampled].tolist())
+            for document, repeats in zip(documents, times[is_sampled].tolist(), strict=True):
+                for _ in range(repeats):
+                    file.writelines(_lines_of(document.text, whole))
+                del document  # a large one is gone before the next is read
+    return counts
+
+
+def _lines_of(text: str, whole: bool) -> Iterator[bytes]:
+    """Yield the sentences of a text, a line each; or, if `whole`, the text as JSON in one line."""
+    if whole:
+        yield msgspec.json.encode(text) + b"\n"
+        return
+    for sentence in sentences(text):
+        yield sentence.encode() + b"\n"
 
 
 @leaves_out_damaged
@@ -212,8 +290,8 @@ class SentenceSample:
         if self._heap and self._size + found.size > self._budget and place < self._heap[0]:
             return [found]
         start = self._buffer.size
-        for line in (msgspec.json.encode(text),) if self._whole else map(str.encode, sentences(text)):
-            self._buffer.append(line + b"\n")
+        for line in _lines_of(text, self._whole):
+            self._buffer.append(line)
         if source not in self._sources:
             self._sources.append(source)
         self._documents.extend((self._sources.index(source), found.size, start, self._buffer.size))

@@ -10,12 +10,12 @@ from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
 from gristmill_cli.report.page import NOTHING, Number, Row, counted, figure, grid, paragraph, pointer, section, table
 from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
-from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix
+from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally
 
 MAX_SOURCES = 12  # in a picture; the others are together
 _MAX_OUTCOMES = 9  # in a picture; the others are together
 _SIZE_REASONS = {"read": READ, "for training": TRAIN}
-_LENGTH_STAGES = {"read": "normalize_text", "for training": "tokenize_corpus"}
+_LENGTH_STAGES = {"read": "normalize_text", "in the mix": "encode"}
 
 Histogram = Sequence[int]  # documents by the number of bits of their sizes: class 3 has 4 to 7 bytes
 
@@ -200,7 +200,7 @@ def _brief(size: int) -> str:
 
 def show_shares(run: DataRun) -> Markup:
     """Return the section on the shares of the mix: those that were asked for, and those that it has."""
-    record = run.stages.get("pass1")
+    record = run.stages.get("mix")
     if not record:
         return NOTHING
     counts = record.counts
@@ -221,7 +221,7 @@ def show_shares(run: DataRun) -> Markup:
         cells: dict[str, str | Number] = {
             "": source,
             "epochs": Number(weights[source], f"{weights[source]:g}"),
-            "documents": counted(counts, source, WRITTEN, f"{RUN_RECORDS}/pass1.json", "counts", "tallies"),
+            "documents": counted(counts, source, WRITTEN, f"{RUN_RECORDS}/mix.json", "counts", "tallies"),
         }
         for name, share_of in shares.items():
             cells[name] = Number(share_of[source], f"{share_of[source]:.2f} %")
@@ -252,8 +252,8 @@ def _requested_shares(counts: Counts, weights: Mapping[str, float]) -> dict[str,
 
 def _realised_shares(counts: Counts, sources: Iterable[str]) -> dict[str, float]:
     """Return the percentage of the mix that each source has."""
-    total = counts.total(WRITTEN).documents or 1
+    total = mixed_tally(counts).documents or 1
     shares = dict[str, float]()
     for source in sources:
-        shares[source] = 100 * counts.total(WRITTEN, source).documents / total
+        shares[source] = 100 * mixed_tally(counts, source).documents / total
     return shares

@@ -168,7 +168,7 @@ def _read_funnel(run: DataRun) -> None:
 
 
 def _read_manifests(run: DataRun) -> None:
-    if not run.funnel and "tokenize_holdout" not in run.stages:
+    if not run.funnel and "encode" not in run.stages:
         return
     for name in (TRAIN, HELD_OUT):
         try:

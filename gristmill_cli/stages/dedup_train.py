@@ -5,7 +5,6 @@ from typing import Any
 from dedup.dedup_train import dedup_train
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.funnel import HELD_OUT, TRAIN
-from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pass2 import CHUNK
 from gristmill_cli.stages.spec import RunContext, StageSpec
 
@@ -15,10 +14,9 @@ class DedupTrain(StageSpec):
 
     name = "dedup_train"
     output = "train_deduped"
-    is_in_funnel = True
+    added_by = "keep"
     reads = "pass2"
     keeps = WRITTEN
-    look_at = "how much of the corpus --mix.holdout takes"
     requests = 5.0
     is_after_mix = True
 
@@ -30,7 +28,3 @@ class DedupTrain(StageSpec):
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return nothing: it has no options."""
         return {}
-
-    def hint(self, config: RunConfig) -> str:
-        """Return what to try if no document is left."""
-        return f"give more documents, or a smaller --mix.holdout than {config.mix.holdout}"

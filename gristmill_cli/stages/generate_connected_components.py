@@ -19,7 +19,7 @@ class GenerateConnectedComponents(StageSpec):
     output = "dup/connected_components.parquet"
     section = "dedup"
     reads = "to_hash"
-    reads_reason = SIGNED
+    reads_reasons = (SIGNED,)
     reads_bytes = False
     requests = 4.0
     is_serial = True

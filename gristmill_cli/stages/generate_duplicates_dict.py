@@ -16,7 +16,7 @@ class GenerateDuplicatesDict(StageSpec):
     output = "dup/duplicates.parquet"
     section = "dedup"
     reads = "generate_connected_components"
-    reads_reason = CLUSTERED
+    reads_reasons = (CLUSTERED,)
     reads_bytes = False
     requests = 7.3
     is_serial = True

@@ -5,7 +5,6 @@ from typing import Any
 
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.funnel import HELD_OUT, TRAIN
-from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.shuffle_holdout import pass2
 
@@ -19,7 +18,7 @@ class Pass2(StageSpec):
     name = "pass2"
     output = "train"
     section = "mix"
-    is_in_funnel = True
+    added_by = "keep"
     reads = "pass1"
     keeps = WRITTEN
     requests = 4.5
@@ -33,7 +32,3 @@ class Pass2(StageSpec):
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the share that is held out."""
         return {"holdout": run.config.mix.holdout}
-
-    def hint(self, config: RunConfig) -> str:
-        """Return what to try if no document is left."""
-        return f"give more documents, or a smaller --mix.holdout than {config.mix.holdout}"

@@ -11,11 +11,13 @@ from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.apply import Apply
 from gristmill_cli.stages.decontaminate import Decontaminate
 from gristmill_cli.stages.dedup_train import DedupTrain
+from gristmill_cli.stages.encode import Encode
 from gristmill_cli.stages.filter import FilterShort
 from gristmill_cli.stages.filter_quality import FilterQuality
 from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
 from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
+from gristmill_cli.stages.mix import Mix
 from gristmill_cli.stages.normalize_text import NormalizeText
 from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.pass1 import Pass1
@@ -23,7 +25,6 @@ from gristmill_cli.stages.pass2 import Pass2
 from gristmill_cli.stages.remove_lines import RemoveLines
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.to_hash import ToHash
-from gristmill_cli.stages.tokenize_corpus import TokenizeCorpus, TokenizeHoldout
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 
 STAGES: tuple[StageSpec, ...] = (
@@ -38,12 +39,12 @@ STAGES: tuple[StageSpec, ...] = (
     ToHash(),
     GenerateConnectedComponents(),
     GenerateDuplicatesDict(),
+    Mix(),
     Pass1(),
     Pass2(),
     DedupTrain(),
     TrainTokenizer(),
-    TokenizeCorpus(),
-    TokenizeHoldout(),
+    Encode(),
 )
 FIRST_STAGE = STAGES[0].name
 

@@ -13,6 +13,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
 from preprocessing.steps.text_digest import TextDigest
+from preprocessing.steps.token_count import TokenCount
 
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
 CORPUS = "corpus"  # what most stages read: the documents that the last rewriting stage wrote
@@ -49,7 +50,10 @@ class RunContext:
     @property
     def fact_steps(self) -> list[DocumentStep]:
         """The steps that note what documents are filtered, compared and mixed by."""
-        return [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch)]
+        steps: list[DocumentStep] = [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch)]
+        if self.config.counting_tokenizer:
+            steps.append(TokenCount.of(self.config.counting_tokenizer))
+        return steps
 
     @property
     def short_documents(self) -> Path:
@@ -96,7 +100,7 @@ class StageSpec:
         notes_facts: It notes facts of its documents if no other stage writes the corpus after it.
         is_in_funnel: It decides what becomes of documents: the funnel has its counts.
         reads: The stage whose documents it reads, or CORPUS. It must count as many documents as that one counted under
-            `reads_reason` (and as many bytes, with `reads_bytes`).
+            `reads_reasons` (and as many bytes, with `reads_bytes`).
         keeps: The reason under which it must count a document; a run ends otherwise.
         look_at: Where to look if a source loses many documents in it; {source} is the source's name.
         requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 100,000 slices.
@@ -116,7 +120,7 @@ class StageSpec:
     notes_facts: bool = False
     is_in_funnel: bool = False
     reads: str = CORPUS
-    reads_reason: str = WRITTEN
+    reads_reasons: tuple[str, ...] = (WRITTEN,)
     reads_bytes: bool = True
     keeps: str = ""
     look_at: str = ""
