@@ -17,7 +17,7 @@ from tyro.conf import Positional
 
 from gristmill.batches import batched
 from gristmill.command import command
-from gristmill.counts import WRITTEN, Counts
+from gristmill.counts import IN_HOLDOUT, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
@@ -34,7 +34,6 @@ from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
 from gristmill.text import text_digest, utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
-IN_HOLDOUT = "in the holdout"
 DIGESTED = "digested"
 _DIGEST = np.dtype([(name, "<u8") for name in "abcd"])  # SHA-256 as numbers that sort as its bytes do
 _BATCH = 4096  # digests sorted together

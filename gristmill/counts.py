@@ -31,6 +31,8 @@ SKIPPED = "skipped"  # records of a web archive that are no documents, such as i
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
 LEFT_OUT = "left out by weight"
+HELD_OUT = "holdout"  # documents for evaluation
+IN_HOLDOUT = "in the holdout"  # documents whose text is held out
 PARTS = "further parts"  # documents that a function of yours made of one, but for the first of them
 INCOMING = (READ, REPEATED, PARTS)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
@@ -284,7 +286,7 @@ def warn_of_losses(
 ) -> dict[str, str]:
     """Sources that lose more than `most` of their documents, or far more than the others' median, and a sentence each.
 
-    Lost is what was read and left by another reason than WRITTEN, or only what left by the reason `of`. The sources may
+    Lost is what was read and neither written nor held out, or only what left by the reason `of`. The sources may
     be other parts of a corpus, as `what` says. A limit of 0 is none.
     """
     lost = dict[str, dict[str, int]]()
@@ -292,7 +294,7 @@ def warn_of_losses(
         is_lost = (
             reason == of
             if of
-            else reason not in (*INCOMING, WRITTEN, LEFT_OUT) and not reason.startswith((NOT_READ, SKIPPED))
+            else reason not in (*INCOMING, WRITTEN, LEFT_OUT, HELD_OUT) and not reason.startswith((NOT_READ, SKIPPED))
         )
         if is_lost and tally.documents:
             lost.setdefault(source, {})[reason] = tally.documents

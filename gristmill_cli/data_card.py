@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import INCOMING, NOT_READ, READ, Counts
+from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
@@ -19,7 +19,7 @@ from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
-from gristmill_cli.funnel import HELD_OUT, TRAIN, Funnel, read_funnel
+from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.filter_quality import rules_version

@@ -13,6 +13,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.counts import (
+    HELD_OUT,
     INCOMING,
     NOT_READ,
     READ,
@@ -32,7 +33,6 @@ from preprocessing.quality.recipe import RULES
 
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
-HELD_OUT = "holdout"
 _OUT = re.compile(r"\bOUT(?=/| --|[:,;]|$)")
 _RULES = "rules"  # column of all rules of a recipe
 

@@ -15,6 +15,7 @@ import msgspec
 from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
+from gristmill.counts import HELD_OUT
 from gristmill.engine.executors.context import open_execution_context
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
@@ -24,7 +25,7 @@ from gristmill.paths import spell_urls
 from gristmill.storage.files import exists, remove_files, remove_partial_files, resolved, write_file
 from gristmill.storage.stores import store_of
 from gristmill_cli.alarms import check_strict, find_alarms
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
+from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import (

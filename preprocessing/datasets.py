@@ -14,13 +14,11 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.counts import MALFORMED, READ, SKIPPED, WRITTEN, Counts, Tally
+from gristmill.counts import HELD_OUT, IN_HOLDOUT, MALFORMED, READ, SKIPPED, WRITTEN, Counts, Tally
 from gristmill.errors import UsageError, require
-from preprocessing.mixing.decisions import IN_HOLDOUT
 from preprocessing.mixing.drops import DROPPED
 from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
-from preprocessing.mixing.split import HELD_OUT
 
 DEFAULT_WEIGHT = 1.0
 

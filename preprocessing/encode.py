@@ -90,12 +90,12 @@ def encode(
     files = list_corpus(input_dir, text_column=text_column)
     manifest = MixManifest.load(mix_dir)
     reject_unfinished(mix_dir)
-    reject_other_corpus(files, manifest, mix_dir)
     with open_stage(
         stage_of(STAGE, tokenizer), out_dir, options,
         reads={input_dir: paths_of(files), mix_dir: None}, publishes=list(targets.values()),
     ) as run:  # fmt: skip
         run.tag(mix_manifest_path(mix_dir))  # was read above
+        reject_other_corpus(files, manifest, mix_dir)
         for target in targets.values():
             remove_unrecorded_shards(run, target)
             reject_unknown_files(target, (), SHARD_SUFFIXES, run.ledger)

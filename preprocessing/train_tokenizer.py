@@ -116,12 +116,12 @@ def train_tokenizer(
     if mix_dir:
         manifest = MixManifest.load(mix_dir)
         reject_unfinished(mix_dir)
-        reject_other_corpus(files, manifest, mix_dir)
         reads[mix_dir] = None
     with open_stage(stage, out_dir, options, reads=reads, files=[model]) as run:
         budget = parse_size(sample)
         if mix_dir and manifest:
             run.tag(mix_manifest_path(mix_dir))  # was read above
+            reject_other_corpus(files, manifest, mix_dir)
             groups = group_slices(cut_corpus(run, files))
             decisions = find_decisions(groups, manifest, mix_dir)
             last = _last_sampled(budget, manifest.train_bytes)

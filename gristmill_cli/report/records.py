@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from gristmill.counts import HELD_OUT
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import GristmillError, InputError, UsageError
@@ -23,7 +24,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, at_folder, show_funnel
+from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
 from gristmill_cli.run_config import RunConfig, read_options, recorded_options
 from gristmill_cli.run_records import StageRecord
 from gristmill_cli.status import stages_of_run

@@ -3,8 +3,8 @@
 from typing import Any
 
 from dedup.dedup_train import dedup_train
-from gristmill.counts import WRITTEN, Counts
-from gristmill_cli.funnel import HELD_OUT, TRAIN
+from gristmill.counts import HELD_OUT, WRITTEN, Counts
+from gristmill_cli.funnel import TRAIN
 from gristmill_cli.stages.pass2 import CHUNK
 from gristmill_cli.stages.spec import RunContext, StageSpec
 

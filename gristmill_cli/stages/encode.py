@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gristmill.counts import WRITTEN, Counts
+from gristmill.counts import HELD_OUT, WRITTEN, Counts
 from gristmill.engine.options import parse_size
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
-from gristmill_cli.funnel import HELD_OUT, TRAIN
+from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.amounts import differing_amount
 from gristmill_cli.stages.mix import Mix

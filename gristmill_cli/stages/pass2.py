@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
-from gristmill.counts import WRITTEN, Counts
-from gristmill_cli.funnel import HELD_OUT, TRAIN
+from gristmill.counts import HELD_OUT, WRITTEN, Counts
+from gristmill_cli.funnel import TRAIN
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.shuffle_holdout import pass2
 

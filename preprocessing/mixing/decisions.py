@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gristmill.counts import LEFT_OUT, READ, REPEATED, WRITTEN, Counts
+from gristmill.counts import HELD_OUT, IN_HOLDOUT, LEFT_OUT, READ, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
@@ -26,9 +26,8 @@ from preprocessing.mixing.facts import DIGEST, MixFacts, load_facts
 from preprocessing.mixing.mix import Amounts
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
-from preprocessing.mixing.split import HELD_OUT, Limits, held_out_documents
+from preprocessing.mixing.split import Limits, held_out_documents
 
-IN_HOLDOUT = "in the holdout"
 HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
 _SORTED = np.dtype([("digest", DIGEST)])
 _FACTS_SHARE = 6  # documents that a task decides on, for each of which it reads the digest from the holdout

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
-from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.counts import HELD_OUT, READ, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
@@ -40,7 +40,6 @@ from preprocessing.mixing.shuffle_buckets import (
     open_scatter,
 )
 
-HELD_OUT = "holdout"
 SPLIT = "split"  # name of the step that makes the parts
 _NUMBER_BYTES = 100  # of a row in memory, without its line
 _OUTPUT_BYTES = 1 << 20  # of lines that are put in order at a time

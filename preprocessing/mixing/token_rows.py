@@ -14,9 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.batches import batched, partition_of
-from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.counts import HELD_OUT, READ, WRITTEN, Counts
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result
+from gristmill.errors import InputError
 from gristmill.io.documents import Document, Slice
 from gristmill.io.readers import read_chosen
 from gristmill.io.token_shards import (
@@ -29,6 +30,7 @@ from gristmill.io.token_shards import (
     write_sources,
 )
 from gristmill.io.vocabulary import ESCAPED_SPACE
+from gristmill.text import utf8_size
 from preprocessing.mixing.decided_corpus import GroupDecisions
 from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile
 from preprocessing.mixing.sampling import random_numbers
@@ -41,7 +43,7 @@ from preprocessing.mixing.shuffle_buckets import (
     open_scatter,
     write_bucket_file,
 )
-from preprocessing.mixing.split import HELD_OUT, lines_in_order, ordered_rows
+from preprocessing.mixing.split import lines_in_order, ordered_rows
 from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder, with_one_engine
 from preprocessing.tokenizer.shard_files import ShardReport, shard_prefix
 
@@ -113,6 +115,7 @@ class _RowEncoder:
             for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
                 for documents_together in [[one] for one in some] if is_long else [list(some)]:
                     chosen = slice(done, done + len(documents_together))
+                    _reject_changed(part, documents_together, decided, chosen)
                     rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
                     if is_long:
                         self._add_long(scatter, rows)
@@ -154,6 +157,17 @@ class _RowEncoder:
             parts = self._encoder.encode_parts(document.text, self._end, what=f"the text {document.key}")
             pieces = (np.ascontiguousarray(ids, self._dtype).data.cast("B") for ids in chain([self._first], parts))
             scatter.add_long(rows.numbers(copy, np.zeros(1, np.int64), self._seed), pieces)
+
+
+def _reject_changed(part: Slice, documents: Sequence[Document], decided: DecidedFile, chosen: slice) -> None:
+    """Raise InputError if a document is not as long as the one that was decided on: rows have moved."""
+    for document, size in zip(documents, decided.sizes[chosen].tolist(), strict=True):
+        found = utf8_size(document.text)
+        if found != size:
+            raise InputError(
+                f"{part.path} line {document.key.row + 1}: expected {size:,} bytes of text in the mix, got {found:,}: "
+                "the file is not the one that was decided on. Run the stages that wrote it, and decide, again"
+            )
 
 
 class _Rows:

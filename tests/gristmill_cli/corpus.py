@@ -66,7 +66,8 @@ def tree(folder: Path, skip: tuple[str, ...] = ("run.json",)) -> dict[str, bytes
 
 
 def run_arguments(corpus: Path, out: Path, *more: str) -> list[str]:
-    options = ["--tokenizer.vocab_size", "420", "--mix.holdout", "0.05", "--filter.threshold", "100", *more]
+    options = ["--tokenizer.vocab_size", "420", "--mix.holdout", "0.05", "--filter.threshold", "100"]
+    options += ["--keep", "train_text", *more]
     return [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(corpus), "--out", str(out), *options]
 
 

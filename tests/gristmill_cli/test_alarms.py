@@ -125,12 +125,12 @@ def test_a_file_whose_tokens_have_other_sizes(tmp_path: Path) -> None:
     tokenizer = Tokenizer(file=next((tmp_path / "model").glob("*.model")))
     config = RunConfig(tmp_path / "corpus", tmp_path, tokenizer=tokenizer)
     (tmp_path / "corpus").rename(clean_corpus(config))
-    assert list(find_alarms(config, "tokenize_corpus", mixed(1, 1))) == []
+    assert list(find_alarms(config, "encode", mixed(1, 1))) == []
     write(clean_corpus(config), {"web/d": [text(60) for _ in range(30)]})
-    (line,) = find_alarms(config, "tokenize_corpus", mixed(1, 1))
+    (line,) = find_alarms(config, "encode", mixed(1, 1))
     assert line.startswith("a token of web/d.jsonl has ") and ", in the median file of web " in line
-    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=9.0)), "tokenize_corpus", mixed(1, 1))) == []
-    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=0.0)), "tokenize_corpus", mixed(1, 1))) == []
+    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=9.0)), "encode", mixed(1, 1))) == []
+    assert list(find_alarms(replace(config, alarms=Alarms(bytes_a_token=0.0)), "encode", mixed(1, 1))) == []
 
 
 def test_the_tokens_of_files_in_a_bucket_are_counted_in_their_first_bytes(
@@ -146,7 +146,7 @@ def test_the_tokens_of_files_in_a_bucket_are_counted_in_their_first_bytes(
             monkeypatch.setenv(name, value)
         store.upload_tree(tmp_path, "run")
         config = RunConfig(tmp_path / "corpus", Path("s3://bucket/run"))
-        (line,) = find_alarms(config, "tokenize_corpus", mixed(1, 1))
+        (line,) = find_alarms(config, "encode", mixed(1, 1))
     assert line.startswith("a token of web/d.jsonl has ")
 
 
@@ -201,7 +201,7 @@ def mixed(read: int, written: int) -> Counts:
      (Mix(bytes={"book": 800}), 100, 1)],
 )  # fmt: skip
 def test_a_mix_that_is_not_what_was_asked_for(config: RunConfig, mix: Mix, written: int, alarms: int) -> None:
-    found = [line for line in find_alarms(replace(config, mix=mix), "pass1", mixed(100, written)) if "mix" in line]
+    found = [line for line in find_alarms(replace(config, mix=mix), "mix", mixed(100, written)) if "mix" in line]
     assert len(found) == alarms and all("of book, and" in line for line in found)
 
 
@@ -220,7 +220,7 @@ def test_where_to_look_is_of_the_reason_of_most(config: RunConfig) -> None:
     for reason, place in (("short", "--filter.threshold"), ("duplicate", "gristmill duplicates OUT --source book")):
         counts = mixed(100, 30)
         counts.add("book", reason, 700, 70)
-        found = [line for line in find_alarms(config, "pass1", counts) if "loses 70%" in line]
+        found = [line for line in find_alarms(config, "mix", counts) if "loses 70%" in line]
         assert len(found) == 1 and found[0].endswith(f", as {reason}: look at {place}")
 
 

@@ -26,7 +26,7 @@ MISTAKES = {
     "{corpus} --cores 0": "--cores: expected 1 to 1,000,000, got 0; try 64",
     "{corpus} --duplicates nan": "--duplicates: expected a fraction below 1",
     "{corpus} --until apply": "--until: expected one of normalize_text, filter",
-    "{corpus} --from pass2 --until pass1": "expected stages in the order of the run",
+    "{corpus} --from encode --until mix": "expected stages in the order of the run",
     "{corpus} --dry_run true": "--dry_run has no effect on an estimate",
     "{corpus} --explain true": "--explain has no effect on an estimate",
     "{corpus} --workers 0": "--workers 0: ",

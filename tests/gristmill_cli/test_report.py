@@ -61,7 +61,7 @@ def check_numbers(out: Path, page: str) -> None:
     for source, reasons in json.loads((out / "funnel.json").read_text())["went"].items():
         for reason in reasons:
             assert f"funnel.json#/went/{source}/{reason}/documents" in named
-    assert ".gristmill/run/tokenize_corpus.json#/counts/lengths/web/10" in named
+    assert ".gristmill/run/encode.json#/counts/lengths/web/10" in named
     assert any(name.startswith("tokens/train/manifest.json#/sources/web/tokens") for name in named)
 
 
@@ -82,7 +82,7 @@ def test_chromium_shows_the_same_numbers_and_runs_nothing(out: Path, written: st
 
 def test_core_hours_and_retries_of_a_stage_are_those_of_its_tasks(out: Path, written: str) -> None:
     named = check_recorded(out, written)
-    for stage, folder in (("to_hash", "minhash"), ("tokenize_holdout", "tokens/holdout")):
+    for stage, folder in (("to_hash", "minhash"), ("encode", "tokens")):
         costs = [cost for ledger in Ledger.all_in(out / folder / STATE_DIR) for cost in ledger.costs()]
         record = json.loads((out / f".gristmill/run/{stage}.json").read_text())
         assert record["tasks"] == len(costs) > 0 and record["retries"] == sum(cost.retries for cost in costs)
@@ -92,10 +92,13 @@ def test_core_hours_and_retries_of_a_stage_are_those_of_its_tasks(out: Path, wri
 
 
 def test_lengths_are_those_of_the_documents(out: Path) -> None:
-    for stage, folder, by in (("normalize_text", "normalized", "web"), ("tokenize_corpus", "train_deduped", "web")):
+    removed = {key for keys in load_keys(out / "dup" / "duplicates.parquet") for key in keys}
+    for stage, left_out in (("normalize_text", set()), ("encode", removed)):
         lengths = json.loads((out / f".gristmill/run/{stage}.json").read_text())["counts"]["lengths"]
-        sizes = [len(it.text.encode()) for it in read_corpus(out / folder) if it.original_key.source == by]
-        assert {bits: count for bits, count in enumerate(lengths[by]) if count} == Counter(map(int.bit_length, sizes))
+        documents = [document for document in read_corpus(out / "normalized" / "web") if document.key not in left_out]
+        sizes = [len(document.text.encode()) for document in documents]
+        expected = Counter(map(int.bit_length, sizes))
+        assert {bits: count for bits, count in enumerate(lengths["web"]) if count} == expected
 
 
 def test_a_wipe_out_heads_the_page(written: str) -> None:
@@ -145,13 +148,13 @@ def copy(out: Path, tmp_path: Path) -> Path:
 
 def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
     (copy / "funnel.json").unlink()
-    for name in ("pass2", "dedup_train", "train_tokenizer", "tokenize_corpus", "tokenize_holdout"):
+    for name in ("train_tokenizer", "encode"):
         (copy / f".gristmill/run/{name}.json").unlink()
     report((copy,))
     page = (copy / "report.html").read_text()
-    assert "The run has not finished: pass2, dedup_train, train_tokenizer" in page
+    assert "The run has not finished: train_tokenizer, encode" in page
     assert "What is alike" in page and "Where the documents went, so far" in page
-    assert ".gristmill/run/pass1.json#/counts/tallies/web/duplicate/documents" in check_recorded(copy, page)
+    assert ".gristmill/run/mix.json#/counts/tallies/web/duplicate/documents" in check_recorded(copy, page)
     head = page.partition("<section>")[0]
     assert "The source web loses" in head and "Documents that are not similar" in head
 
@@ -160,7 +163,7 @@ def test_an_unfinished_run_is_said_to_be(copy: Path) -> None:
     ("name", "said"),
     [
         ("funnel.json", "funnel.json is damaged"),
-        (".gristmill/run/pass1.json", "the record of pass1"),
+        (".gristmill/run/mix.json", "the record of mix"),
         ("dup/duplicates.parquet", "duplicates.parquet is damaged"),
         ("dup/connected_components.parquet", "connected_components.parquet is damaged"),
         ("tokens/train/manifest.json", "manifest.json is damaged"),

@@ -30,13 +30,14 @@ from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.stages.pipeline import plan_stages
 from preprocessing import document_pass
+from preprocessing.mixing import decisions
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
 from tests.patience import patience
 from tests.verify_shards import verify_shards
 
 STAGES = (
     "normalize_text", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
-    "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
+    "generate_duplicates_dict", "mix", "pass1", "pass2", "dedup_train", "train_tokenizer", "encode",
 )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished):
     again = run(corpus, out, "--workers", "2")
     assert again.returncode == 0, again.stderr
     lines = again.stderr.splitlines()
-    assert len(lines) == len(STAGES) + 1 and all(line.endswith("done already, nothing to do") for line in lines)
+    assert len(lines) == len(STAGES) and all(line.endswith("done already, nothing to do") for line in lines)
     changed = [path for path, then in times.items() if path.stat().st_mtime_ns != then]
     assert {path.name for path in changed} == {"funnel.json", "run.json"}
     assert again.stdout == printed
@@ -108,7 +109,7 @@ def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):
     again = run(tmp_path / "corpus", tmp_path / "out", "--mix.weights", "book", "2.5")
     assert first.returncode == again.returncode == 0, again.stderr
     redone = {line.partition(":")[0] for line in again.stderr.splitlines() if "nothing to do" not in line}
-    assert redone - {"note"} == {"pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus"}
+    assert redone - {"note"} == {"mix", "pass1", "pass2", "dedup_train", "train_tokenizer", "encode"}
     assert tree(finished[1]).keys() == tree(tmp_path / "out").keys()
 
 
@@ -182,24 +183,24 @@ def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkey
                 self.sink.write(data)
 
     monkeypatch.setattr(document_pass, "open_jsonl_writer", forgetful)
-    with pytest.raises((ConservationError, InputError), match=r"between normalize_text and pass1|are in the corpus"):
+    with pytest.raises((ConservationError, InputError), match=r"are in the corpus|bytes of text in the mix|has no row"):
         run_here(replace(_config(finished[0], tmp_path / "out"), dedup=Dedup(verify="none")))
 
 
 def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch):
-    import preprocessing.mixing.mix as mixing
-
-    real = mixing._count_copies
+    real = decisions._decide
     seen = []
 
-    def forgetful(batch, epochs, seed, counts):
-        seen.append(batch)
+    def forgetful(drawn, source, *others):
+        decided = real(drawn, source, *others)
+        seen.append(drawn)
         if len(seen) == 1:
-            counts.add(batch.part.source, WRITTEN, 0, -1)
-        return real(batch, epochs, seed, counts)
+            counts = others[-1]
+            counts.add(source, WRITTEN, 0, -1)
+        return decided
 
-    monkeypatch.setattr(mixing, "_count_copies", forgetful)
-    with pytest.raises(ConservationError, match=re.escape("pass1")):
+    monkeypatch.setattr(decisions, "_decide", forgetful)
+    with pytest.raises(ConservationError, match=re.escape("mix")):
         run_here(_config(finished[0], tmp_path / "out"))
 
 
@@ -210,6 +211,7 @@ def test_another_corpus_into_the_same_folder_is_refused(finished, tmp_path):
 
 def test_a_range_of_stages_hands_over_to_the_next(finished, tmp_path, capsys):
     config = replace(_config(finished[0], tmp_path / "out"), filter=Filter(100), mix=Mix(holdout=0.05))
+    config = replace(config, keep=("train_text",))
     assert run_here(replace(config, until="filter")) is None
     assert {path.name for path in (tmp_path / "out").iterdir() if path.name[0] != "."} == {
         "facts", "filtered.pickle", "normalized", "run.json",
@@ -226,7 +228,8 @@ def test_a_range_of_stages_hands_over_to_the_next(finished, tmp_path, capsys):
     assert run_here(replace(config, from_="train_tokenizer")) is not None
     assert "normalize_text" not in capsys.readouterr().err
     assert tree(tmp_path / "out") == tree(finished[1])
-    shutil.rmtree(tmp_path / "out/normalized")  # to save space
+    for name in ("minhash", "dup", "facts"):  # to save space
+        shutil.rmtree(tmp_path / "out" / name)
     assert run_here(replace(config, from_="train_tokenizer")) is not None
 
 
@@ -239,10 +242,10 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
     assert "read_also=none" in text and "weights=none seed=1" in text
     printed = [line for line in text.splitlines()[2:] if line[1] != " "]  # no lines that go on
     lines = {line.split()[0]: line for line in printed}
-    assert list(lines) == [*STAGES, "tokenize_holdout"]
+    assert list(lines) == [*STAGES]
     assert "done, not checked" in lines["normalize_text"] and "done; its files" in lines["to_hash"]
     assert "keep first → longest" in lines["generate_duplicates_dict"]
-    assert "to run again where its input changes" in lines["pass1"]
+    assert "to run again where its input changes" in lines["mix"]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
 
 
@@ -254,12 +257,12 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
         (
             ["some words"],
             {"mix": Mix(weights={"a": 0.001})},
-            "pass1: no document is left of 1 (1 left out",
+            "mix: no document is left of 1 (1 left out",
         ),
         (
             ["some words"],
             {"mix": Mix(holdout=0.9)},
-            "pass2: no document is left of 1 (1 holdout): give",
+            "mix: no document is left of 1 (1 holdout): give",
         ),
     ],
 )
@@ -295,7 +298,9 @@ def test_an_error_of_a_stage_names_the_option_of_the_run(tmp_path):
 def test_another_seed_shuffles_again_and_keeps_the_signatures(tmp_path, capsys):
     (tmp_path / "corpus" / "a, b").mkdir(parents=True)
     write_records(tmp_path / "corpus" / "a, b" / "a.jsonl", [{"text": f"document {i} of ten"} for i in range(10)])
-    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), until="pass2")
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), until="pass2", keep=("train_text",)
+    )
     orders = []
     for changed in ({}, {"seed": 2}, {"mix": Mix(seed=2)}, {"mix": Mix(weights={"a, b": 2})}):
         run_here(replace(config, **changed))

@@ -10,7 +10,7 @@ from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import tree
 
-PLANS = ("pass1.json", "manifest.json", "run.json", "funnel.json")  # that the driver may read
+PLANS = ("mix.json", "manifest.json", "run.json", "funnel.json")  # that the driver may read
 
 
 def config_of(finished: tuple[Path, Path, str], out: Path, **more: object) -> RunConfig:
@@ -31,7 +31,7 @@ def test_of_other_options(finished: tuple[Path, Path, str], tmp_path: Path, monk
     index = (f"old={finished[1]}/minhash/web",)
     dedup = Dedup(exact=True, verify="jaccard", threshold=0.3, keep="longest", index=index, scope="per-source")
     mix = Mix({"book": 0.5, "tiny": 0, "code": 1.5})
-    config = config_of(finished, tmp_path / "plain", dedup=dedup, mix=mix, until="pass1", memory="1MiB")
+    config = config_of(finished, tmp_path / "plain", dedup=dedup, mix=mix, until="mix", memory="1MiB")
     run(config)
     with sandboxed(finished[0], tmp_path / "boxed", plans=PLANS) as sandbox:  # the check of the options reads the index
         run(replace(config, out=tmp_path / "boxed"))

@@ -73,7 +73,7 @@ def planned(config: RunConfig) -> dict[str, str]:
 
 def test_a_weight_does_not_redo_the_first_stage(config: RunConfig) -> None:
     states = planned(replace(config, sources={"m": Source(), "z": Source(weight=2.0)}))
-    assert states["normalize_text"].startswith("done") and states["pass1"].startswith("to run again: weights")
+    assert states["normalize_text"].startswith("done") and states["mix"].startswith("to run again: weights")
 
 
 def test_a_dry_run_says_which_library_has_another_version(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,9 @@ def test_a_run_with_faults_writes_the_bytes_of_a_local_run(store: Store, local: 
 WRITES = {
     "normalize_text": ("normalized/", "facts/", ""), "filter": ("",), "generate_exact_pairs": ("dup/",),
     "to_hash": ("minhash/",),
-    "generate_connected_components": ("dup/",), "generate_duplicates_dict": ("dup/",), "pass1": ("pass1/",),
-    "pass2": ("train/", "holdout/"), "dedup_train": ("train_deduped/",), "train_tokenizer": ("tokenizer/",),
-    "tokenize_corpus": ("tokens/train/",), "tokenize_holdout": ("tokens/holdout/",),
+    "generate_connected_components": ("dup/",), "generate_duplicates_dict": ("dup/",), "mix": ("mix/",),
+    "pass1": ("pass1/",), "pass2": ("train/", "holdout/"), "dedup_train": ("train_deduped/",),
+    "train_tokenizer": ("tokenizer/",), "encode": ("tokens/",),
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_a_stage_lists_a_folder_that_it_reads_once_and_none_in_it(local: Local, 
         for stage, folder, is_level in listings(finished_run.requests, finished_run.prefix)
         if any(name.startswith(folder) and not (is_level and "/" in name[len(folder) :]) for name in data)
     )
-    assert {stage for stage, _ in found} >= {"filter", "to_hash", "pass2", "tokenize_corpus"}
+    assert {stage for stage, _ in found} >= {"filter", "to_hash", "mix", "encode"}
     assert max(found.values()) <= 3 + 3, found  # three faults in one folder's would be one run in thousands
     assert all(folder.count("/") <= 1 or folder.startswith("train/chunk") for _, folder in found), found
 

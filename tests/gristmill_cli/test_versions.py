@@ -17,6 +17,7 @@ from gristmill.engine.task import Stage, library_version
 from gristmill.io.readers import read_corpus
 from preprocessing.decontaminate import decontaminate
 from preprocessing.filter_quality import filter_quality
+from preprocessing.tokenize_corpus import tokenize_corpus
 from tests.gristmill_cli.corpus import ROOT, tree
 
 OUTPUTS = {  # module and name of its Stage → what it writes in the folder of a run
@@ -30,8 +31,10 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     "preprocessing.shuffle_holdout:PASS_1": ("pass1/",),
     "preprocessing.shuffle_holdout:PASS_2": ("train/", "holdout/"),
     "dedup.dedup_train:STAGE": ("train_deduped/",),
+    "preprocessing.mix:STAGE": ("mix/",),
     "preprocessing.train_tokenizer:STAGE": ("tokenizer/",),
-    "preprocessing.tokenize_corpus:STAGE": ("tokens/",),
+    "preprocessing.encode:STAGE": ("tokens/",),
+    "preprocessing.tokenize_corpus:STAGE": ("of_text/",),
     "preprocessing.filter_quality:STAGE": ("quality/", "quality.removed"),
     "dedup.remove_lines:STAGE": ("lines/", "lines.lines"),
     "preprocessing.decontaminate:STAGE": (
@@ -52,7 +55,9 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
-    "preprocessing.tokenize_corpus:STAGE": (4, "4c4ab53d81726c33"),
+    "preprocessing.mix:STAGE": (2, "d09f409f7ba5d974"),
+    "preprocessing.encode:STAGE": (1, "51d1129b8da720fa"),
+    "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
     "preprocessing.filter_quality:STAGE": (4, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (2, "39614aa25c732ac2"),
     "preprocessing.decontaminate:STAGE": (5, "c7e8198e492338c6"),
@@ -71,6 +76,7 @@ def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathF
     remove_lines(out / "normalized", folder / "lines", "line", options, least=2)
     decontaminate(out / "normalized", folder / "decontaminated", (quiz,), options, policy="cut")
     generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)
+    tokenize_corpus(out / "train_deduped", out / "tokenizer" / "tokenizer.model", folder / "of_text", options)
     generate_duplicate_pairs(out / "minhash", folder / "pairs" / "duplicate_pairs.txt", options=options)
     return tree(out) | tree(folder)
 

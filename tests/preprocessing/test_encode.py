@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 
 from gristmill.budget import Budget, memory_budget
-from gristmill.counts import READ, WRITTEN
+from gristmill.counts import HELD_OUT, READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, OutputError, UsageError
@@ -23,7 +23,6 @@ from preprocessing.encode import encode
 from preprocessing.mix import mix
 from preprocessing.mixing.decided_corpus import GroupDecisions
 from preprocessing.mixing.decisions import DecidedFile, write_decisions
-from preprocessing.mixing.split import HELD_OUT
 from preprocessing.mixing.token_rows import encode_group
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import train_tokenizer

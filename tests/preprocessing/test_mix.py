@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.counts import MALFORMED, READ, WRITTEN
+from gristmill.counts import HELD_OUT, IN_HOLDOUT, MALFORMED, READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io import readers
 from gristmill.io.keys import write_keys
 from preprocessing import document_pass, mixing
 from preprocessing.mix import mix
-from preprocessing.mixing.decisions import IN_HOLDOUT
-from preprocessing.mixing.split import HELD_OUT
 from tests.preprocessing.conftest import write_provenance
 from tests.preprocessing.mixing_folders import read_decisions, read_texts_written, tallies_of, write_texts
 from tests.tokenizers_of_models import PROSE, content_of
