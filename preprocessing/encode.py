@@ -23,11 +23,10 @@ from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.files import reject_unfinished
 from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype
-from preprocessing.mixing.decided_corpus import find_decisions, reject_other_corpus
+from preprocessing.mixing.decided_corpus import find_decisions, open_mix, reject_other_corpus
 from preprocessing.mixing.mix import gather
-from preprocessing.mixing.mix_manifest import MixManifest, mix_manifest_path
+from preprocessing.mixing.mix_manifest import mix_manifest_path
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
 from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, part_files, write_token_part
 from preprocessing.tokenizer.shard_files import (
@@ -88,11 +87,10 @@ def encode(
     tokenizer = find_usable_tokenizer(tokenizer, list(targets.values()))
     shard_bytes = parse_size(shard_size, "--shard_size")
     files = list_corpus(input_dir, text_column=text_column)
-    manifest = MixManifest.load(mix_dir)
-    reject_unfinished(mix_dir)
+    manifest, decisions_files = open_mix(mix_dir)
     with open_stage(
         stage_of(STAGE, tokenizer), out_dir, options,
-        reads={input_dir: paths_of(files), mix_dir: None}, publishes=list(targets.values()),
+        reads={input_dir: paths_of(files), mix_dir: decisions_files}, publishes=list(targets.values()),
     ) as run:  # fmt: skip
         run.tag(mix_manifest_path(mix_dir))  # was read above
         reject_other_corpus(files, manifest, mix_dir)

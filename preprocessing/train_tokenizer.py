@@ -34,15 +34,14 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.files import reject_unfinished
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Rejects, Slice, read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.processes import call_apart
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
-from preprocessing.mixing.decided_corpus import GroupDecisions, find_decisions, reject_other_corpus
-from preprocessing.mixing.mix_manifest import MixManifest, mix_manifest_path
+from preprocessing.mixing.decided_corpus import GroupDecisions, find_decisions, open_mix, reject_other_corpus
+from preprocessing.mixing.mix_manifest import mix_manifest_path
 from preprocessing.mixing.sampling import check_seed, random_number, random_numbers
 from preprocessing.mixing.shuffle_buckets import LineBuffer
 
@@ -111,12 +110,10 @@ def train_tokenizer(
     if whole:
         require_tokenizers("--model_type byte-bpe")
         stage = replace(STAGE, libraries=("tokenizers",))
-    reads: dict[Path, list[Path] | None] = {input_dir: paths_of(files)}
+    reads = {input_dir: paths_of(files)}
     manifest = None
     if mix_dir:
-        manifest = MixManifest.load(mix_dir)
-        reject_unfinished(mix_dir)
-        reads[mix_dir] = None
+        manifest, reads[mix_dir] = open_mix(mix_dir)
     with open_stage(stage, out_dir, options, reads=reads, files=[model]) as run:
         budget = parse_size(sample)
         if mix_dir and manifest:

@@ -10,6 +10,7 @@ from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError
 from gristmill.io.documents import CorpusFile, Slice
+from gristmill.io.files import list_finished
 from preprocessing.mixing.decisions import DecidedFile, load_decisions
 from preprocessing.mixing.mix_manifest import MixManifest
 
@@ -67,6 +68,12 @@ def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir:
                     paths[path] = None
         found.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends[part.label] for part in group)))
     return found
+
+
+def open_mix(mix_dir: Path) -> tuple[MixManifest, list[Path]]:
+    """Return how a mix was decided, and its files. UsageError if there is none, InputError if mix has not finished."""
+    paths = [found.path for found in list_finished(mix_dir, "the folder that mix wrote") if not found.reason]
+    return MixManifest.load(mix_dir), paths
 
 
 def reject_other_corpus(files: Sequence[CorpusFile], manifest: MixManifest, mix_dir: Path) -> None:

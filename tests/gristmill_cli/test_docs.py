@@ -50,7 +50,8 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     whole, amounts, by_hand = commands("guides/pipeline.md")
     for block, option in ((whole, "--mix.weights book 2.5 "), (by_hand, '--holdout_dir "$OUT/holdout"')):
         assert option in block
-    whole = whole.replace("--mix.weights book 2.5 ", "--mix.holdout 0.05 ").replace("vocab_size 8000", "vocab_size 420")
+    whole = whole.replace("--mix.weights book 2.5 ", "--keep train_text --mix.holdout 0.05 ")
+    whole = whole.replace("vocab_size 8000", "vocab_size 420")
     by_hand = by_hand.replace('--holdout_dir "$OUT/holdout"', '--holdout_dir "$OUT/holdout" --holdout 0.05')
     by_hand = by_hand.replace("vocab_size 8000", "vocab_size 420")
     curve, near, shown = commands("guides/dedup.md")
@@ -66,8 +67,12 @@ def test_stages_by_hand(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
-    for folder in ("train", "holdout", "train_deduped", "tokens"):
+    for folder in ("train", "holdout", "train_deduped"):
         assert tree(tmp_path / folder) == tree(run / folder)
+    for folder in ("train", "holdout"):
+        by_stages = Manifest.load(tmp_path / "tokens" / folder)
+        by_run = Manifest.load(run / "tokens" / folder)
+        assert (by_stages.documents, by_stages.bytes) == (by_run.documents, by_run.bytes)
     assert tree(tmp_path / "NORM") == tree(run / "normalized")
     assert "9 bands" in done.stdout and "skipped" in done.stderr and "confirmed" in done.stderr
     similar = pq.read_table(tmp_path / "NEAR" / "duplicates.parquet").column("similarity").to_pylist()

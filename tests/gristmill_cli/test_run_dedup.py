@@ -100,7 +100,7 @@ def test_a_list_of_yours_has_the_last_word(tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
     config = RunConfig(
         tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(20), mix=Mix(holdout=0.2), keep_list=listed,
-        tokenizer=Tokenizer(vocab_size=300, exact=False),
+        tokenizer=Tokenizer(vocab_size=300, exact=False), keep=("train_text",),
     )  # fmt: skip
     listed.write_text("# of mine\nkeep book/a.jsonl@10\nkeep book/a.jsonl@11\n\ndrop book/a.jsonl@5\n")
     funnel = run(config)

@@ -210,7 +210,7 @@ def test_a_corpus_that_is_not_the_one_of_the_mix_is_refused(
 
 
 def test_damaged_and_unfinished_mixes_are_refused(tmp_path: Path, norm: Path, quiet: RunOptions, model: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds no mix\.json: expected the folder that mix wrote"):
+    with pytest.raises(UsageError, match="expected the folder that mix wrote"):
         encode(norm, tmp_path / "mix", model, tmp_path / "tokens", quiet)
     mix(norm, tmp_path / "mix", holdout=0.1, options=quiet)
     path = next((tmp_path / "mix").rglob("book/*.decisions.parquet"))

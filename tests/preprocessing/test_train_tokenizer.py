@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
-from preprocessing.train_tokenizer import train_tokenizer
+from gristmill.io import readers
+from preprocessing.mix import mix
+from preprocessing.train_tokenizer import SAMPLED, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
 
 
@@ -34,3 +37,24 @@ def test_a_tokenizer_in_its_corpus_or_of_another_corpus_is_refused(tmp_path: Pat
     train_tokenizer(norm, tmp_path / "out", 290, options=quiet)
     with pytest.raises(UsageError, match="would lose it"):
         train_tokenizer(other, tmp_path / "out", 290, options=quiet)
+
+
+def test_the_train_set_of_a_mix_is_sampled(
+    tmp_path: Path, corpus, quiet: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy for itself, whatever the slices; neither the holdout nor what is left out."""
+    norm = corpus(book=400, c4=300, web=50)
+    mix(norm, tmp_path / "mix", weights="book=2.5,web=0", holdout=0.1, options=quiet)
+    samples = []
+    for name in ("whole", "cut"):
+        if name == "cut":
+            monkeypatch.setattr(readers, "SLICE_BYTES", 2000)
+            monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+        counts = train_tokenizer(
+            norm, tmp_path / name, 300, sample="12KiB", exact=False, options=quiet, mix_dir=tmp_path / "mix"
+        )
+        samples.append((tmp_path / name / "tokenizer.model").read_bytes())
+        assert counts.total(READ, "book").documents == 900 and not counts.total(READ, "web").documents
+        assert 8_000 < counts.total(SAMPLED).bytes < 17_000
+        assert counts.total(SAMPLED, "book").documents > 2 * counts.total(SAMPLED, "c4").documents
+    assert samples[0] == samples[1]
