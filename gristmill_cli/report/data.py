@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from gristmill.counts import READ, Counts, Tally, list_faults
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
+from gristmill.counts import HELD_OUT, READ, Counts, Tally, list_faults
+from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.documents import MAX_SOURCES, show_flow, show_lengths, show_shares, show_sizes
 from gristmill_cli.report.page import (
     NOTHING,

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally
-from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN
+from gristmill.counts import HELD_OUT, INCOMING, READ, WRITTEN, Counts, Tally
+from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.page import NOTHING, Number, Row, counted, figure, grid, paragraph, pointer, section, table
 from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
