@@ -78,7 +78,7 @@ class Curve:
         return Group(summary, *self._plot(), Text(), self._table())
 
     def _plot(self) -> list[Text]:
-        """A bar chart of the probability of detection over similarity; the threshold's bar is highlighted."""
+        """Return a bar chart of the probability of detection over similarity, with the threshold's bar highlighted."""
         similarities = np.linspace(0, 1, _WIDTH)
         eighths = np.round(detection(similarities, *self.chosen) * _HEIGHT * 8).astype(int)
         marked = int(np.argmin(np.abs(similarities - self.threshold)))
@@ -102,7 +102,7 @@ class Curve:
         return Text("".join(axis), style="dim")
 
     def _table(self) -> Table:
-        """Similarities and the probability that each is detected, in per cent."""
+        """Return a table of similarities and the probability that each is detected, in per cent."""
         shown = sorted({*np.arange(50, 101, 5).tolist(), round(self.threshold * 100)})
         table = Table(
             "Jaccard similarity", *(f"{similarity / 100:.2f}" for similarity in shown), box=None, pad_edge=False
@@ -111,15 +111,19 @@ class Curve:
         table.add_row("detected", *(_percent(probability) for probability in probabilities))
         for column, similarity in zip(table.columns[1:], shown, strict=True):
             column.justify = "right"
-            column.style = column.header_style = f"bold {_MARK}" if similarity == round(self.threshold * 100) else ""
+            style = f"bold {_MARK}" if similarity == round(self.threshold * 100) else ""
+            column.style = style
+            column.header_style = style
         return table
 
 
 def _percent(probability: float) -> str:
-    """A probability in per cent, three digits; one below 1 is never rounded up to 100 %."""
+    """Return a probability in per cent, three digits; one below 1 is never rounded up to 100 %."""
     if probability > 1 - 1e-12:
         return "100 %"
-    return f"{min(probability * 100, 99.9):.3g} %" if probability >= 0.001 else "<0.1 %"
+    if probability < 0.001:
+        return "<0.1 %"
+    return f"{min(probability * 100, 99.9):.3g} %"
 
 
 if __name__ == "__main__":

@@ -87,19 +87,15 @@ def cluster_graph(
     with local_copies([clusters]) as (copy,):
         members = read_cluster(copy, DocKey.parse(key), most)
     graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)
-    graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
+    for member in members:
+        graph.add_node(str(member), source=scope_of(member.file))
     if corpus is not None:
-        ours = [member for member in members if not is_of_index(member.file)]
-        texts = dict[DocKey, str]()
-        for document in read_some(corpus, ours, text_column):
-            texts[document.key], own = document.text, document.own_id
-            shown = {"characters": len(document.text), "excerpt": _excerpt(document.text)}
-            graph.add_node(str(document.key), **shown, **({} if own is None else {"id": _excerpt(own)}))
+        texts = _add_texts(graph, members, corpus, text_column)
         values = pairwise_jaccard([texts.get(member) for member in members], width, unit)
         graph.graph["similarity"] = f"Jaccard of {width}-{unit} shingles"
     elif minhash is not None:
-        values, made_as = pairwise_estimates(minhash, members)
-        graph.graph["similarity"] = f"estimated Jaccard: {made_as}"
+        values, sketch_in_words = pairwise_estimates(minhash, members)
+        graph.graph["similarity"] = f"estimated Jaccard: {sketch_in_words}"
     names = list(graph)
     for name, value in zip(names, values[0].tolist(), strict=True):
         if not np.isnan(value):
@@ -108,6 +104,19 @@ def cluster_graph(
         weight = round(float(values[one, other]), 6)
         graph.add_edge(names[one], names[other], weight=weight, estimated=corpus is None)
     return graph
+
+
+def _add_texts(graph: "networkx.Graph", members: Sequence[DocKey], corpus: Path, text_column: str) -> dict[DocKey, str]:
+    """Add to the nodes what is known from their texts; return the texts of the members that are of the corpus."""
+    texts = dict[DocKey, str]()
+    keys = [member for member in members if not is_of_index(member.file)]
+    for document in read_some(corpus, keys, text_column):
+        texts[document.key] = document.text
+        attributes = {"characters": len(document.text), "excerpt": _excerpt(document.text)}
+        if document.own_id is not None:
+            attributes["id"] = _excerpt(document.own_id)
+        graph.add_node(str(document.key), **attributes)
+    return texts
 
 
 def show_cluster(
@@ -141,12 +150,12 @@ def show_cluster(
     """
     if graph is not None:
         _check_output(graph)
-    found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most, text_column)
+    cluster = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most, text_column)
     if graph is not None:
         content = BytesIO()
-        _import_networkx().write_graphml_xml(found, content)
+        _import_networkx().write_graphml_xml(cluster, content)
         write_file(graph, content.getvalue())
-    return Group(describe(found), "", _list_members(found))
+    return Group(describe(cluster), "", _list_members(cluster))
 
 
 def _check_output(path: Path) -> None:
@@ -164,23 +173,27 @@ def describe(graph: "networkx.Graph") -> Table:
     first, *others = graph.nodes
     similarity = {key: graph.nodes[key].get("first_similarity", np.nan) for key in others}
     known = sorted(value for value in similarity.values() if not np.isnan(value))
+    to_first = "unknown"
+    if known:
+        to_first = f"{known[0]:.2f} to {known[-1]:.2f}, median {np.median(known):.2f}"
     pairs = len(graph) * (len(graph) - 1) // 2
     sources = {source for _, source in graph.nodes(data="source")}
     chained = [key for key, value in similarity.items() if value < graph.graph["threshold"]]
+    examples = _examples(chained, similarity)
     lines = {
         "members": f"{count_of(len(graph), 'document')} of {', '.join(sorted(sources))}",
         "similarity": graph.graph["similarity"],
         "edges": f"{graph.size():,} of {count_of(pairs, 'pair')} at {graph.graph['threshold']:.2f} or more",
         "first": first,
-        "to the first": f"{known[0]:.2f} to {known[-1]:.2f}, median {np.median(known):.2f}" if known else "unknown",
-        "chained": f"{count_of(len(chained), 'member')} less similar than that to the "
-        f"first{_examples(chained, similarity)}",
+        "to the first": to_first,
+        "chained": f"{count_of(len(chained), 'member')} less similar than that to the first{examples}",
     }
     lengths = {key: count for key, count in graph.nodes(data="characters") if count is not None}
-    for name, choose in (("longest", max), ("shortest", min)):
-        if lengths:
-            key = choose(lengths, key=lambda key: lengths[key])
-            lines[name] = f"{key}, {count_of(lengths[key], 'character')}"
+    if lengths:
+        longest = max(lengths, key=lengths.__getitem__)
+        shortest = min(lengths, key=lengths.__getitem__)
+        lines["longest"] = f"{longest}, {count_of(lengths[longest], 'character')}"
+        lines["shortest"] = f"{shortest}, {count_of(lengths[shortest], 'character')}"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in lines.items():
         table.add_row(Text(name, "bold"), Text(value))
@@ -188,28 +201,32 @@ def describe(graph: "networkx.Graph") -> Table:
 
 
 def _list_members(graph: "networkx.Graph") -> Table:
+    """Return a table of the first members."""
     table = Table("member", "characters", "to the first", "edges", "text", box=None, pad_edge=False)
     for key in list(graph.nodes)[:_SHOWN]:
         node = graph.nodes[key]
         name = f"{key} (id {node['id']})" if "id" in node else key
-        count = node.get("characters")
-        value = node.get("first_similarity")
-        table.add_row(
-            Text(name), "" if count is None else f"{count:,}", "" if value is None else f"{value:.2f}",
-            str(graph.degree(key)), Text(node.get("excerpt", "")[:40]),
-        )  # fmt: skip
+        characters = f"{node['characters']:,}" if "characters" in node else ""
+        similarity = f"{node['first_similarity']:.2f}" if "first_similarity" in node else ""
+        excerpt = node.get("excerpt", "")[:40]
+        table.add_row(Text(name), characters, similarity, str(graph.degree(key)), Text(excerpt))
     if len(graph) > _SHOWN:
         table.add_row(f"and {len(graph) - _SHOWN:,} more")
     return table
 
 
 def _examples(chained: Collection[str], similarity: dict[str, float]) -> str:
-    shown = ", ".join(f"{key} ({similarity[key]:.2f})" for key in sorted(chained, key=lambda key: similarity[key])[:3])
-    return f": {shown}{', …' if len(chained) > 3 else ''}" if shown else ""
+    """Return the least similar of some keys in words, after a colon; '' if there is none."""
+    if not chained:
+        return ""
+    least_similar = sorted(chained, key=lambda key: similarity[key])[:3]
+    examples = ", ".join(f"{key} ({similarity[key]:.2f})" for key in least_similar)
+    ending = ", …" if len(chained) > 3 else ""
+    return f": {examples}{ending}"
 
 
 def _excerpt(text: str) -> str:
-    """The beginning of a text, with spaces for characters that XML cannot hold."""
+    """Return the beginning of a text, with spaces for characters that XML cannot hold."""
     start = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * EXCERPT])
     return " ".join(start.split())[:EXCERPT]
 
@@ -223,18 +240,17 @@ def _import_networkx() -> Any:
 
 
 def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The keys of the cluster that has `key`, in the input's order.
+    """Return the keys of the cluster that has `key`, in the input's order.
 
     UsageError if no cluster has the key, or its cluster has more than `most` documents.
     """
     clusters = Clusters.open(path)
-    number = None
-    file = clusters.names.index(key.file) if key.file in clusters.names else -1
-    for block in clusters.blocks():
-        at_key = (block["file"] == file) & (block["row"] == key.row)
-        number = int(block["cluster"][at_key][0]) if at_key.any() else number
-    blocks = (block[block["cluster"] == number] for block in clusters.blocks()) if number is not None else ()
-    members = [DocKey(clusters.names[it["file"]], int(it["row"])) for block in blocks for it in block]
+    number = _find_cluster(clusters, key)
+    members = list[DocKey]()
+    if number is not None:
+        for block in clusters.blocks():
+            for member in block[block["cluster"] == number]:
+                members.append(DocKey(clusters.names[member["file"]], int(member["row"])))
     if not members:
         raise UsageError(
             f"{key} is in no cluster of {path}: no other document was found to be like it, "
@@ -246,6 +262,17 @@ def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
             f"comparisons. --most {most} allows {most:,} documents; give --most {len(members)} to compare them"
         )
     return members
+
+
+def _find_cluster(clusters: Clusters, key: DocKey) -> int | None:
+    """Return the number of the cluster that has `key`; None if none has."""
+    file = clusters.names.index(key.file) if key.file in clusters.names else -1
+    number = None
+    for block in clusters.blocks():
+        at_key = (block["file"] == file) & (block["row"] == key.row)
+        if at_key.any():
+            number = int(block["cluster"][at_key][0])
+    return number
 
 
 def read_some(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[Document]:
@@ -265,9 +292,10 @@ def read_some(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -
 
 
 def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[Document]:
-    """The documents in some rows of a file."""
+    """Yield the documents in some rows of a file."""
     slices = plan_slices(file)
-    numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
+    first_rows = [part.first_row for part in slices]
+    numbers = {bisect_right(first_rows, row) - 1 for row in rows}
     for number in sorted(numbers):
         for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
             if document.key.row in rows:
@@ -293,40 +321,43 @@ class _NoRejects(Rejects):
 
 
 def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:
-    """Exact Jaccard similarities of texts (n × n); NaN where a text is None or shorter than a shingle."""
+    """Return exact Jaccard similarities of texts (n × n); NaN where a text is None or shorter than a shingle."""
     sets = [shingle_sets([text or ""], width, unit)[0] for text in texts]
     starts = np.cumsum([0, *map(len, sets)])
     distinct, members = np.unique(np.concatenate(sets), return_inverse=True)
-    found = np.full((len(sets), len(sets)), np.nan, np.float32)
-    _compare_all(members.astype(np.uint32), starts, np.zeros(len(distinct), np.uint8), found)
-    return found
+    similarities = np.full((len(sets), len(sets)), np.nan, np.float32)
+    _compare_all(members.astype(np.uint32), starts, np.zeros(len(distinct), np.uint8), similarities)
+    return similarities
 
 
 def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarities, str]:
-    """Jaccard similarities estimated from a folder of signatures (n × n), and the sketch in words.
+    """Return Jaccard similarities estimated from a folder of signatures (n × n), and the sketch in words.
 
     NaN where a document has no signature; InputError if none has one.
     """
-    places: dict[str, dict[int, int]] = defaultdict(dict)
-    for place, key in enumerate(keys):
-        places[key.file][key.row] = place
+    numbers: dict[str, dict[int, int]] = defaultdict(dict)  # of the keys, by file and row
+    for number, key in enumerate(keys):
+        numbers[key.file][key.row] = number
     is_costly = store_of(minhash).needs_copies  # where only what is needed is fetched
-    paths = shards_named(minhash, places) if is_costly else shard_paths(minhash)
+    paths = shards_named(minhash, numbers) if is_costly else shard_paths(minhash)
     with local_copies(paths) as copies:
         shards = list(map(open_shard, copies))
         reject_mixed_sketches({shard.path: shard.header for shard in shards})
-        signed = dict[int, Signature]()
+        signatures = dict[int, Signature]()
         for shard in shards:
-            if of_file := places.get(shard.header.file):
-                of_rows = zip(shard.rows().tolist(), chain.from_iterable(shard.signatures()), strict=True)
-                signed |= {of_file[row]: one.copy() for row, one in of_rows if row in of_file}
-    if not signed:
+            numbers_of_rows = numbers.get(shard.header.file)
+            if not numbers_of_rows:
+                continue
+            for row, signature in zip(shard.rows().tolist(), chain.from_iterable(shard.signatures()), strict=True):
+                if row in numbers_of_rows:
+                    signatures[numbers_of_rows[row]] = signature.copy()
+    if not signatures:
         raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
-    found = np.full((len(keys), len(keys)), np.nan, np.float32)
-    for one, values in signed.items():
-        for other, others in signed.items():
-            found[one, other] = np.mean(values == others)
-    return found, shards[0].header.describe()
+    similarities = np.full((len(keys), len(keys)), np.nan, np.float32)
+    for one, values in signatures.items():
+        for other, other_values in signatures.items():
+            similarities[one, other] = np.mean(values == other_values)
+    return similarities, shards[0].header.describe()
 
 
 @kernel
@@ -345,7 +376,9 @@ def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, fou
             for member in b:
                 shared += marks[member]
             if len(a) and len(b):
-                found[one, other] = found[other, one] = shared / (len(a) + len(b) - shared)
+                similarity = shared / (len(a) + len(b) - shared)
+                found[one, other] = similarity
+                found[other, one] = similarity
         for member in a:
             marks[member] = 0
 

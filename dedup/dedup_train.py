@@ -12,6 +12,8 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+from itertools import chain
+
 import numpy as np
 from tyro.conf import Positional
 
@@ -63,8 +65,9 @@ def dedup_train(
     """
     folder = src_dir / f"chunk{chunk}"
     if not is_folder(folder):
-        found = ", ".join(sorted(name for name in list_names(src_dir) if name.startswith("chunk"))) or "no chunk"
-        raise UsageError(f"{folder}: expected a chunk that pass2 wrote; {src_dir} has {found}")
+        chunks = sorted(name for name in list_names(src_dir) if name.startswith("chunk"))
+        chunks_in_words = ", ".join(chunks) or "no chunk"
+        raise UsageError(f"{folder}: expected a chunk that pass2 wrote; {src_dir} has {chunks_in_words}")
     for source in (src_dir, tgt_dir):
         reject_overlapping_folders(source, out_dir)
     if folder.resolve().is_relative_to(tgt_dir.resolve()) or tgt_dir.resolve().is_relative_to(folder.resolve()):
@@ -90,14 +93,18 @@ def dedup_train(
 
 
 def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:
-    """Groups of train files, each at least _TRAIN_SHARE times as large as the digests, which every task reads.
+    """Yield groups of train files, each at least _TRAIN_SHARE times as large as the digests, which every task reads.
 
     Else what tasks fetch would grow with the square of the corpus.
     """
     assert digests is not None
     groups = group_slices(map(_whole, files))
-    for some in batched(groups, size=_TRAIN_SHARE * digests.size, size_of=lambda group: sum(it.size for it in group)):
-        yield tuple(part for group in some for part in group)
+    for batch in batched(groups, size=_TRAIN_SHARE * digests.size, size_of=_size_of):
+        yield tuple(chain.from_iterable(batch))
+
+
+def _size_of(group: SliceGroup) -> int:
+    return sum(part.size for part in group)
 
 
 def _whole(file: CorpusFile) -> Slice:
@@ -128,7 +135,7 @@ def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:
 
 
 def _iter_digests(slices: list[Slice], rejects: Rejects, counts: Counts) -> Iterator[bytes]:
-    """The digests of all documents; one file for all rejects, as a new one removes the malformed records before."""
+    """Yield the digests of all documents; one file for all rejects, as a new one would remove those before."""
     for part in slices:
         for document in read_documents(part, counts, rejects, by_original_source=True):
             counts.add(document.original_key.source, DIGESTED, utf8_size(document.text))
@@ -158,7 +165,8 @@ class Digests:
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.count else b""
 
     def __contains__(self, digest: bytes) -> bool:
-        return self._at(bisect_left(range(self.count), digest, key=self._at)) == digest
+        position = bisect_left(range(self.count), digest, key=self._at)
+        return self._at(position) == digest
 
     def _at(self, number: int) -> bytes:
         return self.data[number * _DIGEST.itemsize : (number + 1) * _DIGEST.itemsize]

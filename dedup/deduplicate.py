@@ -55,22 +55,26 @@ class Deduplicated:
 
     def __repr__(self) -> str:
         texts = len(self.duplicate_of)
-        measured = self.similarity[~np.isnan(self.similarity)]
         removed = texts - len(self.kept)
-        sizes = list(map(len, self.clusters)) or [0]
-        similar = "not measured: texts that share a band by chance, or by a chain of others, are duplicates here"
-        if self.verify:
-            similar = f"{self.verify}, at least {self.threshold:g}"
-            similar += f"; median {np.median(measured):.2f}, least {measured.min():.2f}" if len(measured) else ""
+        sizes = [len(cluster) for cluster in self.clusters] or [0]
         return (
             f"texts: {texts:,}, of which {texts - removed:,} are kept; "
             f"duplicates: {removed:,} ({removed / max(texts, 1):.1%})\n"
             f"clusters: {np.count_nonzero(sizes):,}; texts in the largest: {max(sizes):,}\n"
-            f"similarity to the kept text: {similar}\n"
+            f"similarity to the kept text: {self._similarity_in_words()}\n"
             f"shorter than a shingle, so without a signature: {count_of(self.without_signature, 'text')} "
             f"({self.without_signature / max(texts, 1):.1%})\n"
             f"candidates: {describe_recall(self.bands, self.threshold)}"
         )
+
+    def _similarity_in_words(self) -> str:
+        if not self.verify:
+            return "not measured: texts that share a band by chance, or by a chain of others, are duplicates here"
+        similar = f"{self.verify}, at least {self.threshold:g}"
+        measured = self.similarity[~np.isnan(self.similarity)]
+        if len(measured):
+            similar += f"; median {np.median(measured):.2f}, least {measured.min():.2f}"
+        return similar
 
 
 def deduplicate(
@@ -143,30 +147,37 @@ def deduplicate(
     roots, short = _cluster_roots(table, sketch, chosen)
     members = _in_keep_order(table, roots, rank, keep)
     if verify is None:
-        found = _remove_all_but_first(roots, members)
+        duplicate_of, similarity = _remove_all_but_first(roots, members)
     else:
-        found = _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
-    return Deduplicated(*found, short, chosen, verify, threshold)
+        with_shingles = _with_shingles(table, members, sketch)
+        duplicate_of, similarity = _remove_verified(with_shingles, roots, KeptDocuments(check))
+    return Deduplicated(duplicate_of, similarity, short, chosen, verify, threshold)
 
 
 def _cluster_roots(table: Table, sketch: Sketch, bands: Bands) -> tuple[NDArray[np.int64], int]:
-    """For each text (n) the index of the first text of its cluster, or its own; how many texts have no signature."""
-    signed = [np.empty((bands.bands, 0), np.uint64)]
-    short = [np.empty(0, np.uint64)]
+    """Return for each text (n) the first of its cluster, or itself, by index; and how many texts have no signature."""
+    digests_of_signed = [np.empty((bands.bands, 0), np.uint64)]
+    digests_of_short = [np.empty(0, np.uint64)]
     has_signature = [np.empty(0, bool)]
     for batch in map(table.texts, batches(np.arange(len(table)))):
         values, shingles = signatures(batch, sketch)
-        signed.append(band_digests(values[shingles > 0], *bands))
+        digests_of_signed.append(band_digests(values[shingles > 0], *bands))
         has_signature.append(shingles > 0)
-        if not shingles.all():  # these are compared as a whole
-            short.append(digest_texts([batch[i] for i in np.flatnonzero(shingles == 0)])[:, 0])
+        short = [batch[i] for i in np.flatnonzero(shingles == 0)]
+        if short:  # these are compared as a whole
+            digests_of_short.append(digest_texts(short)[:, 0])
     union_find = UnionFind(len(table))
     is_signed = np.concatenate(has_signature)
-    for digests, chosen in ((np.concatenate(signed, axis=1), is_signed), (np.concatenate(short)[None], ~is_signed)):
-        documents = np.flatnonzero(chosen).astype(union_find.parent.dtype)
-        for band in digests:
-            union_buckets(band, documents, union_find.parent)
+    for band in np.concatenate(digests_of_signed, axis=1):
+        _unite(union_find, band, is_signed)
+    _unite(union_find, np.concatenate(digests_of_short), ~is_signed)
     return union_find.roots().astype(np.int64), int(np.count_nonzero(~is_signed))
+
+
+def _unite(union_find: UnionFind, digests: NDArray[np.uint64], chosen: NDArray[np.bool_]) -> None:
+    """Unite the chosen texts that have equal digests."""
+    documents = np.flatnonzero(chosen).astype(union_find.parent.dtype)
+    union_buckets(digests, documents, union_find.parent)
 
 
 def _parse_ranker(text: str) -> Ranker:
@@ -184,23 +195,28 @@ def _parse_ranker(text: str) -> Ranker:
 
 
 def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> Ranks:
-    """Ranks of rows (n) under any policy but BySource; the lowest rank is kept."""
+    """Return the ranks of rows (n) under any policy but BySource; the lowest rank is kept."""
     if isinstance(keep, First):
         return [(0, 0)] * len(rows)
     if isinstance(keep, Longest):
         return [(rank_longest(len(text)), 0) for text in table.texts(rows)]
     assert not isinstance(keep, BySource)
     column = keep.field.partition(".")[0]
-    ranks = (rank_newest(keep.value({column: value})) for value in table.values(column, rows))
-    return [(LAST, 0) if rank is None else rank for rank in ranks]
+    ranks = Ranks()
+    for value in table.values(column, rows):
+        rank = rank_newest(keep.value({column: value}))
+        ranks.append((LAST, 0) if rank is None else rank)
+    return ranks
 
 
 def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: str) -> NDArray[np.int64]:
-    """Indices of texts in clusters of two or more, cluster by cluster, each sorted by rank, then by index."""
+    """Return texts in clusters of two or more by index, cluster by cluster, each sorted by rank, then by index."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
-    found = [r for indices in batches(members) for r in rank(table, indices)]
-    ranks, fine_ranks = np.array(found, np.int64).reshape(-1, 2).T
+    ranked = Ranks()
+    for indices in batches(members):
+        ranked += rank(table, indices)
+    ranks, fine_ranks = np.array(ranked, np.int64).reshape(-1, 2).T
     if keep.startswith("newest:") and len(ranks) and (ranks == LAST).all():
         raise UsageError(
             f"keep {keep!r}: none of the {len(ranks):,} texts in clusters has a number or a date there: name a column "
@@ -210,7 +226,7 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: s
 
 
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:
-    """Indices and shingle sets of the texts `members`, in their order."""
+    """Yield indices and shingle sets of the texts `members`, in their order."""
     for indices in batches(members):
         sets = compared_sets(table.texts(indices), sketch.width, sketch.unit)
         yield from zip(indices.tolist(), map(Features, sets), strict=True)
@@ -218,9 +234,10 @@ def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[t
 
 def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Decided:
     """Keep the first member of each cluster; `members` are in keep order."""
-    starts = np.diff(roots[members], prepend=-1) != 0
+    is_start = np.diff(roots[members], prepend=-1) != 0
+    firsts = np.maximum.accumulate(np.where(is_start, np.arange(len(members)), 0))
     duplicate_of = np.arange(len(roots))
-    duplicate_of[members] = members[np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))]
+    duplicate_of[members] = members[firsts]
     return duplicate_of, np.full(len(roots), np.nan)
 
 
@@ -233,5 +250,6 @@ def _remove_verified(members: Iterable[tuple[int, Features]], roots: NDArray[np.
         for index, kept_index, value in decide_cluster(cluster, kept):
             assert kept_index is not None  # memory is unbounded here
             if kept_index != index:
-                duplicate_of[index], similarity[index] = kept_index, value
+                duplicate_of[index] = kept_index
+                similarity[index] = value
     return duplicate_of, similarity

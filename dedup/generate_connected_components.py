@@ -41,7 +41,7 @@ from dedup.clustering.union_find import UnionFind
 from gristmill.command import command, reads_no_documents
 from gristmill.counts import Counts, LargeCluster
 from gristmill.engine.options import RunOptions
-from gristmill.engine.run import open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.artefacts import is_table
@@ -115,29 +115,46 @@ def generate_connected_components(
             if not options.quiet:
                 print(f"{STAGE.name}: {describe_recall(Bands(lsh.rows, lsh.bands), threshold)}", file=sys.stderr)
         document_ids = assign_ids(shards, parsed.rows)
-        documents = count_documents(shards)
         edges = None
         signed = None
-        listed = shards
+        in_memory = shards
         if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
-            (edges, signed), shards = join_bands(run, shards, document_ids, lsh, bool(parsed.rows)), []
-        arguments = {"parsed": parsed, "shards": shards, "edges": edges, "signed": signed, "lsh": lsh,
-                     "document_ids": document_ids, "documents": documents, "out_file": out_file}  # fmt: skip
+            edges, signed = join_bands(run, shards, document_ids, lsh, bool(parsed.rows))
+            in_memory = []
+        arguments = {
+            "parsed": parsed,
+            "shards": in_memory,
+            "edges": edges,
+            "signed": signed,
+            "lsh": lsh,
+            "document_ids": document_ids,
+            "documents": count_documents(shards),
+            "out_file": out_file,
+        }
         task = Task("write", write_components, arguments, (out_file,), memory=options.memory_bytes)
         written = run.step("write", [task])
-        counts, (samples,) = written.counts, written.values(list[ClusterSample])
+        (samples,) = written.values(list[ClusterSample])
+        counts = written.counts
         counts.clusters = [LargeCluster(sample.size, sample.example) for sample in samples]
-        if samples and listed:
-            files = {file for sample in samples for file, _ in sample.members}
-            arguments = {
-                "samples": samples, "shards": [it for it in listed if it.file in files], "threshold": threshold,
-            }  # fmt: skip
-            counts.clusters = run.step("compare", [Task("compare", compare_samples, arguments)]).counts.clusters
+        if samples and shards:
+            counts.clusters = _compare_samples(run, samples, shards, threshold)
         counts = run.finish(counts)
     if not (options.quiet or options.of_run):  # a run says it with its own limits
         for line in warn_of_clusters(counts.clusters):
             print(f"warning: {line}", file=sys.stderr, flush=True)
     return counts
+
+
+def _compare_samples(
+    run: StageRun, samples: list[ClusterSample], shards: list[SignatureShard], threshold: float
+) -> list[LargeCluster]:
+    """Run the step that compares the documents of samples; return how many of their pairs are alike."""
+    files = set[str]()
+    for sample in samples:
+        files.update(file for file, _ in sample.members)
+    chosen = [shard for shard in shards if shard.file in files]
+    arguments = {"samples": samples, "shards": chosen, "threshold": threshold}
+    return run.step("compare", [Task("compare", compare_samples, arguments)]).counts.clusters
 
 
 def write_components(
@@ -175,7 +192,9 @@ def write_components(
             labels = _count_unsigned(labels, ids, document_ids, without)
         clustered, samples = write_clusters(out_file, labels, document_ids, work, memory // 2)
     # Documents without a signature are known from their pairs, and so are all clustered.
-    read = (documents.get(name, 0) + more for name, more in zip(document_ids.names, without.tolist(), strict=True))
+    read = list[int]()
+    for name, unsigned in zip(document_ids.names, without.tolist(), strict=True):
+        read.append(documents.get(name, 0) + unsigned)
     return Result(count_joined(document_ids.names, read, clustered, CLUSTERED), samples)
 
 
@@ -191,11 +210,14 @@ def _count_unsigned(
         nodes = block["node"]
         is_signed = np.zeros(len(block), np.bool_)
         while len(nodes):
-            places = np.searchsorted(ids, nodes)
-            inside = places < len(ids)
-            is_signed[inside] |= ids[places[inside]] == nodes[inside]
-            ids = ids[places[-1] :]  # if none is left, the next may be of this block, too
-            if len(ids) or not len(ids := next(signed, ids)):
+            positions = np.searchsorted(ids, nodes)
+            inside = positions < len(ids)
+            is_signed[inside] |= ids[positions[inside]] == nodes[inside]
+            ids = ids[positions[-1] :]
+            if len(ids):
+                break
+            ids = next(signed, ids)  # which may be of this block, too
+            if not len(ids):
                 break
         files, _ = document_ids.split(nodes[~is_signed])
         without += np.bincount(files, minlength=len(without))
@@ -204,7 +226,7 @@ def _count_unsigned(
 
 @contextmanager
 def _scratch_folder(output: Path) -> Iterator[Path]:
-    """Context: an empty folder for temporary files of the task that writes `output`; removed at the end."""
+    """Yield an empty folder for temporary files of the task that writes `output`; remove it at the end."""
     folder = output.parent / STATE_DIR / f"{output.name}.work"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
     with wrap_write_errors(folder):

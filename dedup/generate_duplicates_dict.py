@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,9 +108,12 @@ def generate_duplicates_dict(
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     keys = _key_set(out_file)
-    outputs = (*([keys] if keys else []), table, *([steps.clusters_beside(table)] if corpus else []))
-    clusters = input_file.with_suffix("")  # .pickle or .parquet
-    reads = {clusters: None} | ({corpus: paths_of(files)} if corpus else {})
+    outputs = [keys] if keys else []
+    outputs.append(table)
+    reads: dict[Path, Sequence[Path] | None] = {input_file.with_suffix(""): None}  # .pickle or .parquet
+    if corpus:
+        outputs.append(steps.clusters_beside(table))
+        reads[corpus] = paths_of(files)
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
         fetched = Counts({}, [])
         ids = None
@@ -131,23 +135,27 @@ def generate_duplicates_dict(
 
 
 def _key_set(out_file: Path) -> Path | None:
-    """The .pickle to write: `out_file`, or one that an earlier run wrote next to the table, as the two must agree."""
+    """Return the .pickle to write: `out_file`, or one next to the table that an earlier run wrote, as the two agree."""
     keys = out_file.with_suffix(".pickle")
+    if out_file == keys:
+        return keys
     ledger = Ledger(out_file.parent / STATE_DIR, run_name(STAGE.name, out_file.stem))
-    return keys if out_file == keys or (is_file(keys) and name_of(keys) in ledger.outputs()) else None
+    is_of_earlier_run = is_file(keys) and name_of(keys) in ledger.outputs()
+    return keys if is_of_earlier_run else None
 
 
 def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
-    """UsageError if an output, such as the table next to a pickle, is an input."""
+    """Raise UsageError if an output, such as the table next to a pickle, is an input."""
+    written = {output.resolve() for output in outputs}
     for path in inputs:
-        if path.resolve() in {output.resolve() for output in outputs}:
+        if path.resolve() in written:
             raise UsageError(f"{path} is an input, and would be overwritten: give --out_file another name")
 
 
 def _check_corpus(
     settings: RemovalSettings, corpus: Path | None, files: list[CorpusFile], out_file: Path, option: str
 ) -> None:
-    """UsageError if `option` needs a corpus and there is none, or the corpus lacks a source that --keep names."""
+    """Raise UsageError if `option` needs a corpus and there is none, or it lacks a source that --keep names."""
     if corpus is not None:
         check_sources(settings.keep, {file.source for file in files})
         reject_overlapping_folders(corpus, out_file)

@@ -34,7 +34,7 @@ from gristmill.engine.facts import count_files, list_facts, plan_facts, without_
 from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.outputs import reject_overlapping_folders
-from gristmill.engine.run import open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
@@ -104,11 +104,8 @@ def generate_exact_pairs(
         sources = SourceRuns.of([group[0].name for group in groups])
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
         numbers = {name: number for number, name in enumerate(names)}
-        arguments = {
-            "names": names, "places": Places.of(groups, digested.values(list[int]), numbers), "copies": copies,
-            "pairs": outputs[0], "table": outputs[1],
-        }  # fmt: skip
-        run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
+        places = Places.of(groups, digested.values(list[int]), numbers)
+        _write(run, names, places, copies, outputs)
         counts = run.finish(_join_counts(digested.counts, joined.counts))
     if not options.quiet:
         _print_summary(counts, joined.counts.total(FIRST).documents)
@@ -154,17 +151,23 @@ def pair_exact_copies(
         digested = run.step("digests", tasks)
         sources = SourceRuns.of([group[0].slices[0].file for group in groups])
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
-        names = sorted({part.file for file in files for part in file.slices})
-        arguments = {
-            "names": names, "places": Places.of_facts(groups, names), "copies": copies, "pairs": outputs[0],
-            "table": outputs[1],
-        }  # fmt: skip
-        run.step("write", [Task("write", write_pairs, arguments, outputs, memory=options.memory_bytes)])
+        names_of_files = set[str]()
+        for file in files:
+            names_of_files.update(part.file for part in file.slices)
+        names = sorted(names_of_files)
+        _write(run, names, Places.of_facts(groups, names), copies, outputs)
         counts = _join_counts(digested.counts, joined.counts)
         counts = run.finish(counts.merge(run.note("files that are read", count_files(files))))
     if not options.quiet:
         _print_summary(counts, joined.counts.total(FIRST).documents)
     return counts
+
+
+def _write(run: StageRun, names: list[str], places: Places, copies: FileSet, outputs: tuple[Path, Path]) -> None:
+    """Run the step that writes the lines and the table."""
+    pairs, table = outputs
+    arguments = {"names": names, "places": places, "copies": copies, "pairs": pairs, "table": table}
+    run.step("write", [Task("write", write_pairs, arguments, outputs, memory=run.options.memory_bytes)])
 
 
 def remove_exact_pairs(out_file: Path) -> None:
@@ -174,14 +177,14 @@ def remove_exact_pairs(out_file: Path) -> None:
     """
     ledger = Ledger(out_file.parent / STATE_DIR, run_name(STAGE.name, out_file.name))
     known = ledger.outputs()
-    found = [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
-    for path in found:
+    existing = [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
+    for path in existing:
         if name_of(path) not in known:
             raise OutputError(
                 f"{path} exists, and {STAGE.name} did not write it: it is in the place of a file that is made with "
                 "exact pairs and removed without. Move it, or give another output folder"
             )
-    remove_files(found)
+    remove_files(existing)
     mark_finished(out_file.parent, ledger.file.stem)
     if known:
         ledger.compact((), ledger.read())  # a file that is there later is not ours
@@ -198,11 +201,16 @@ def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, 
         for block in sorted_records(copies.paths, COPY_RECORD, ("group", "row"), pairs, memory):
             files, rows = places.find(block["group"], block["row"])
             kept_files, kept_rows = places.find(block["kept_group"], block["kept_row"])
-            columns = files, rows, kept_files, kept_rows
-            keys = zip(*(column.tolist() for column in columns), strict=True)
-            lines.writelines(f"{names[a]}@{i} :: {names[b]}@{j}\n" for a, i, b, j in keys)
-            arrays = dict(zip(_SCHEMA.names, map(pa.array, columns), strict=True))
-            write({name: values.take(array) if "file" in name else array for name, array in arrays.items()})
+            keys = zip(files.tolist(), rows.tolist(), kept_files.tolist(), kept_rows.tolist(), strict=True)
+            for file, row, kept_file, kept_row in keys:
+                lines.write(f"{names[file]}@{row} :: {names[kept_file]}@{kept_row}\n")
+            columns = {
+                "file": values.take(pa.array(files)),
+                "row": pa.array(rows),
+                "kept_file": values.take(pa.array(kept_files)),
+                "kept_row": pa.array(kept_rows),
+            }
+            write(columns)
 
 
 def _print_summary(counts: Counts, groups: int) -> None:
@@ -218,7 +226,7 @@ def _print_summary(counts: Counts, groups: int) -> None:
 
 
 def _join_counts(digested: Counts, joined: Counts) -> Counts:
-    """Counts per source, with read = copies + unique + malformed."""
+    """Return counts per source, with read = copies + unique + malformed."""
     counts = Counts({}, digested.examples, digested.damaged, digested.stored)
     for source, reason, tally in digested.rows():
         counts.add(source, UNIQUE if reason == DIGESTED else reason, tally.bytes, tally.documents, tally.files)
@@ -230,10 +238,11 @@ def _join_counts(digested: Counts, joined: Counts) -> Counts:
 
 
 def _check(input_dir: Path, out_file: Path, on: str, scope: str) -> None:
+    """Raise UsageError for a value or a name that is not expected."""
     if on not in get_args(MatchOn) or scope not in get_args(Scope):
-        raise UsageError(
-            f"--on {on} --scope {scope}: expected {' or '.join(get_args(MatchOn))}, and {' or '.join(get_args(Scope))}"
-        )
+        forms = " or ".join(get_args(MatchOn))
+        scopes = " or ".join(get_args(Scope))
+        raise UsageError(f"--on {on} --scope {scope}: expected {forms}, and {scopes}")
     if not (out_file.name.startswith("duplicate_pairs") and out_file.suffix == ".txt"):
         raise UsageError(
             f"--out_file {out_file}: expected a name such as duplicate_pairs_exact.txt, "

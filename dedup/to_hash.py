@@ -124,12 +124,14 @@ def to_hash(
         slices = cut_raw_corpus(run, chosen)
         reject_unknown_files(target.folder, map(target.shard, slices), (SUFFIX,), run.ledger)
         note_compilation(sketch, options.quiet)
-        skipped, keys = _split_skipped(run, skip, [*map(_files_of, group_slices(slices))], f"{target.prefix}keys")
+        groups_of_files = list(map(_files_of, group_slices(slices)))
+        skipped, keys = _split_skipped(run, skip, groups_of_files, f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> Iterator[Task]:
             for group in groups:
                 outputs = tuple(map(target.shard, group))
-                given = {"outputs": outputs, "sketch": sketch, "batch": batch, "skip": skipped.get(_files_of(group))}
+                keys_to_skip = skipped.get(_files_of(group))
+                given = {"outputs": outputs, "sketch": sketch, "batch": batch, "skip": keys_to_skip}
                 yield Task.on_slices(group, sign_slices, given, outputs)
 
         signed = read_slices(run, "sign", slices, plan)
@@ -157,23 +159,29 @@ def select_signatures(
     Returns:
         Documents read, signed, skipped and too short (no shingle), per source.
     """
-    found_facts = list_facts(facts_dir)
-    with open_stage(STAGE, output_dir, options, reads={facts_dir: found_facts}, publishes=[output_dir]) as run:
+    with open_stage(
+        STAGE, output_dir, options, reads={facts_dir: list_facts(facts_dir)}, publishes=[output_dir]
+    ) as run:
         listed = plan_facts(run, facts_dir)
         files = [file for file in listed if file.documents]
-        paths = [facts_dir / file.path for file in files]
-        shards = [_shards_of(file, output_dir) for file in files]
-        planned = [shard for of_file in shards for shard in of_file.values()]
+        planned = list[Path]()
+        for file in files:
+            planned += _shards_of(file, output_dir).values()
         reject_unknown_files(output_dir, planned, (SUFFIX,), run.ledger)
-        groups = [tuple(dict.fromkeys(part.file for part in file.slices)) for file in files]
+        groups = [_corpus_files_of(file) for file in files]
         skipped, keys = _split_skipped(run, skip, groups, "keys")
         tasks = list[Task]()
-        for file, path, group, of_file in zip(files, paths, groups, shards, strict=True):
+        for file, group in zip(files, groups, strict=True):
+            path = facts_dir / file.path
+            shards = _shards_of(file, output_dir)
             given = {
-                "facts": path, "vectors": vector_path(path, SIGNATURE), "shards": of_file, "sketch": sketch,
+                "facts": path,
+                "vectors": vector_path(path, SIGNATURE),
+                "shards": shards,
+                "sketch": sketch,
                 "skip": skipped.get(group),
-            }  # fmt: skip
-            tasks.append(Task(file.path, write_signed, given, tuple(of_file.values())))
+            }
+            tasks.append(Task(file.path, write_signed, given, tuple(shards.values())))
         signed = run.step("select", tasks)
         counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(listed))))
     if run.ran and not options.quiet:
@@ -184,6 +192,11 @@ def select_signatures(
 def _shards_of(file: FactsFile, output_dir: Path) -> dict[str, Path]:
     """Return the shard of each corpus file of which documents are in a file of facts, by its name."""
     return {part.file: output_dir / f"{part.file}+{part.first}{SUFFIX}" for part in file.slices if part.documents}
+
+
+def _corpus_files_of(file: FactsFile) -> tuple[str, ...]:
+    """Return the corpus files of which documents are in a file of facts."""
+    return tuple(dict.fromkeys(part.file for part in file.slices))
 
 
 def write_signed(facts: Path, vectors: Path, shards: dict[str, Path], sketch: Sketch, skip: Path | None) -> Counts:
@@ -243,7 +256,7 @@ class ShardTarget:
         return f"{self.part}/" if self.part else ""
 
     def shard(self, part: Slice) -> Path:
-        """The path of a slice's shard."""
+        """Return the path of a slice's shard."""
         name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
         return self.folder / f"{name}{SUFFIX}"
 
@@ -268,10 +281,12 @@ def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, ba
 
 def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: Rows, counts: Counts) -> None:
     documents = read_documents(part, counts, Rejects(output))
+    chunks = batched_in_chunks(
+        documents, batch, BATCH_CHARACTERS, _CHUNK_CHARACTERS, lambda document: len(document.text)
+    )
     signed: list[tuple[Rows, NDArray[np.uint32]]] = []
-    sizes = BATCH_CHARACTERS, _CHUNK_CHARACTERS
     with write_shard(output, part.name, sketch) as shard:
-        for chunk, is_last in batched_in_chunks(documents, batch, *sizes, lambda document: len(document.text)):
+        for chunk, is_last in chunks:
             signed.append(_sign_chunk(chunk, part, sketch, skipped, counts))
             del chunk  # a large document is gone before the next is read
             if is_last:
@@ -283,10 +298,10 @@ def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: 
 def _sign_chunk(
     chunk: list[Document], part: Slice, sketch: Sketch, skipped: Rows, counts: Counts
 ) -> tuple[Rows, NDArray[np.uint32]]:
-    """The rows (n) of the signed documents of a chunk, and their signatures (n × permutations)."""
+    """Return the rows (n) of the signed documents of a chunk, and their signatures (n × permutations)."""
     rows = np.array([document.key.row for document in chunk], np.int64)
     is_skipped = is_among(rows, skipped)
-    texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
+    texts = [chunk[number].text for number in np.flatnonzero(~is_skipped).tolist()]
     with reserve_memory(memory_to_sign(texts), f"a document of {part.path}"):
         values, shingles = signatures(texts, sketch)
     is_signed = np.zeros(len(chunk), np.bool_)

@@ -50,7 +50,7 @@ class BySource:
     sources: tuple[str, ...]
 
     def rank(self, source: str) -> int:
-        """The source's position in the list, or LAST."""
+        """Return the source's position in the list, or LAST."""
         return self.sources.index(source) if source in self.sources else LAST
 
 
@@ -67,16 +67,16 @@ class Newest:
 
     @property
     def path(self) -> list[str]:
-        """The names of the fields on the way to the value, the record's own first."""
+        """Return the names of the fields on the way to the value, the record's own first."""
         return self.field.split(".")
 
     def value(self, record: dict[str, Any]) -> Any:
-        """The field's value in a record; None if the field is missing."""
-        found: Any = record
+        """Return the field's value in a record; None if the field is missing."""
+        value: Any = record
         for name in self.path:
-            found = _decoded(found)
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+            value = _decoded(value)
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
 
 Keep = First | Longest | BySource | Newest
@@ -111,12 +111,12 @@ def check_sources(keep: Keep, sources: Collection[str]) -> None:
 
 
 def rank_longest(characters: int) -> int:
-    """Rank by length in characters: longer texts come first."""
+    """Return the rank of a text by its characters: longer texts come first."""
     return -characters
 
 
 def rank_newest(value: Any) -> tuple[int, int] | None:
-    """Rank and fine rank (int64) by a number or a point in time: greater ones come first. None if `value` is neither.
+    """Return rank and fine rank (int64) by a number or a point in time, greater first; None if `value` is neither.
 
     The rank is that of the nearest float64, the fine rank that of what is left: together they tell integers beyond
     2^53 apart, and times since 1970 by the nanosecond.
@@ -138,14 +138,14 @@ def rank_newest(value: Any) -> tuple[int, int] | None:
 
 
 def _descending(number: float) -> int:
-    """An int64 that is the less, the greater a finite number is."""
+    """Return an int64 that is the less, the greater a finite number is."""
     bits = int(np.float64(number + 0.0).view(np.int64))  # + 0.0 turns -0.0 into 0.0
     ascending = bits if bits >= 0 else bits ^ LAST  # the bits of negative floats are in descending order
     return ~ascending
 
 
 def _number(value: Any) -> Fraction | Decimal | float | None:
-    """The exact value of a number, or of a point in time in seconds since 1970; None if it is neither."""
+    """Return the exact value of a number, or of a point in time in seconds since 1970; None if it is neither."""
     billionths = Fraction()
     if isinstance(value, str):
         if digits := _BILLIONTHS.search(value):  # which Python's datetime leaves out
@@ -157,7 +157,9 @@ def _number(value: Any) -> Fraction | Decimal | float | None:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if isinstance(value, datetime):
-        return _seconds((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) + billionths
+        if not value.tzinfo:
+            value = value.replace(tzinfo=UTC)
+        return _seconds(value - _EPOCH) + billionths
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):  # NumPy's are Real, too
         return None
     if isinstance(value, Rational):
@@ -166,8 +168,9 @@ def _number(value: Any) -> Fraction | Decimal | float | None:
 
 
 def _seconds(since: timedelta) -> Fraction:
-    whole = since.days * 86_400 + since.seconds
-    return whole + Fraction(since.microseconds * 1000 + getattr(since, "nanoseconds", 0), 10**9)  # pandas' has them
+    seconds = since.days * 86_400 + since.seconds
+    nanoseconds = since.microseconds * 1000 + getattr(since, "nanoseconds", 0)  # which pandas' have
+    return seconds + Fraction(nanoseconds, 10**9)
 
 
 def _decoded(value: Any) -> Any:

@@ -48,7 +48,7 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
 
 
 def choose_bands(rows: int | None, bands: int | None, threshold: float, permutations: int) -> Bands:
-    """The bands that are given or, if none are, the best for the threshold by `band_parameters`.
+    """Return the bands that are given or, if none are, the best for the threshold by `band_parameters`.
 
     Of one number that is given alone the other is SlimPajama's: 13 rows, 9 bands. UsageError as check_bands.
     """
@@ -60,21 +60,23 @@ def choose_bands(rows: int | None, bands: int | None, threshold: float, permutat
 
 
 def describe_recall(bands: Bands, threshold: float) -> str:
-    """The expected recall of bands in words: at the threshold, and of all pairs from there to 1, evenly spread.
+    """Return the expected recall of bands in words: at the threshold, and of all pairs from there to 1, evenly spread.
 
     >>> describe_recall(Bands(13, 9), 0.8)
     '9 bands of 13 rows find 40 % of the pairs of similarity 0.8, and 83 % of those from 0.8 to 1'
     """
     nodes, weights = np.polynomial.legendre.leggauss(_NODES // 8)
-    above = float(weights @ detection(1 - (1 - nodes) / 2 * (1 - threshold), *bands)) / 2
+    similarities = 1 - (1 - nodes) / 2 * (1 - threshold)
+    above = float(weights @ detection(similarities, *bands)) / 2
+    at_threshold = float(detection(threshold, *bands))
     return (
-        f"{bands.bands} bands of {bands.rows} rows find {100 * float(detection(threshold, *bands)):.0f} % of the pairs "
+        f"{bands.bands} bands of {bands.rows} rows find {100 * at_threshold:.0f} % of the pairs "
         f"of similarity {threshold:g}, and {100 * above:.0f} % of those from {threshold:g} to 1"
     )
 
 
 def detection(similarity: ArrayLike, rows: int | NDArray[np.int64], bands: int) -> NDArray[np.float64]:
-    """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
+    """Return the probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
 
     Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2. UsageError for a similarity
     below 0 or above 1.
@@ -90,7 +92,7 @@ def detection(similarity: ArrayLike, rows: int | NDArray[np.int64], bands: int) 
 
 @lru_cache(64)  # a run asks for the same some 15 times, and it takes 8 ms
 def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:
-    """The bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
+    """Return the bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
 
     False positives: the integral of `detection` from 0 to the threshold; false negatives: the integral of 1 −
     `detection` from the threshold to 1. Of equal choices the one with fewer bands. UsageError for a value out of range.
@@ -105,16 +107,16 @@ def band_parameters(threshold: float, permutations: int = 128, false_positive_we
     above = 1 - (1 - nodes) / 2 * (1 - threshold)
     wrong = false_positive_weight * threshold / 2 * weights
     missed = (1 - false_positive_weight) * (1 - threshold) / 2 * weights
-    best = np.inf
-    found = Bands(1, 1)
+    min_error = np.inf
+    best = Bands(1, 1)
     for count in range(1, permutations + 1):
         rows = np.arange(1, permutations // count + 1)
         errors = wrong @ detection(below, rows, count) + missed @ (1 - detection(above, rows, count))
-        least = int(np.argmin(errors))
-        if errors[least] < best:
-            best = float(errors[least])
-            found = Bands(int(rows[least]), count)
-    return found
+        number = int(np.argmin(errors))
+        if errors[number] < min_error:
+            min_error = float(errors[number])
+            best = Bands(int(rows[number]), count)
+    return best
 
 
 def _check_threshold(threshold: float, permutations: int, weight: float) -> None:
@@ -129,7 +131,7 @@ def _check_threshold(threshold: float, permutations: int, weight: float) -> None
 
 
 def band_digests(signatures: NDArray[np.uint32], rows: int, bands: int, salt: int = 0) -> NDArray[np.uint64]:
-    """64-bit digests of all bands: signatures (documents × permutations) → (bands × documents).
+    """Return 64-bit digests of all bands: signatures (documents × permutations) → (bands × documents).
 
     Equal bands have different digests under different salts, so documents of two scopes are never candidates.
     """
@@ -140,12 +142,13 @@ def band_digests(signatures: NDArray[np.uint32], rows: int, bands: int, salt: in
 
 @lru_cache
 def _factors(rows: int) -> NDArray[np.uint64]:
-    """Odd factors of the digest of a band of so many rows."""
-    return np.random.RandomState(rows).randint(0, 1 << 64, rows, np.uint64) | np.uint64(1)
+    """Return odd factors of the digest of a band of so many rows."""
+    factors = np.random.RandomState(rows).randint(0, 1 << 64, rows, np.uint64)
+    return factors | np.uint64(1)
 
 
 def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
-    """Edges (n × 2) from every document of a bucket to its first one, ordered by digest, then document.
+    """Return edges (n × 2) from every document of a bucket to its first one, ordered by digest, then document.
 
     `records` are the BAND_RECORDs of one band, in order of document. They are grouped by a hash table; only the
     edges are sorted.
@@ -223,9 +226,10 @@ def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, 
     keys = np.empty_like(digests)
     owners = np.empty_like(documents)
     for i in range(len(digests)):
-        at = ends[digests[i] >> shift]
-        keys[at], owners[at] = digests[i], documents[i]
-        ends[digests[i] >> shift] = at + 1
+        position = ends[digests[i] >> shift]
+        keys[position] = digests[i]
+        owners[position] = documents[i]
+        ends[digests[i] >> shift] = position + 1
     size = 16
     while size < 2 * largest:
         size *= 2

@@ -79,7 +79,8 @@ class KeptDocuments:
 
     def __init__(self, check: SimilarityCheck, memory: int | None = None) -> None:
         half = np.iinfo(np.int64).max if memory is None else memory // 2
-        self.of_indexes = _KeptSignatures(check.threshold, check.sketch.permutations if check.sketch else 1, half)
+        permutations = check.sketch.permutations if check.sketch else 1
+        self.of_indexes = _KeptSignatures(check.threshold, permutations, half)
         self.of_corpus = KeptSets(check.measure == "containment", check.threshold, half)
 
     def clear(self) -> None:
@@ -87,15 +88,18 @@ class KeptDocuments:
         self.of_corpus.clear()
 
     def first_match(self, features: Features) -> tuple[int, float]:
-        """The number of the first kept document that is similar enough, and the similarity; (-1, 0.0) if none is."""
-        number = -1
-        similarity = 0.0
-        if features.shingles is not None:
-            if features.signature is not None:
-                number, similarity = self.of_indexes.first_match(features.signature)
-            if number < 0 and not self.of_indexes.is_full:
-                number, similarity = self.of_corpus.first_match(features.shingles)
-                number += self.of_indexes.count if number >= 0 else 0
+        """Return the number of the first kept document that is similar enough, and the similarity; else (-1, 0.0)."""
+        if features.shingles is None:
+            return -1, 0.0
+        if features.signature is not None:
+            number, similarity = self.of_indexes.first_match(features.signature)
+            if number >= 0:
+                return number, similarity
+        if self.of_indexes.is_full:
+            return -1, 0.0
+        number, similarity = self.of_corpus.first_match(features.shingles)
+        if number >= 0:
+            number += self.of_indexes.count
         return number, similarity
 
     def add(self, features: Features) -> bool:
@@ -123,7 +127,9 @@ class _KeptSignatures:
     def first_match(self, signature: Signature) -> tuple[int, float]:
         similarity = np.mean(self.values[: self.count] == signature, axis=1)
         (matches,) = np.nonzero(similarity >= self.threshold)
-        return (int(matches[0]), float(similarity[matches[0]])) if len(matches) else (-1, 0.0)
+        if not len(matches):
+            return -1, 0.0
+        return int(matches[0]), float(similarity[matches[0]])
 
     def add(self, signature: Signature) -> bool:
         self.is_full |= self.count == self.capacity
@@ -159,9 +165,17 @@ class KeptSets:
         self.is_full = False
 
     def first_match(self, shingles: Shingles) -> tuple[int, float]:
-        """The number of the first set that is similar enough, and the similarity; (-1, 0.0) if none is."""
-        kept = self.flat, self.starts, self.parities, self.count
-        return _first_match(shingles, parity_of(shingles), *kept, self.is_containment, self.threshold)
+        """Return the number of the first set that is similar enough, and the similarity; (-1, 0.0) if none is."""
+        return _first_match(
+            shingles,
+            parity_of(shingles),
+            self.flat,
+            self.starts,
+            self.parities,
+            self.count,
+            self.is_containment,
+            self.threshold,
+        )
 
     def add(self, shingles: Shingles) -> bool:
         """Add a set. False if there is no room; then there is none until `clear`, even for a smaller one."""
@@ -178,7 +192,8 @@ class KeptSets:
         if self.count == len(self.parities):
             more = np.empty((max(16, self.count // 4), PARITY_WORDS), np.uint64)  # twice as many might not fit
             self.parities = np.concatenate([self.parities, more])
-        self.flat[start:end], self.parities[self.count] = shingles, parity_of(shingles)
+        self.flat[start:end] = shingles
+        self.parities[self.count] = parity_of(shingles)
         self.count += 1
         self.starts[self.count] = end
         return True
@@ -210,7 +225,7 @@ def decide_cluster(
 
 @kernel
 def parity_of(shingles: np.ndarray) -> np.ndarray:
-    """The parity bits of a set, PARITY_WORDS words (uint64)."""
+    """Return the parity bits of a set, PARITY_WORDS words (uint64)."""
     parity = np.zeros(PARITY_WORDS, np.uint64)
     for shingle in shingles:
         bit = shingle >> _SHIFT
@@ -223,7 +238,7 @@ def _first_match(
     one: np.ndarray, parity: np.ndarray, flat: np.ndarray, starts: np.ndarray, parities: np.ndarray, count: int,
     is_containment: bool, threshold: float,
 ) -> tuple[int, float]:  # fmt: skip
-    """The number and similarity of the first of `count` sets, flat[starts[i] : starts[i + 1]], similar to `one`."""
+    """Return number and similarity of the first of `count` sets, flat[starts[i] : starts[i + 1]], similar to `one`."""
     for number in range(count):
         other = flat[starts[number] : starts[number + 1]]
         needed = fewest_shared(len(one), len(other), is_containment, threshold)
@@ -239,7 +254,7 @@ def _first_match(
 
 @kernel
 def fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
-    """The least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
+    """Return the least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
 
     It exceeds the smaller size if they cannot reach it.
     """
@@ -253,7 +268,7 @@ def fewest_shared(one: int, other: int, is_containment: bool, threshold: float) 
 
 @kernel
 def count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
-    """The number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
+    """Return the number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
     i = np.uintp(0)
     j = np.uintp(0)
     shared = np.uintp(0)
@@ -272,7 +287,7 @@ def count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
 
 @kernel
 def _differ_more(one: np.ndarray, other: np.ndarray, most: int) -> bool:
-    """Whether parity bits differ in more than `most` places, and so the sets in more than so many shingles."""
+    """Return whether parity bits differ in more than `most` places, and so the sets in more than so many shingles."""
     found = np.uint64(0)
     for start in range(0, PARITY_WORDS, _BLOCK):
         for i in range(start, start + _BLOCK):

@@ -26,12 +26,12 @@ class UnionFind:
         _union(np.ascontiguousarray(edges), self.parent)
 
     def roots(self) -> NDArray[np.unsignedinteger]:
-        """The root of every node (nodes), after flattening all paths."""
+        """Return the root of every node (nodes), after flattening all paths."""
         _flatten(self.parent)
         return self.parent
 
     def labels(self) -> Iterator[NDArray]:
-        """LABELs of the nodes in components of two or more, in order of node, block by block."""
+        """Yield LABELs of the nodes in components of two or more, in order of node, block by block."""
         roots = self.roots()
         joined = np.zeros(len(roots), bool)
         _mark_joined(roots, joined)
@@ -41,16 +41,17 @@ class UnionFind:
 
 
 def union_find_fits(nodes: int, memory: int) -> bool:
-    """Whether a UnionFind of `nodes` nodes and its labels need at most `memory` bytes."""
+    """Return whether a UnionFind of `nodes` nodes and its labels need at most `memory` bytes."""
     return nodes * (_node_type(nodes).itemsize + 1) + _WORKING_MEMORY <= memory
 
 
 def records(dtype: np.dtype, one: NDArray, other: NDArray) -> NDArray:
-    """Records (n) of two fields (n each)."""
-    found = np.empty(len(one), dtype)
-    for name, values in zip(dtype.names or (), (one, other), strict=True):
-        found[name] = values
-    return found
+    """Return records (n) of two fields (n each)."""
+    first, second = dtype.names or ()
+    pairs = np.empty(len(one), dtype)
+    pairs[first] = one
+    pairs[second] = other
+    return pairs
 
 
 def _node_type(nodes: int) -> np.dtype:
@@ -59,7 +60,7 @@ def _node_type(nodes: int) -> np.dtype:
 
 @kernel
 def find_root(parent: np.ndarray, node: int) -> int:
-    """The root of a node; halves the path to it."""
+    """Return the root of a node; halve the path to it."""
     while parent[node] != node:
         parent[node] = parent[parent[node]]
         node = parent[node]
@@ -85,4 +86,5 @@ def _mark_joined(roots: np.ndarray, joined: np.ndarray) -> None:
     """Mark the nodes of components of two or more."""
     for node in range(len(roots)):
         if roots[node] != node:
-            joined[node] = joined[roots[node]] = True
+            joined[node] = True
+            joined[roots[node]] = True

@@ -34,10 +34,12 @@ def check_texts(texts: Any, numbers: Iterable[int] | None = None) -> None:
     """
     if isinstance(texts, str | bytes | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
         raise UsageError(f"texts in a {type(texts).__name__}: expected a list of strings")
-    for text, number in zip(texts, range(len(texts)) if numbers is None else numbers, strict=True):
+    if numbers is None:
+        numbers = range(len(texts))
+    for text, number in zip(texts, numbers, strict=True):
         if not isinstance(text, str):
-            found = "null" if text is None else f"of type {type(text).__name__}"
-            raise UsageError(f"text {number} is {found}: expected a string, an empty one where there is none")
+            kind = "null" if text is None else f"of type {type(text).__name__}"
+            raise UsageError(f"text {number} is {kind}: expected a string, an empty one where there is none")
 
 
 def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
@@ -77,18 +79,19 @@ def _as_arrays(
 
 
 def form_size(size: int) -> int:
-    """Bytes to allocate for the matching form of `size` bytes of UTF-8: Ⱥ and Ⱦ grow from two bytes to three."""
+    """Return the bytes to allocate for the form of `size` bytes of UTF-8: Ⱥ and Ⱦ grow from two bytes to three."""
     return size * 3 // 2 + PADDING
 
 
 def _to_utf8(text: str) -> bytes:
-    """UTF-8 of a text, which is lower-cased first if it has a character of _LOWERED_BY_PYTHON."""
-    lowered = text.lower() if any(char in text for char in _LOWERED_BY_PYTHON) else text
-    return lowered.encode("utf-8", "surrogatepass")
+    """Return the UTF-8 of a text, which is lower-cased first if it has a character of _LOWERED_BY_PYTHON."""
+    if any(char in text for char in _LOWERED_BY_PYTHON):
+        text = text.lower()
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _lower_case_pages() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Two-level table of Python's lower case: a page number for each 64 code points, and the pages' contents.
+    """Return a two-level table of Python's lower case: a page number for each 64 code points, and the pages' contents.
 
     Code points that lower-casing leaves as they are have page number 0. White space becomes the ASCII space.
     """
@@ -106,11 +109,16 @@ def _lower_case_pages() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
 
 
 def _ascii_table() -> NDArray[np.uint16]:
-    """For each ASCII byte its lower case, with the flag 0x100 for punctuation or 0x200 for white space."""
+    """Return for each ASCII byte its lower case, with the flag 0x100 for punctuation or 0x200 for white space."""
     table = np.arange(256, dtype=np.uint16)
     for code in range(128):
         letter = chr(code)
-        table[code] = 32 | 0x200 if letter.isspace() else ord(letter.lower()) | 0x100 * (letter in string.punctuation)
+        if letter.isspace():
+            table[code] = 32 | 0x200
+        elif letter in string.punctuation:
+            table[code] = code | 0x100
+        else:
+            table[code] = ord(letter.lower())
     return table
 
 
@@ -154,7 +162,7 @@ def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
 
 @kernel(inline="always")
 def _is_ascii(text: np.ndarray) -> bool:
-    """Whether all bytes are ASCII; without a branch per byte, so that it is vectorised."""
+    """Return whether all bytes are ASCII; without a branch per byte, so that it is vectorised."""
     high = np.uint8(0)
     for byte in text:
         high |= byte
@@ -178,7 +186,7 @@ def _write_ascii(
 
 @kernel(inline="always")
 def _decode_utf8(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
-    """The code point encoded at `at`, and the offset of the next."""
+    """Return the code point encoded at `at`, and the offset of the next."""
     lead = np.uint32(text[at])
     if lead < 0x80:
         return lead, at + np.uintp(1)
@@ -194,7 +202,7 @@ def _decode_utf8(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
 
 @kernel(inline="always")
 def _lower_case(code: np.uint32) -> np.uint32:
-    """Lower case of a code point, by the two-level table."""
+    """Return the lower case of a code point, by the two-level table."""
     if code >= _FIRST_UNCHANGED:
         return code
     page = np.uint32(_PAGE_NUMBERS[code // np.uint32(_PAGE_SIZE)])
@@ -210,14 +218,19 @@ def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
         form[at] = np.uint8(code)
         return at + one
     if code < 0x800:
-        form[at], form[at + one] = np.uint8(0xC0 | code >> 6), tail
+        form[at] = np.uint8(0xC0 | code >> 6)
+        form[at + one] = tail
         return at + np.uintp(2)
     middle = np.uint8(0x80 | (code >> 6 & 0x3F))
     if code < 0x10000:
-        form[at], form[at + one], form[at + np.uintp(2)] = np.uint8(0xE0 | code >> 12), middle, tail
+        form[at] = np.uint8(0xE0 | code >> 12)
+        form[at + one] = middle
+        form[at + np.uintp(2)] = tail
         return at + np.uintp(3)
-    form[at], form[at + one] = np.uint8(0xF0 | code >> 18), np.uint8(0x80 | (code >> 12 & 0x3F))
-    form[at + np.uintp(2)], form[at + np.uintp(3)] = middle, tail
+    form[at] = np.uint8(0xF0 | code >> 18)
+    form[at + one] = np.uint8(0x80 | (code >> 12 & 0x3F))
+    form[at + np.uintp(2)] = middle
+    form[at + np.uintp(3)] = tail
     return at + np.uintp(4)
 
 

@@ -116,7 +116,7 @@ def _swap_bytes(value: np.uint32) -> np.uint32:
 
 @kernel
 def sha1_32(data: np.ndarray, start: int, end: int, schedule: np.ndarray) -> np.uint32:
-    """SHA-1's first four bytes, little-endian, of data[start:end] (uint8); `schedule` is scratch of 80 uint32."""
+    """Return SHA-1's first four bytes, little-endian, of data[start:end] (uint8); `schedule` is scratch, 80 uint32."""
     state = np.array((_A, _B, _C, _D, _E), np.uint32)
     length = end - start
     for block in range((length + 8) // 64 + 1):
@@ -153,7 +153,11 @@ def _compress(state: np.ndarray, schedule: np.ndarray) -> None:
     e = state[4]
     for t in range(80):
         total = _U(_U(rotate_left(a, 5) + _logical(t, b, c, d)) + _U(_U(e + schedule[t]) + _ROUND_CONSTANTS[t // 20]))
-        a, b, c, d, e = total, a, rotate_left(b, 30), c, d
+        e = d
+        d = c
+        c = rotate_left(b, 30)
+        b = a
+        a = total
     state[0] = _U(state[0] + a)
     state[1] = _U(state[1] + b)
     state[2] = _U(state[2] + c)

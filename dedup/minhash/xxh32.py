@@ -47,7 +47,7 @@ def _merge(v1: np.uint32, v2: np.uint32, v3: np.uint32, v4: np.uint32) -> np.uin
 
 @kernel
 def xxh32(data: np.ndarray, start: int, end: int) -> np.uint32:
-    """XXH32 of data[start:end] (uint8)."""
+    """Return the XXH32 of data[start:end] (uint8)."""
     at = np.uintp(start)
     last = np.uintp(end)
     value = _P5
@@ -125,7 +125,10 @@ def _mix_stripes(
     v3 = accumulators[2]
     v4 = accumulators[3]
     for i in range(n):
-        v1[i], v2[i], v3[i], v4[i] = _U(_P1 + _P2), _P2, _U(0), _U(_U(0) - _P1)
+        v1[i] = _U(_P1 + _P2)
+        v2[i] = _P2
+        v3[i] = _U(0)
+        v4[i] = _U(_U(0) - _P1)
     for k in range(max_length // 16 * 4):
         accumulator = accumulators[k % 4]
         word_k = words[k]

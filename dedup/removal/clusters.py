@@ -54,19 +54,26 @@ class Clusters:
         """Open a clusters file. UsageError if there is none of that name, InputError if it is something else."""
         if is_table(path):
             return cls(path, _read_names(path), None)
-        clusters = _load_clusters(path)
-        names = sorted({key.file for cluster in clusters for key in cluster})
-        number = {name: i for i, name in enumerate(names)}
-        members = np.zeros(sum(map(len, clusters)), MEMBER)
-        members["cluster"] = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
-        members["file"] = [number[key.file] for cluster in clusters for key in cluster]
-        members["row"] = [key.row for cluster in clusters for key in cluster]
+        files = list[str]()
+        rows = list[int]()
+        numbers = list[int]()
+        for number, cluster in enumerate(_load_clusters(path)):
+            for key in cluster:
+                files.append(key.file)
+                rows.append(key.row)
+                numbers.append(number)
+        names = sorted(set(files))
+        number_of = {name: number for number, name in enumerate(names)}
+        members = np.zeros(len(files), MEMBER)
+        members["cluster"] = numbers
+        members["file"] = [number_of[file] for file in files]
+        members["row"] = rows
         members["position"] = np.arange(len(members))
         return cls(path, names, members)
 
     @property
     def count(self) -> int:
-        """The number of documents in all clusters."""
+        """Return the number of documents in all clusters."""
         if self.loaded is not None:
             return len(self.loaded)
         return int(pa.parquet.read_metadata(self.path).num_rows)
@@ -84,6 +91,7 @@ class Clusters:
 
 
 def _load_clusters(path: Path) -> list[list[DocKey]]:
+    """Return the keys of each cluster of a pickle. InputError if it holds something else."""
     value = load_pickle(path)
     try:
         components, _, keys = value
@@ -126,14 +134,16 @@ def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
 
 def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with open_table(path, ("cluster", "file", "row")) as file:
-        yield from (batch for batch in file.iter_batches(_BLOCK, columns=columns) if batch.num_rows)
+        for batch in file.iter_batches(_BLOCK, columns=columns):
+            if batch.num_rows:
+                yield batch
 
 
 @contextmanager
 def open_keep_order(
     names: list[str], keep: Keep, dropped: Sequence[Path], output: Path, memory: int
 ) -> Iterator["KeepOrder"]:
-    """Context: the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
+    """Yield the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
     numbers = {name: number for number, name in enumerate(names)}
     with PackedKeys.of(dropped, numbers, output.with_name(f"{output.name}.dropped"), memory) as keys:
         yield KeepOrder(names, keep, keys)
@@ -146,21 +156,26 @@ class KeepOrder:
     """
 
     def __init__(self, names: list[str], keep: Keep, dropped: PackedKeys) -> None:
-        self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
-        by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
-        self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
+        self.tiers = np.full(len(names), ORDINARY, np.uint8)
+        self.ranks = np.zeros(len(names), np.int64)
+        for number, name in enumerate(names):
+            if is_of_index(name):
+                self.tiers[number] = INDEXED
+            if isinstance(keep, BySource):
+                self.ranks[number] = keep.rank(source_of(name))
         self.dropped = dropped
 
     def assign(self, members: NDArray) -> NDArray:
         """Fill in `tier` and `rank` of MEMBERs (n), in place."""
-        members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
+        members["tier"] = self.tiers[members["file"]]
+        members["rank"] = self.ranks[members["file"]]
         is_dropped = self.dropped.contains(members["file"], members["row"])
         members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
         return members
 
     @property
     def is_input_order(self) -> bool:
-        """Whether all tiers and ranks are equal, so that members need no sorting."""
+        """Return whether all tiers and ranks are equal, so that members need no sorting."""
         return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
 
 
@@ -173,17 +188,20 @@ class MemberPlan(msgspec.Struct):
     rows: list[int] = []  # in their files, of every member whose number is a multiple of _NOTED
 
     def span(self, name: str, first_row: int = 0, end_row: int | None = None) -> Span:
-        """The members of a file in the rows first_row ≤ row < end_row (None: to the end), and some around them."""
+        """Return the members of a file in rows first_row ≤ row < end_row (None: to the end), and some around them."""
         number = bisect_left(self.names, name)
         first = self.starts[number]
         last = self.starts[number + 1]
         # The noted rows of this file are those from `low` to `high`.
         low = -(-first // _NOTED)
         high = min(-(-last // _NOTED), len(self.rows))
-        if (before := bisect_left(self.rows, first_row, low, high)) > low:
+        before = bisect_left(self.rows, first_row, low, high)
+        if before > low:
             first = (before - 1) * _NOTED
-        if end_row is not None and (after := bisect_left(self.rows, end_row, low, high)) < high:
-            last = after * _NOTED
+        if end_row is not None:
+            after = bisect_left(self.rows, end_row, low, high)
+            if after < high:
+                last = after * _NOTED
         return first, last
 
 
@@ -196,10 +214,11 @@ class SliceMembers:
     end_row: int | None
 
     def read(self, members: "MemberFile") -> NDArray:
-        """The MEMBERs of the slice, memory-mapped."""
-        of_file = read_span(members, self.span)
-        first = bisect_left(of_file["row"], self.part.first_row)
-        return of_file[first : None if self.end_row is None else bisect_left(of_file["row"], self.end_row)]
+        """Return the MEMBERs of the slice, memory-mapped."""
+        near = read_span(members, self.span)
+        first = bisect_left(near["row"], self.part.first_row)
+        end = len(near) if self.end_row is None else bisect_left(near["row"], self.end_row)
+        return near[first:end]
 
 
 def sort_members(
@@ -222,9 +241,10 @@ def sort_members(
         temporary.open("wb") as index,
     ):
         for block in clusters.blocks():
-            starts = set(block["cluster"][block["position"] % size == 0].tolist())
-            parts += [cluster for cluster in sorted(starts) if cluster > parts[-1]]
-            index.write(block[order.assign(block)["tier"] == INDEXED].tobytes())
+            starts = np.unique(block["cluster"][block["position"] % size == 0])
+            parts += starts[starts > parts[-1]].tolist()
+            order.assign(block)
+            index.write(block[block["tier"] == INDEXED].tobytes())
             sizes += np.bincount(block["file"], minlength=len(sizes))
             sorter.add(block)
         write_records(members, _note_rows(reject_repeated(sorter, clusters.names), rows))
@@ -242,18 +262,20 @@ class MemberFile(ReadInParts):
 
     @classmethod
     def of(cls, path: Path, spans: Sequence[Span]) -> "MemberFile":
-        """The file as a task reads it that reads these spans."""
-        full = [span for span in spans if span[0] < span[1]] or [(0, 0)]
-        return cls(path, min(first for first, _ in full), max(last for _, last in full))
+        """Return the file as a task reads it that reads these spans."""
+        filled = [(first, last) for first, last in spans if first < last]
+        if not filled:
+            return cls(path, 0, 0)
+        return cls(path, min(first for first, _ in filled), max(last for _, last in filled))
 
     @property
     def ranges(self) -> Ranges:
-        """From the first byte that is read to the last."""
+        """Return the range from the first byte that is read to the last."""
         return ((self.first * MEMBER.itemsize, self.last * MEMBER.itemsize),)
 
 
 def read_span(members: MemberFile, span: Span) -> NDArray:
-    """The MEMBERs of a span, memory-mapped."""
+    """Return the MEMBERs of a span, memory-mapped."""
     first, last = span
     if first == last:
         return np.empty(0, MEMBER)  # an empty range cannot be mapped
@@ -273,7 +295,7 @@ def reject_repeated(blocks: Iterable[NDArray], names: Sequence[str]) -> Iterator
 
 
 def in_two_clusters(record: Any, names: Sequence[str], prefix: str = "") -> InputError:
-    """The error for a document, of the fields `file` and `row` of a record, that is in the clusters twice."""
+    """Return the error for a document, of the fields `file` and `row` of a record, that is in the clusters twice."""
     key = f"{names[record[prefix + 'file']]}@{record[prefix + 'row']}"
     return InputError(f"{key} is in the clusters twice. Run generate_connected_components again")
 

@@ -73,10 +73,10 @@ def decide_part(
         if check:
             later = output.with_name(f"{output.name}.later")
             opened = [stack.enter_context(path.open("rb")) for path in texts.paths]
-            found = VerifiedRemoval(check, opened, later, memory, counts).removals(sorter)
+            removals = VerifiedRemoval(check, opened, later, memory, counts).removals(sorter)
         else:
-            found = remove_all_but_first(sorter, counts)
-        write_records(output, found)
+            removals = remove_all_but_first(sorter, counts)
+        write_records(output, removals)
     return counts.counts(READ)
 
 
@@ -99,7 +99,7 @@ def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], outpu
 
 
 def _read_clusters(path: Path, low: int, high: int | None) -> Iterator[NDArray]:
-    """Blocks of the MEMBERs of clusters low ≤ number < high, from a file sorted by cluster."""
+    """Yield blocks of the MEMBERs of clusters low ≤ number < high, from a file sorted by cluster."""
     if not path.stat().st_size:
         return
     records = np.memmap(path, MEMBER, "r")
@@ -114,22 +114,29 @@ def remove_all_but_first(blocks: Iterable[NDArray], counts: SourceTallies) -> It
     before = 0  # members of that cluster so far, without its first
     for block in blocks:
         members = block if first is None else np.concatenate([first, block])
-        starts = np.diff(members["cluster"], prepend=members["cluster"][0] - 1) != 0
-        firsts = np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))
-        ours = members["tier"] != INDEXED
-        counts.add(KEPT, members["file"][int(first is not None) :][(starts & ours)[int(first is not None) :]])
+        is_start = np.diff(members["cluster"], prepend=members["cluster"][0] - 1) != 0
+        is_ours = members["tier"] != INDEXED
+        is_removed = ~is_start & is_ours
+        is_kept = is_start & is_ours
+        if first is not None:  # it was counted with the last block
+            is_kept[0] = False
+        counts.add(KEPT, members["file"][is_kept])
+        counts.add(DUPLICATE, members["file"][is_removed])
+        firsts = np.maximum.accumulate(np.where(is_start, np.arange(len(members)), 0))
         ranks = np.arange(len(members)) - firsts
         ranks[firsts == 0] += before
         first = members[firsts[-1:]]
         before = int(ranks[-1])
-        removed = ~starts & ours
-        counts.add(DUPLICATE, members["file"][removed])
-        found = np.zeros(np.count_nonzero(removed), REMOVAL)
-        kept = members[firsts[removed]]
-        found["file"], found["row"] = members["file"][removed], members["row"][removed]
-        found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
-        found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks[removed]
-        yield found
+        kept = members[firsts[is_removed]]
+        removals = np.zeros(len(kept), REMOVAL)
+        removals["file"] = members["file"][is_removed]
+        removals["row"] = members["row"][is_removed]
+        removals["kept_file"] = kept["file"]
+        removals["kept_row"] = kept["row"]
+        removals["similarity"] = np.nan
+        removals["measured"] = NOT_MEASURED
+        removals["rank"] = ranks[is_removed]
+        yield removals
 
 
 class VerifiedRemoval:
@@ -153,16 +160,18 @@ class VerifiedRemoval:
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""
-        clusters = groupby(self._with_features(blocks), lambda found: found[0].cluster)
-        removals = (removal for _, members in clusters for removal in self._removals_of_cluster(members))
-        for some in batched(removals, _BLOCK):
-            yield np.array(some, REMOVAL)
+        for batch in batched(self._iter_removals(blocks), _BLOCK):
+            yield np.array(batch, REMOVAL)
+
+    def _iter_removals(self, blocks: Iterable[NDArray]) -> Iterator[tuple]:
+        """Yield REMOVALs as tuples, cluster by cluster."""
+        for _, members in groupby(self._with_features(blocks), lambda item: item[0].cluster):
+            yield from self._removals_of_cluster(members)
 
     def _removals_of_cluster(self, members: Iterator[tuple[Fetched, Features]]) -> Iterator[tuple]:
+        """Yield REMOVALs of a cluster as tuples; count all its documents."""
         is_first = True
-        # From here on a member's rank is its number in keep order, in whichever round it is decided.
-        numbered = enumerate(members)
-        members = ((member._replace(rank=number), features) for number, (member, features) in numbered)
+        members = _with_ranks(members)
         while True:
             self.kept.clear()
             for member, kept, similarity in decide_cluster(members, self.kept):
@@ -181,9 +190,9 @@ class VerifiedRemoval:
             members = self._with_features(self.undecided.take())
 
     def _with_features(self, blocks: Iterable[NDArray]) -> Iterator[tuple[Fetched, Features]]:
-        """Members and their features, computed for as many texts at a time as the budget allows."""
+        """Yield members and their features, computed for as many texts at a time as the budget allows."""
         indexed = -1  # the last cluster with documents of an index, which precede its others
-        members = (Fetched(*record) for block in blocks for record in block.tolist())
+        members = _iter_members(blocks)
         for batch in batched(members, size=self.batch, size_of=lambda member: member.size + _OVERHEAD):
             data = dict(zip(batch, read_texts(self.texts, batch), strict=True))
             ours = [member for member in batch if member.tier != INDEXED]
@@ -200,6 +209,18 @@ class VerifiedRemoval:
                         if member.cluster == indexed and self.check.sketch:
                             (signature,), _ = signatures([data[member].decode()], self.check.sketch)
                         yield member, Features(sets[member], signature)
+
+
+def _iter_members(blocks: Iterable[NDArray]) -> Iterator[Fetched]:
+    for block in blocks:
+        for record in block.tolist():
+            yield Fetched(*record)
+
+
+def _with_ranks(members: Iterable[tuple[Fetched, Features]]) -> Iterator[tuple[Fetched, Features]]:
+    """Give each member of a cluster its number in keep order as its rank, in whichever round it is decided."""
+    for number, (member, features) in enumerate(members):
+        yield member._replace(rank=number), features
 
 
 class _Undecided:

@@ -59,7 +59,7 @@ FETCHED = np.dtype([*MEMBER_FIELDS, ("text_file", "<i4"), ("offset", "<i8"), ("s
 
 
 def without_text(members: NDArray) -> NDArray:
-    """FETCHED records (n) of MEMBERs (n) that have no text."""
+    """Return FETCHED records (n) of MEMBERs (n) that have no text."""
     fetched = np.zeros(len(members), FETCHED)
     for name, _ in MEMBER_FIELDS:
         fetched[name] = members[name]
@@ -78,17 +78,17 @@ def fetch_texts(
     counts = Counts({}, [])
     rejects = Rejects(output)
     with ExitStack() as stack:
-        to_ids = pa.ipc.new_stream(stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb")), FOUND_IDS)
+        ids_file = stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb"))
+        to_ids = stack.enter_context(pa.ipc.new_stream(ids_file, FOUND_IDS))
         to_texts = stack.enter_context(stack.enter_context(atomic_write(texts)).open("wb")) if texts else None
-        fetcher = _Fetcher(keep, to_texts, stack.enter_context(to_ids), counts)
-        write_records(
-            output,
-            (
-                block
-                for found in parts
-                for block in fetcher.fetch(read_documents(found.part, counts, rejects), found.read(members), found.part)
-            ),
-        )
+        fetcher = _Fetcher(keep, to_texts, to_ids, counts)
+
+        def blocks() -> Iterator[NDArray]:
+            for slice_members in parts:
+                documents = read_documents(slice_members.part, counts, rejects)
+                yield from fetcher.fetch(documents, slice_members.read(members), slice_members.part)
+
+        write_records(output, blocks())
     return Result(counts, fetcher.id_count)
 
 
@@ -113,9 +113,11 @@ def fetch_signatures(
 
 
 def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
-    """FETCHED (n) and signatures (n × permutations) of the `clustered` MEMBERs of a shard, batch by batch."""
+    """Yield FETCHED (n) and signatures (n × permutations) of the `clustered` MEMBERs of a shard, batch by batch."""
     for rows, values in shard.batches():
-        near = clustered[bisect_left(clustered["row"], rows[0]) : bisect_right(clustered["row"], rows[-1])]
+        first = bisect_left(clustered["row"], rows[0])
+        end = bisect_right(clustered["row"], rows[-1])
+        near = clustered[first:end]
         _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
         fetched = without_text(near[of_near])
         fetched["size"] = values.shape[1] * values.itemsize
@@ -130,7 +132,8 @@ class _Fetcher:
         self.texts = texts
         self.ids = ids
         self.counts = counts
-        self.offset = self.id_count = 0
+        self.offset = 0
+        self.id_count = 0
         self.own_ids: list[str | None] = []  # of the documents found
         self.is_without_field = False  # whether a document without the policy's field was found
         self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
@@ -173,7 +176,7 @@ class _Fetcher:
             self.offset += len(data)
 
     def _rank(self, document: Document) -> tuple[tuple[int, int], str]:
-        """The document's rank and fine rank by the policy, and the reason it is counted under."""
+        """Return the document's rank and fine rank by the policy, and the reason it is counted under."""
         if isinstance(self.keep, Longest):
             return (rank_longest(len(document.text)), 0), CLUSTERED
         if not isinstance(self.keep, Newest):
@@ -192,17 +195,20 @@ class _Fetcher:
         return (LAST, 0), UNREADABLE_FIELD
 
     def _block(self, members: NDArray) -> NDArray:
+        """Return what was found of MEMBERs (n) as FETCHED, and write their own ids."""
         fetched = without_text(members)
         found = np.array(self.found, np.int64).reshape(-1, 4)
         if isinstance(self.keep, Longest | Newest):  # other policies' ranks were assigned with the tiers
-            fetched["rank"], fetched["fine_rank"] = found[:, 0], found[:, 1]
-        fetched["offset"], fetched["size"] = found[:, 2], found[:, 3]
-        has_id = np.array([own is not None for own in self.own_ids], np.bool_)
+            fetched["rank"] = found[:, 0]
+            fetched["fine_rank"] = found[:, 1]
+        fetched["offset"] = found[:, 2]
+        fetched["size"] = found[:, 3]
+        has_id = np.array([own_id is not None for own_id in self.own_ids], np.bool_)
         if has_id.any():
             packed = pack_keys(members["file"][has_id], members["row"][has_id])
-            texts = [own for own in self.own_ids if own is not None]
-            self.ids.write_batch(pa.record_batch([packed, pa.array(texts, pa.string())], schema=FOUND_IDS))
-            self.id_count += len(texts)
+            own_ids = pa.array([own_id for own_id in self.own_ids if own_id is not None], pa.string())
+            self.ids.write_batch(pa.record_batch([packed, own_ids], schema=FOUND_IDS))
+            self.id_count += len(own_ids)
         self.found = []
         self.own_ids = []
         return fetched
@@ -214,13 +220,13 @@ def _rows(members: NDArray) -> Iterator[int]:
 
 
 def read_texts(files: Sequence[BinaryIO], members: list[Fetched]) -> list[bytes]:
-    """The texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
-    found = [b""] * len(members)
-    for i in sorted(range(len(members)), key=lambda i: members[i][-3:]):  # in file order, to seek forward only
-        number, offset, size = members[i][-3:]
-        found[i] = os.pread(files[number].fileno(), size, offset)
-        assert len(found[i]) == size, (number, offset, size)
-    return found
+    """Return the texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
+    texts = [b""] * len(members)
+    in_file_order = sorted(enumerate(members), key=lambda item: item[1][-3:])  # to seek forward only
+    for i, member in in_file_order:
+        texts[i] = os.pread(files[member.text_file].fileno(), member.size, member.offset)
+        assert len(texts[i]) == member.size, member[-3:]
+    return texts
 
 
 def scatter_fetched(
@@ -252,8 +258,8 @@ def _move_texts(
     block: NDArray, part: NDArray[np.int64], source: BinaryIO, targets: Sequence[BinaryIO], ends: list[int]
 ) -> None:
     """Append the texts of FETCHED records (n) to the files of their parts (n), of sizes `ends`; set their offsets."""
-    places = zip(part.tolist(), block["offset"].tolist(), block["size"].tolist(), strict=True)
-    for i, (number, offset, size) in enumerate(places):
+    texts = zip(part.tolist(), block["offset"].tolist(), block["size"].tolist(), strict=True)
+    for i, (number, offset, size) in enumerate(texts):
         targets[number].write(os.pread(source.fileno(), size, offset))
         block["offset"][i] = ends[number]
         ends[number] += size

@@ -4,6 +4,7 @@ Where documents have ids of their own, these are fetched with the members of clu
 table, and one of all clusters, are written.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,22 +58,23 @@ def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
     """Task: write the IdFiles of what fetch tasks found: streams of FOUND_IDS in the order of the corpus."""
     last = -1
     end = 0
-    with (
-        atomic_write(keys) as one, atomic_write(ends) as two, atomic_write(texts) as three,
-        one.open("wb") as to_keys, two.open("wb") as to_ends, three.open("wb") as to_texts,
-    ):  # fmt: skip
+    with ExitStack() as stack:
+        to_keys, to_ends, to_texts = (
+            stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in (keys, ends, texts)
+        )
         to_ends.write(bytes(8))
         for path in fetched.paths:
             with path.open("rb") as file:
                 for batch in pa.ipc.open_stream(file):
                     packed = batch["key"].to_numpy()
-                    ids = [own.encode() for own in batch["id"].to_pylist()]
                     assert (np.diff(packed.astype(np.int64), prepend=last) > 0).all(), path
+                    ids = [own_id.encode() for own_id in batch["id"].to_pylist()]
+                    ends_of_ids = end + np.cumsum([len(own_id) for own_id in ids])
                     to_keys.write(packed.tobytes())
-                    to_ends.write((end + np.cumsum(list(map(len, ids)))).tobytes())
+                    to_ends.write(ends_of_ids.tobytes())
                     to_texts.write(b"".join(ids))
                     last = int(packed[-1])
-                    end = end + sum(map(len, ids))
+                    end = int(ends_of_ids[-1])
 
 
 class OwnIds:
@@ -87,10 +89,11 @@ class OwnIds:
         self.values = pa.LargeStringArray.from_buffers(len(self.keys), pa.py_buffer(ends), pa.py_buffer(texts))
 
     def of(self, files: NDArray[np.integer], rows: Rows) -> pa.StringArray:
-        """The ids of documents, null without one, given the numbers of files (n) and rows (n)."""
+        """Return the ids of documents, null without one, given the numbers of files (n) and rows (n)."""
         keys = pack_keys(files, rows)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return self.values.take(pa.array(places, mask=self.keys[places] != keys)).cast(pa.string())
+        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        has_no_id = self.keys[positions] != keys
+        return self.values.take(pa.array(positions, mask=has_no_id)).cast(pa.string())
 
 
 def write_clusters(input_file: Path, ids: IdFiles, output: Path) -> None:
@@ -100,8 +103,13 @@ def write_clusters(input_file: Path, ids: IdFiles, output: Path) -> None:
     names = pa.array(clusters.names, pa.string())
     with open_table_writer(output, _CLUSTERS_SCHEMA) as write:
         for block in clusters.blocks():
-            columns = {"cluster": pa.array(block["cluster"]), "file": names.take(pa.array(block["file"]))}
-            write(columns | {"row": pa.array(block["row"]), "id": own.of(block["file"], block["row"])})
+            columns = {
+                "cluster": pa.array(block["cluster"]),
+                "file": names.take(pa.array(block["file"])),
+                "row": pa.array(block["row"]),
+                "id": own.of(block["file"], block["row"]),
+            }
+            write(columns)
 
 
 def write_removals(
@@ -127,7 +135,8 @@ def write_removals(
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
                 write(_columns(block[start : start + ROW_GROUP_SIZE], values, own))
     if pickle:
-        write_stream(pickle, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))
+        rows_of_files = ((file, set(rows.tolist())) for file, rows in stream_keys(table))
+        write_stream(pickle, stream_dict(rows_of_files))
 
 
 def _reject_removed(decided: FileSet, names: list[str], folder: Path, memory: int) -> None:
@@ -144,11 +153,12 @@ def _reject_removed(decided: FileSet, names: list[str], folder: Path, memory: in
 
 
 def _columns(removals: NDArray, names: pa.StringArray, own: OwnIds | None) -> dict[str, pa.Array]:
-    """Columns of the table for REMOVALs (n), given the names of all files."""
+    """Return the columns of the table for REMOVALs (n), given the names of all files."""
     columns = {name: pa.array(removals[name], from_pandas=True) for name in _SCHEMA.names}
     for name in ("file", "kept_file"):
         columns[name] = names.take(columns[name])
     columns["measured"] = pa.array(_MEASURED, pa.string()).take(columns["measured"])
     if own:
-        columns |= {f"{side}id": own.of(removals[f"{side}file"], removals[f"{side}row"]) for side in ("", "kept_")}
+        columns["id"] = own.of(removals["file"], removals["row"])
+        columns["kept_id"] = own.of(removals["kept_file"], removals["kept_row"])
     return columns

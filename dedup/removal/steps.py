@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class RemovalSettings:
 
     @property
     def needs_corpus(self) -> bool:
-        """Whether the decision depends on the documents themselves."""
+        """Return whether the decision depends on the documents themselves."""
         return self.check is not None or isinstance(self.keep, Longest | Newest)
 
 
@@ -109,59 +109,75 @@ def fetch(
     indexed = [shard for shard in shards if shard.file in names]
     tasks = [*of_corpus, *_signature_tasks(run, members, indexed, len(of_corpus))]
     done = run.step("fetch", tasks)
-    counts, ids = done.counts, sum(filter(None, done.values(int | None)))  # type: ignore[arg-type]
-    counts.check_malformed(run.stage.name, run.options.max_malformed)
-    _check_field(settings, counts)
+    done.counts.check_malformed(run.stage.name, run.options.max_malformed)
+    _check_field(settings, done.counts)
     if settings.check:
-        _check_signatures(plan, counts)
+        _check_signatures(plan, done.counts)
     records = FileSet(tuple(task.arguments["output"] for task in tasks))
-    texts = FileSet(tuple(task.arguments["texts"] for task in tasks if settings.check))
-    found = FileSet(tuple(task.arguments["ids"] for task in of_corpus)) if ids else None
-    return FetchedFiles(records, texts), found, counts
+    texts = FileSet(tuple(task.arguments["texts"] for task in tasks) if settings.check else ())
+    ids = None
+    if any(done.values(int | None)):  # type: ignore[arg-type]
+        ids = FileSet(tuple(task.arguments["ids"] for task in of_corpus))
+    return FetchedFiles(records, texts), ids, done.counts
 
 
 def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
-    """A task for each group of slices."""
-    ends: dict[Slice, int] = {}  # of all slices but the last of each file
-    for _, of_file in groupby(slices, key=lambda part: part.name):
-        ends |= {one: following.first_row for one, following in pairwise(of_file)}
+    """Yield a task for each group of slices."""
+    ends = dict[Slice, int]()  # of all slices but the last of each file
+    for one, following in pairwise(slices):
+        if one.name == following.name:
+            ends[one] = following.first_row
     for number, group in enumerate(group_slices(slices)):
-        rows = [(part, ends.get(part)) for part in group]
-        found = tuple(SliceMembers(it, members.plan.span(it.name, it.first_row, end), end) for it, end in rows)
-        own = MemberFile.of(members.members, [it.span for it in found])
+        parts = list[SliceMembers]()
+        for part in group:
+            end = ends.get(part)
+            span = members.plan.span(part.name, part.first_row, end)
+            parts.append(SliceMembers(part, span, end))
         output = run.work / "fetched" / f"{number:06}.index"
         ids = output.with_suffix(".ids")
-        texts = output.with_suffix(".text")
-        arguments = {"parts": found, "members": own, "keep": settings.keep, "output": output, "ids": ids}
-        arguments["texts"], outputs = (texts, (output, ids, texts)) if settings.check else (None, (output, ids))
+        texts = output.with_suffix(".text") if settings.check else None
+        arguments = {
+            "parts": tuple(parts),
+            "members": MemberFile.of(members.members, [part.span for part in parts]),
+            "keep": settings.keep,
+            "output": output,
+            "ids": ids,
+            "texts": texts,
+        }
+        outputs = (output, ids, texts) if texts else (output, ids)
         yield Task(group[0].label, fetch_texts, arguments, outputs, sum(part.size for part in group))
 
 
 def _signature_tasks(run: StageRun, members: Sorted, shards: Sequence[SignatureShard], first: int) -> Iterator[Task]:
-    """A task for each group of shards of an index, with output files numbered from `first`."""
+    """Yield a task for each group of shards of an index, with output files numbered from `first`."""
     groups = batched(shards, count=_SHARDS, size=_SIGNATURES, size_of=lambda shard: shard.documents)
     for number, group in enumerate(groups, first):
-        found = tuple((shard, members.plan.span(shard.file)) for shard in group)
+        spans = [members.plan.span(shard.file) for shard in group]
         output = run.work / "fetched" / f"{number:06}.index"
         texts = output.with_suffix(".text")
-        own = MemberFile.of(members.members, [span for _, span in found])
-        arguments = {"shards": found, "members": own, "output": output, "texts": texts}
+        arguments = {
+            "shards": tuple(zip(group, spans, strict=True)),
+            "members": MemberFile.of(members.members, spans),
+            "output": output,
+            "texts": texts,
+        }
         yield Task(f"signatures {number}", fetch_signatures, arguments, (output, texts))
 
 
 def _check_files(
     settings: RemovalSettings, plan: MemberPlan, files: Sequence[CorpusFile], shards: Sequence[SignatureShard]
 ) -> None:
-    """UsageError if clusters name a file that is neither in the corpus nor in an index."""
+    """Raise UsageError if clusters name a file that is neither in the corpus nor in an index."""
     known = {file.name for file in files} | {shard.file for shard in shards}
     unknown = sorted(set(plan.names) - known)
     indexed = [name for name in unknown if is_of_index(name)]
+    missing = [name for name in unknown if not is_of_index(name)]
     if indexed and settings.check:
         raise UsageError(
             f"{settings.input_file} holds documents of an index, such as those of {indexed[0]!r}: give --index as "
             "generate_connected_components was given it, to compare them by their signatures"
         )
-    if missing := [name for name in unknown if not is_of_index(name)]:
+    if missing:
         raise UsageError(
             f"{settings.input_file} names {count_of(len(missing), 'file')} that --corpus does not have, "
             f"{missing[0]!r} the "
@@ -171,24 +187,34 @@ def _check_files(
 
 
 def _check_field(settings: RemovalSettings, fetched: Counts) -> None:
-    """UsageError if no document of a cluster has the policy's field with a number or a date in it."""
+    """Raise UsageError if no document of a cluster has the policy's field with a number or a date in it."""
     without = fetched.total(WITHOUT_FIELD).documents + fetched.total(UNREADABLE_FIELD).documents
-    ranked = sum(fetched.total(CLUSTERED, source).documents for source in fetched.tallies if not is_of_index(source))
-    if isinstance(settings.keep, Newest) and without and not ranked:
+    if isinstance(settings.keep, Newest) and without and not _count_clustered(fetched, of_index=False):
         raise UsageError(
             f"--keep newest:{settings.keep.field}: none of the {without:,} documents in clusters has a number or a "
             f"date in that field ({'; '.join(fetched.examples)}): name one that they have"
         )
 
 
+def _count_clustered(fetched: Counts, of_index: bool) -> int:
+    """Return how many documents of clusters were fetched from indexes, or from the corpus."""
+    documents = 0
+    for source in fetched.tallies:
+        if is_of_index(source) == of_index:
+            documents += fetched.total(CLUSTERED, source).documents
+    return documents
+
+
 def _check_signatures(plan: MemberPlan, fetched: Counts) -> None:
-    """UsageError if the indexes lack documents that clusters name."""
-    spans = map(plan.span, filter(is_of_index, plan.names))
-    named = sum(last - first for first, last in spans)
-    found = sum(fetched.total(CLUSTERED, source).documents for source in fetched.tallies if is_of_index(source))
-    if found != named:
+    """Raise UsageError if the indexes lack documents that clusters name."""
+    named = 0
+    for name in filter(is_of_index, plan.names):
+        first, last = plan.span(name)
+        named += last - first
+    signed = _count_clustered(fetched, of_index=True)
+    if signed != named:
         raise UsageError(
-            f"--index holds signatures of {found:,} of the {named:,} documents that clusters name: give the folders "
+            f"--index holds signatures of {signed:,} of the {named:,} documents that clusters name: give the folders "
             "that generate_connected_components was given"
         )
 
@@ -199,37 +225,51 @@ def _scatter(run: StageRun, parts: list[int], fetched: FetchedFiles) -> list[Fet
     A bundle of files, as many as there are parts, makes about as many; a part has no more than a task can hold open.
     """
     size = max(len(parts), _MIN_BUNDLE, -(-len(fetched.records) // MAX_OPEN))
-    tasks = []
+    tasks = list[Task]()
     for number, start in enumerate(range(0, len(fetched.records), size)):
-        records, texts = (files.paths[start : start + size] for files in fetched)
+        records = fetched.records.paths[start : start + size]
+        texts = fetched.texts.paths[start : start + size]
         folder = run.work / "scattered" / f"{len(parts)} parts" / f"{number:06}"
         outputs = tuple(folder / f"{part:04}.index" for part in range(len(parts)))
         text_outputs = tuple(path.with_suffix(".text") for path in outputs) if texts else ()
-        arguments = {"fetched": FileSet(records), "texts": FileSet(texts), "parts": parts, "outputs": outputs,
-                     "text_outputs": text_outputs}  # fmt: skip
+        arguments = {
+            "fetched": FileSet(records),
+            "texts": FileSet(texts),
+            "parts": parts,
+            "outputs": outputs,
+            "text_outputs": text_outputs,
+        }
         tasks.append(Task(f"{number:06} of {len(parts)}", scatter_fetched, arguments, outputs + text_outputs))
     run.step("scatter", tasks)
-    by_part = zip(*(task.outputs for task in tasks), strict=True) if tasks else [()] * len(parts)
-    files = list(map(FileSet, by_part))  # of all parts the records, then the texts
-    return list(map(FetchedFiles, files[: len(parts)], files[len(parts) :] or [FileSet(())] * len(parts)))
+    files_of_parts = list[FetchedFiles]()
+    for part in range(len(parts)):
+        records_of_part = FileSet.of(tasks, part)
+        texts_of_part = FileSet.of(tasks, len(parts) + part) if len(fetched.texts) else FileSet(())
+        files_of_parts.append(FetchedFiles(records_of_part, texts_of_part))
+    return files_of_parts
 
 
 def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: FetchedFiles) -> Decided:
     """Run the steps scatter and, with a task for each part of the clusters, decide on the fetched texts."""
     plan = members.plan
-    tasks = []
-    found = _scatter(run, plan.parts, fetched)
     sources = SourceRuns.of(plan.names)
+    files_of_parts = _scatter(run, plan.parts, fetched)
+    tasks = list[Task]()
     for number, (low, high) in enumerate(pairwise([*plan.parts, None])):
         output = run.work / "decided" / f"{number:06}.bin"
         arguments = {
-            "fetched": found[number].records, "texts": found[number].texts,
-            "indexed": None if settings.check else members.indexed, "low": low, "high": high, "sources": sources,
-            "check": settings.check, "output": output,
-        }  # fmt: skip
+            "fetched": files_of_parts[number].records,
+            "texts": files_of_parts[number].texts,
+            "indexed": None if settings.check else members.indexed,
+            "low": low,
+            "high": high,
+            "sources": sources,
+            "check": settings.check,
+            "output": output,
+        }
         tasks.append(Task(output.stem, decide_part, arguments, (output,), memory=run.options.memory_per_worker))
     counts = run.step("decide", tasks).counts
-    return Decided(plan.names, FileSet(tuple(task.outputs[0] for task in tasks)), counts)
+    return Decided(plan.names, FileSet.of(tasks), counts)
 
 
 def decide_without_documents(run: StageRun, settings: RemovalSettings) -> Decided:
@@ -257,7 +297,8 @@ def write(
     """
     ids = None
     if fetched:
-        ids = IdFiles(*(run.work / "ids" / name for name in ("keys.bin", "ends.bin", "texts.bin")))
+        folder = run.work / "ids"
+        ids = IdFiles(folder / "keys.bin", folder / "ends.bin", folder / "texts.bin")
         run.step("ids", [Task("ids", join_ids, {"fetched": fetched, **ids._asdict()}, tuple(ids))])
     arguments = {"names": decided.names, "decided": decided.removals, "table": table, "pickle": pickle, "ids": ids}
     outputs = (table, pickle) if pickle else (table,)
@@ -270,5 +311,5 @@ def write(
 
 
 def clusters_beside(table: Path) -> Path:
-    """The table of the clusters with the documents' own ids, next to that of removed documents."""
+    """Return the table of the clusters with the documents' own ids, next to that of removed documents."""
     return table.with_name(f"{table.stem}_clusters.parquet")
