@@ -136,14 +136,15 @@ def show_cluster(
     Args:
         key: A document's key, <file>@<row>.
         clusters: The file of all clusters, DUP/connected_components.pickle or .parquet.
-        corpus: NORM/, the folder of all sources, to compare texts; only files with documents of the cluster are read.
+        corpus: NORM/, the folder of all sources, to compare texts; only files that hold documents of the cluster are
+            read.
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
         threshold: Minimum similarity of an edge.
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
-        most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
+        most: Maximum number of documents to compare; n documents need n² / 2 comparisons.
         text_column: The column or field of the text in the corpus.
-        graph: A .graphml file to write, which is not there yet; none by default.
+        graph: A new .graphml file to write; by default none is written.
 
     Returns:
         A summary of the cluster, and a table of its members.

@@ -78,7 +78,7 @@ def generate_connected_components(
         index: For --signatures, folders of signature shards, or NAME=FOLDER, of corpora deduplicated before. Their
             documents come first, as index:NAME:<key>, and are not compared with one another.
         scope: For --signatures; per-source compares documents only with documents of their own source.
-        threshold: Similarity of near-duplicates, for --signatures: it chooses the bands that are not given.
+        threshold: Similarity of near-duplicates, for --signatures, from which bands that are not given are chosen.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:

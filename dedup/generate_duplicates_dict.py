@@ -58,24 +58,24 @@ def generate_duplicates_dict(
     place, their similarity if it was measured, and a rank, lowest for the one that would be kept next. Memory is
     bounded if the input is .parquet; a pickle is loaded at once.
 
-    With --verify, a document is removed only if its similarity to an earlier kept document of its cluster,
-    computed on the texts, reaches the threshold. Documents that share a band by chance, or that only a
-    chain of others connects, are therefore kept.
+    With --verify, a document is removed only if its similarity to an earlier kept document of its cluster, computed on
+    the texts, reaches the threshold. Documents that share a band by chance, or that are connected only through others,
+    are therefore kept.
 
-    With --corpus, where documents have a field `id`, the table has the columns id and kept_id, and the clusters are
-    written with it next to the table (OUT_clusters.parquet).
+    With --corpus, if documents have a field `id`, the table has the columns id and kept_id, and OUT_clusters.parquet,
+    next to the table, lists the clusters with ids.
 
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
         out_file: DUP/duplicates.pickle, as SlimPajama's: {file: {rows}}; or .parquet, the table alone.
         options: Workers, memory, and when to stop; they change no output.
         keep: The document of a cluster that is kept: first (in key order), longest (in characters),
-            source:wikipedia,book (in that order, then all others), or newest:meta.timestamp (a field of the
-            record, a number or an ISO 8601 date; documents without it come last). Ties by key order.
+            source:wikipedia,book (in that order, then all others), or newest:meta.timestamp (a field of the record, a
+            number or an ISO 8601 date; documents without it come last). Ties are broken by key order.
         dropped: Key sets (.pickle or .parquet) of documents that another stage drops, such as FILTERED.pickle:
             they are kept last, so that no cluster loses its last copy.
         verify: Check candidates by jaccard (their shared shingles divided by all distinct shingles of the two), or
-            containment (divided by the shingles of the document to remove). By default none are checked.
+            containment (divided by the shingles of the document to remove). By default they are not checked.
         threshold: Minimum similarity at which a document is removed.
         corpus: NORM/, the folder whose files to_hash read; required by --verify, longest and newest. Without them it
             is read for the documents' own ids alone.

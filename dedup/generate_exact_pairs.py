@@ -60,11 +60,11 @@ def generate_exact_pairs(
     text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Write every exact copy with the document it repeats, a line `<key> :: <key>` each, in key order.
+    """Write each exact copy and the document it repeats as a line `<key> :: <key>`, in key order.
 
-    Of a group of equal documents the first in key order is kept; the others are copies. A table of the same
-    name (.parquet) has the same pairs: to_hash --skip takes it, so that copies get no signature. Documents
-    whose matching form is empty are compared by their bytes.
+    In a group of equal documents the first in key order is kept, and the others are copies. A table of the same name
+    (.parquet) has the same pairs; give it to `to_hash --skip`, so that copies get no signature. Documents whose
+    matching form is empty are compared by their bytes.
 
     Args:
         input_dir: NORM/, the corpus, a folder of sources.

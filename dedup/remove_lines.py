@@ -57,23 +57,23 @@ def remove_lines(
 ) -> Counts:
     """Write the documents of a corpus without the lines, or paragraphs, that it repeats.
 
-    Units are compared but for spaces around them, and what stays keeps its bytes. The table TARGET_DIR.lines.parquet
-    has each document that lost something: its file and row in data_dir, the units and bytes it lost, and of how many
-    units.
+    Units are compared without the spaces around them, and the text that stays keeps its bytes. The table
+    TARGET_DIR.lines.parquet lists each document that lost text: its file and row in data_dir, how many units and bytes
+    it lost, and how many units it had.
 
     Args:
         data_dir: Folder of the corpus.
         target_dir: Output folder; files keep their relative paths.
-        unit: line, or paragraph: what is between empty or blank lines.
+        unit: line, or paragraph: the text between blank lines.
         options: Workers, memory, and when to stop; they change no output.
-        keep: Of equal units keep the first in the order of the corpus, or none.
-        least: Units that are there fewer times stay.
-        min_characters: Shorter units stay: in code and in verse they repeat with good reason.
+        keep: Which of several equal units to keep: the first in the order of the corpus, or none.
+        least: Minimum number of occurrences of a unit that is removed.
+        min_characters: Minimum length of a unit that is removed: short lines repeat for good reason in code and verse.
         scope: per-source counts the units of each source alone.
-        count_by: occurrence, or document: the documents that have a unit are counted, so that the refrain of one poem
-            stays; of these keep first leaves the first document as it is.
+        count_by: Count occurrences of a unit, or documents that contain it. With document, the refrain of a single poem
+            stays, and --keep first leaves the first document as it is.
         leave_alone: Sources whose units are neither counted nor removed, such as code or poems.
-        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
+        format: Format of the output files: jsonl, or parquet, where each field has one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:

@@ -25,9 +25,10 @@ _TEXT = "the mill grinds grain and bread is baked from flour in an oven by those
 
 
 def compile_kernels() -> None:
-    """Compile all kernels of the data pipeline now: about half a minute, once per installation.
+    """Compile all kernels of the data pipeline, which takes about half a minute, once per installation.
 
-    Otherwise each is compiled when it is first needed. Runs a pipeline on a small made-up corpus.
+    Without this command, each kernel is compiled when it is first needed. It runs a pipeline on a small generated
+    corpus.
     """
     start = time.perf_counter()
     print("compiling kernels (once per installation, about half a minute) …", file=sys.stderr, flush=True)

@@ -35,9 +35,9 @@ _LEFT_OUT = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", 
 def card(run: Positional[Path], name: str = "") -> Text:
     """Write OUT/tokens/README.md: sources, counts, rules, benchmarks, tokenizer and options, as recorded.
 
-    Its head is a dataset card's, so that the folder can be put on the Hub as it is. The same records give the same
-    bytes; what you write below its last line stays. Licences are not in it: records seldom name them, and nothing here
-    can check them. Of paths it has the names alone.
+    It begins like a dataset card, so the folder can be uploaded to the Hub as it is. The same records give the same
+    bytes, and what you write below its last line stays. It has no licences, as records seldom name them and nothing
+    here can check them, and only the names of files, not their paths.
 
     Args:
         run: The --out of a finished `gristmill run`; also s3://bucket/folder.
@@ -149,15 +149,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False, private: bool = True) -> Text:
-    """Upload OUT/tokens with its card to a dataset on the Hugging Face Hub, which is made if there is none.
+    """Upload OUT/tokens with its card to a dataset on the Hugging Face Hub, which is created if it does not exist.
 
-    Files that are there already are not sent again; HF_TOKEN, or `hf auth login`, says who you are.
+    Files that are already there are not sent again. Log in with HF_TOKEN or `hf auth login`.
 
     Args:
-        run: The --out of a finished `gristmill run` on a disk, of which `gristmill card` has written the card.
+        run: The --out of a finished `gristmill run` on a disk; run `gristmill card` on it first.
         target: hf://datasets/ORG/NAME.
-        dry_run: List the files and their sizes; ask nothing of the Hub and send nothing.
-        private: A dataset that is made is private.
+        dry_run: List the files and their sizes, without contacting the Hub.
+        private: Create the dataset as private.
 
     Raises:
         UsageError: the run has not finished, has no card, or the target is no dataset.

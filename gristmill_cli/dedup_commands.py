@@ -29,14 +29,14 @@ def sign(
     text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Compute a MinHash signature of every document of a corpus: the first of sign, cluster and remove.
+    """Compute a MinHash signature of every document of a corpus. Then run cluster and remove.
 
     A document shorter than a shingle gets no signature and is never a near-duplicate.
 
     Args:
         corpus: Folder of all sources: CORPUS/<source>/**.
         out: Folder of signature shards to write.
-        hash: Hash family; the help of to_hash says what each equals.
+        hash: Hash family, as explained in the help of to_hash.
         unit: Unit of a shingle: character or word.
         width: Length of a shingle in units.
         permutations: Number of slots of a signature.
@@ -66,7 +66,7 @@ def cluster(
     threshold: float = 0.8,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Find the clusters of near-duplicates: documents whose signatures share a band, or that a chain of such connects.
+    """Find clusters of near-duplicates: documents connected by pairs whose signatures share a band.
 
     Args:
         minhash: Folder of signature shards that `sign` wrote.
@@ -75,8 +75,8 @@ def cluster(
         bands: Number of bands: 9 for 0.8. The expected recall is printed; `gristmill bands` shows its curve.
         scope: per-source compares documents only with documents of their own source.
         index: Folders of signature shards, or NAME=FOLDER, of corpora deduplicated before.
-        pairs: A folder of duplicate_pairs*.txt to read too, such as generate_exact_pairs writes.
-        threshold: Similarity of near-duplicates: it chooses the bands that are not given.
+        pairs: A folder of duplicate_pairs*.txt to read as well, such as the output of generate_exact_pairs.
+        threshold: Similarity of near-duplicates, from which bands that are not given are chosen.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -103,18 +103,20 @@ def remove(
     text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """List the duplicates to remove: of each cluster all but one or, with --verify, only confirmed ones.
+    """List the duplicates to remove: all but one document of each cluster or, with --verify, only confirmed duplicates.
 
-    The list is what `shuffle_holdout pass1 --duplicates` takes; no document is removed here. With --corpus, where
-    documents have a field `id`, the table has it, and OUT_clusters.parquet has the clusters with it.
+    No document is removed here; give the list to `shuffle_holdout pass1 --duplicates`. With --corpus, if documents have
+    a field `id`, the table has it too, and OUT_clusters.parquet lists the clusters with ids.
 
     Args:
         clusters: The clusters that `cluster` wrote.
-        out: The list to write: .parquet, with the document kept in place of each and their similarity; or .pickle, as
-            SlimPajama's, and the table of the same name.
+        out: The list to write: .parquet, with the document kept in place of each duplicate and their similarity; or
+            .pickle, as SlimPajama's, along with a table of the same name.
         keep: The document of a cluster that is kept: first, longest, source:A,B or newest:FIELD.
-        dropped: Key sets of documents that another stage drops, such as filter's; they are kept last.
-        verify: Confirm candidates by jaccard or containment of their texts; by default none is checked.
+        dropped: Key sets of documents that another stage drops, such as filter's; such a document is kept only if there
+            is no other.
+        verify: Confirm candidates by the jaccard similarity or the containment of their texts; by default they are not
+            checked.
         threshold: Minimum similarity at which a document is removed, for --verify.
         corpus: The folder that was signed; required by --verify, longest and newest, and for the documents' own ids.
         width: Length of a shingle in units, as given to `sign`, for --verify.

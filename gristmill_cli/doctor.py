@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def doctor() -> Group:
     """Print what is installed here, what each extra would add, and what this machine can do.
 
-    Nothing is written, and nothing is asked of a network. A line that begins with "try" is a command to type.
+    It writes nothing and uses no network. A line that begins with "try" is a command to type.
     """
     return Group(_machine(), Text(), _extras(), *(Text(line) for line in _advice()))
 

@@ -57,11 +57,11 @@ def show_duplicates(
 
     Args:
         out: Folder of a run, also in a bucket.
-        of: A document's own id, or its key, such as book/a.jsonl@12, or your own file and its row (book/a.parquet@12,
-            or with a path: /data/book/a.jsonl@12): the pairs that it is in. Rows count from 0.
+        of: Only pairs with this document, given by its id, its key, such as book/a.jsonl@12, or a file of yours and a
+            row (book/a.parquet@12 or /data/book/a.jsonl@12). Rows count from 0.
         source: Only pairs with a document of this source.
-        largest: So many of the largest clusters instead of pairs.
-        show: Pairs, or clusters by their first two documents, to show with their texts.
+        largest: Show this many of the largest clusters instead of pairs.
+        show: Number of pairs, or of clusters by their first two documents, to show with their texts.
         text_column: The column or field that holds the text.
 
     Returns:

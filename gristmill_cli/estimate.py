@@ -45,23 +45,24 @@ DOLLARS_A_REQUEST = (0.6 * 0.0004 + 0.4 * 0.005) / 1000  # S3 Standard, us-east-
 class EstimateConfig(RunConfig):
     """Estimate core hours, wall time, disk and storage requests of `gristmill run`, stage by stage.
 
-    `gristmill estimate CORPUS`, or --config pipeline.toml; CORPUS --bytes 4.5TB for a larger corpus of such documents;
-    --documents 931_000_000 --bytes 4.5TB where there is none. Runs all stages on a sample in a temporary folder, which
-    takes some seconds, and scales. Takes the options of `gristmill run`; --from and --until choose the stages.
+    `gristmill estimate CORPUS`, or --config pipeline.toml. Give CORPUS --bytes 4.5TB for a larger corpus of similar
+    documents, or --documents 931_000_000 --bytes 4.5TB without a corpus. It runs all stages on a sample in a temporary
+    folder, which takes some seconds, and scales the results. Takes the options of `gristmill run`; --from and --until
+    choose the stages.
     """
 
     corpus: Path | None = None  # type: ignore[assignment]  # None: --documents and --bytes say how large it is
     """Folder of the corpus: CORPUS/<source>/**."""
     out: Path = Path("out")
-    """Not written to: the folder of the run."""
+    """The folder of the run, which is not written to."""
     documents: int | None = None
     """Number of documents of a corpus that is not here."""
     bytes: str | None = None
-    """Size of its text, such as 4.5TB; units are powers of 1000, or of 1024 in 4.5TiB."""
+    """Size of the corpus' text, such as 4.5TB; units are powers of 1000, or of 1024 as in 4.5TiB."""
     cores: int = 64
-    """Cores of the machines together, for the wall time."""
+    """Total number of cores of all machines, for the wall time."""
     duplicates: float | None = None
-    """Fraction of the documents that are duplicates; by default that of the sample, which sees only some of them."""
+    """Fraction of the documents that are duplicates; by default that of the sample, which has only some of them."""
     sample: str = "16MB"
     """Size of the sample to measure."""
     json: bool = False

@@ -55,11 +55,12 @@ class Harvest(msgspec.Struct):
 
 
 def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
-    """Gather documents of this machine into OUT_DIR/<source>/, as .jsonl, .jsonl.zst and .parquet.
+    """Gather documents from this machine into OUT_DIR/<source>/, as .jsonl, .jsonl.zst and .parquet.
 
     Args:
-        out_dir: A new or empty folder; one that this command has finished is left as it is.
-        megabytes: Size of the text, in millions of bytes: at most a quarter per source; Python code fills the rest.
+        out_dir: A new or empty folder; a folder that this command has filled before is left as it is.
+        megabytes: Size of the text, in millions of bytes. Each source gives at most a quarter; Python code fills the
+            rest.
 
     Raises:
         UsageError: `out_dir` has files of someone else, or of another size; `megabytes` is not above 0.

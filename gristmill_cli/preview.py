@@ -32,14 +32,14 @@ def preview(
 ) -> Group:
     """Print what each rule of a recipe would remove from a sample of a corpus, and the distribution of its measure.
 
-    A document counts under the first rule that it fails, in the recipe's order; "alone" counts all that fail a rule,
-    whatever the others say of them. Reads the whole corpus, and writes nothing.
+    A document counts under the first rule that it fails, in the recipe's order; "alone" counts all documents that fail
+    a rule, whatever the other rules say. Reads the whole corpus, and writes nothing.
 
     Args:
         recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
         corpus: A corpus folder or file.
         documents: Size of the sample, drawn at random from the whole corpus.
-        examples: Most documents to show of each rule.
+        examples: Maximum number of documents to show for each rule.
         text_column: The column or field that holds the text.
         seed: Seed of the sample.
     """

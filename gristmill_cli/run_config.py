@@ -64,50 +64,51 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Apply:
-    """Section [apply]: a function of yours, between normalisation and the filter; see `gristmill apply --help`."""
+    """Section [apply]: your own function, between normalisation and the filter; see `gristmill apply --help`."""
 
     function: str | None = None
-    """The function as module:function, such as my_filters:keep_english; by default there is no such stage."""
+    """The function as module:function, such as my_filters:keep_english; by default the stage is left out."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Section [lines]: lines or paragraphs that the corpus repeats go; see `gristmill remove-lines --help`."""
+    """Section [lines]: removal of repeated lines or paragraphs; see `gristmill remove-lines --help`."""
 
     unit: TextUnit | Literal["none"] = "none"
-    """line, paragraph, or none: no such stage."""
+    """line or paragraph; none leaves the stage out."""
     keep: KeepUnit = "first"
-    """Of equal units keep the first in the order of the corpus, or none."""
+    """Which of several equal units to keep: the first in the order of the corpus, or none."""
     least: int = 6
-    """Units that are there fewer times stay."""
+    """Minimum number of occurrences of a unit that is removed."""
     min_characters: int = 20
-    """Shorter units stay."""
+    """Minimum length of a unit that is removed."""
     scope: Scope = "global"
     """per-source counts the units of each source alone."""
     count_by: CountBy = "occurrence"
-    """occurrence, or document: a unit that one document repeats counts once, such as the refrain of a poem."""
+    """Count occurrences of a unit, or documents that contain it, so that the refrain of a single poem stays."""
     leave_alone: tuple[str, ...] = ()
     """Sources whose units are neither counted nor removed, such as code or poems."""
 
 
 @dataclass(frozen=True)
 class Decontaminate:
-    """Section [decontaminate]: benchmarks that are kept out; see `gristmill decontaminate --help`."""
+    """Section [decontaminate]: removal of benchmarks; see `gristmill decontaminate --help`."""
 
     against: tuple[Path, ...] = ()
-    """Files or folders of benchmarks, each record an item, or lm-eval's tasks (.yaml); none: no such stage."""
+    """Files or folders of benchmarks, where each record is an item, or tasks of lm-eval (.yaml); without any, the stage
+    is left out."""
     template: str = ALL_FIELDS
-    """The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one."""
+    """Template of an item's text: "{question} {choices} {answer}"; by default each field is an item."""
     policy: Policy = "drop"
-    """drop the documents that have an item; cut the places; or report, and leave the corpus as it is."""
+    """drop documents with an item; cut the passages; or report them and leave the corpus as it is."""
     margin: int = 200
-    """Characters that cut takes before and after a place."""
+    """Characters to cut before and after a passage."""
     min_ngrams: int = 1
-    """Different n-grams of an item that a document must have."""
+    """Minimum number of different n-grams that a document and an item share."""
     common: int = 1000
-    """N-grams in this many documents or more are boilerplate, and not looked for; 0: all are."""
+    """N-grams found in at least this many documents are boilerplate and do not count; 0: count all."""
     near: float = 0.6
-    """Share of an item's words that a near-duplicate has, in runs of 5 and more; 0: exact n-grams alone."""
+    """Share of an item's words that a near-duplicate has, in runs of 5 or more; 0: look for exact n-grams only."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Filter:
     threshold: int = 200
     """Minimum size of a document, counted after lower-casing and removing punctuation."""
     unit: SizeUnit = "character"
-    """Unit of the threshold: character, or byte of UTF-8, of which a character of Chinese has three."""
+    """Unit of the threshold: character, or byte of UTF-8; a Chinese character has three bytes."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,16 @@ class Dedup:
     scope: Scope = "global"
     """Compare documents of all sources (global), or only within a source (per-source)."""
     index: tuple[str, ...] = ()
-    """Signatures (OUT/minhash, or NAME=FOLDER) of documents of earlier runs: those like them are removed from this one.
-    OUT/minhash also has those that were too short; `gristmill sign OUT/train` signs those that were mixed."""
+    """Signatures (OUT/minhash, or NAME=FOLDER) of earlier runs, whose near-duplicates are removed from this one.
+    OUT/minhash also has signatures of documents that were too short; `gristmill sign OUT/train` signs only those in the
+    mix."""
     exact: bool = True
     """Find exact copies of any length first, and compute no signature for them."""
     keep: str = "first"
     """The document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
     verify: Measure | Literal["none"] = "jaccard"
-    """Exact similarity of the texts that confirms each removal: jaccard or containment. With none, as in SlimPajama,
-    all but one of the documents go that a chain of candidate pairs connects."""
+    """Exact similarity of the texts that must confirm each removal: jaccard or containment. With none, as in
+    SlimPajama, all but one of the documents connected by candidate pairs are removed."""
     threshold: float = 0.8
     """Minimum similarity of a removed document to a kept one; chooses the bands unless they are given."""
 
@@ -171,10 +173,10 @@ class Mix:
     weights: dict[str, float] = field(default_factory=dict)
     """Epochs per source; the defaults are in preprocessing/datasets.py."""
     bytes: dict[str, float] = field(default_factory=dict)
-    """In place of weights, bytes of text of each source: book 2e9 web 8e9. Epochs follow from what is neither short nor
-    a duplicate; a source that is not named is read once."""
+    """Instead of weights, bytes of text of each source: book 2e9 web 8e9. Epochs are computed from the documents that
+    are neither short nor duplicates; a source that is not named is read once."""
     tokens: dict[str, float] = field(default_factory=dict)
-    """Or tokens, which --tokenizer.file counts; those that begin and end documents are not counted."""
+    """Or tokens of each source, counted with --tokenizer.file, without the tokens that begin and end documents."""
     holdout: float = 0.0017
     """Fraction of each source's documents in the holdout."""
     seed: int | None = None
@@ -183,7 +185,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Section [tokenizer]: a tokenizer that there is, or the training of one; token shards."""
+    """Section [tokenizer]: a tokenizer to use or to train, and the token shards."""
 
     file: Path | None = None
     """A tokenizer.json, a SentencePiece model, a rank file of tiktoken, a folder of a model with one, or a repository
@@ -191,7 +193,7 @@ class Tokenizer:
     bos: str = "none"
     """The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary."""
     eos: str = "model"
-    """The token that ends each document, likewise."""
+    """The token that ends each document: none, model, or a token of the vocabulary."""
     vocab_size: int = 32_000
     """Vocabulary size, in pieces."""
     model_type: ModelType = "bpe"
@@ -203,31 +205,34 @@ class Tokenizer:
     seed: int | None = None
     """Seed of the sample; by default the run's seed."""
     shard_size: str = "512MiB"
-    """Most bytes of a token shard; a slice of the corpus that is larger is a shard of its own."""
+    """Maximum size of a token shard; a larger slice of the corpus becomes a shard of its own."""
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """Section [alarms]: limits of counts beyond which something is said to look wrong; 0: no such limit."""
+    """Section [alarms]: limits beyond which counts raise an alarm; 0: no limit."""
 
     source_loss: float = 0.5
     """Share of its documents that a source may lose in one stage."""
     times_median: float = 3.0
-    """Times the median share of the other sources, or of the other files of a source, likewise, from 0.1 on."""
+    """How many times the median share of the other sources, or of the other files of a source, one may lose, from a
+    share of 0.1 on."""
     cluster: int = 1000
-    """Documents of a cluster."""
+    """Maximum number of documents in a cluster."""
     alike: float = 0.5
-    """Least share of sampled pairs of a large cluster that are as similar as the threshold, where none is verified."""
+    """Minimum share of sampled pairs in a large cluster that reach the similarity threshold, if pairs are not verified.
+    """
     length: float = 4.0
-    """Times that documents of a file may be longer, or shorter, than in the median file of their source."""
+    """How many times longer or shorter the documents of a file may be than those of the median file of their source."""
     bytes_a_token: float = 1.5
-    """Times that tokens of a file may be longer, or shorter, likewise, in a sample."""
+    """How many times longer or shorter the tokens of a file may be than those of the median file, in a sample."""
     language: float = 0.2
-    """By how much the share of a file's documents that the rule language removes may differ from the median file's."""
+    """How far the share of a file's documents that the rule language removes may differ from that of the median file.
+    """
     mix: float = 0.1
-    """By how much, as a share of it, a source may miss what the mix asks for."""
+    """How far a source may miss the amount that the mix asks for, as a share of that amount."""
     idle_rule: int = 1_000_000
-    """Documents of which each rule of the recipe must remove one."""
+    """Number of documents after which a recipe's rule that removed none raises an alarm."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ class _Corpus:
     steps: Annotated[tuple[StepOptions, ...], tyro.conf.Fixed] = ()
     """Tables [[steps]] of the file: functions of yours, which keep, score or rewrite documents after normalisation."""
     seed: int = 1
-    """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
+    """Seed of the mix and of the tokenizer's sample; signatures have their own, dedup.seed."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,8 @@ class RunConfig(RunOptions, _Corpus):
     of_run: ClassVar[Any] = None  # type: ignore[misc]
 
     recipe: str = ""
-    """Rules of quality, between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, from the
-    current folder (its lists are looked for next to it); none by default."""
+    """Quality rules, applied between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, by its
+    path from the current folder, with its lists next to it; none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     lines: Lines = field(default_factory=Lines)
@@ -277,14 +282,14 @@ class RunConfig(RunOptions, _Corpus):
     keep: tuple[Kept, ...] = ()
     """What to keep besides tokens: train_text (OUT/train_deduped and OUT/holdout, the mixed text as JSON lines)."""
     keep_list: Path | None = None
-    """Lines `keep KEY` and `drop KEY`, as gristmill browse writes them: what the mix keeps and drops after all."""
+    """File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them, that overrule what the mix keeps and
+    drops."""
     alarms: Alarms = field(default_factory=Alarms)
     strict: bool = False
     """End with exit code 3 after the first stage whose counts raise an alarm."""
 
     from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="STAGE")] = None
-    """First stage to run, of those that --dry_run lists; those before it must have finished, and are not looked at
-    again."""
+    """First stage to run, by its name in --dry_run. Earlier stages must have finished, and are not checked again."""
     until: Annotated[str | None, tyro.conf.arg(metavar="STAGE")] = None
     """Last stage to run."""
     dry_run: bool = False

@@ -90,12 +90,12 @@ class Status(msgspec.Struct):
 
 
 def status(out: Positional[Path], json: bool = False) -> Group | Text:
-    """Tell how far a run or a stage is, whoever works on it, here or on other machines. Changes nothing.
+    """Show the progress of a run or a stage, on this machine and on others. Changes nothing.
 
-    Each process on another machine is watched for up to half the time after which it would count as dead (15 s).
+    A process on another machine is watched for up to 15 s, half the time after which it would count as dead.
 
     Args:
-        out: The output folder of a run or of stages; also s3://bucket/folder.
+        out: The output folder of a run or of a stage; also s3://bucket/folder.
         json: Print JSON.
     """
     if not is_folder(out):

@@ -33,10 +33,10 @@ def parity(
 
     Args:
         full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.
-        processes: Maximum number of processes of a layout; default: 8, and 16 for the rows that `full` lists itself.
-        device: Where to train. With fewer GPUs than processes they are shared, through gloo.
+        processes: Maximum number of processes of a layout; by default 8, and 16 for some rows of --full.
+        device: Where to train. If there are fewer GPUs than processes, processes share them, through gloo.
         out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.
-        only: Run only the rows whose name has this text, such as a red row's name.
+        only: Run only the rows whose name contains this text, for example the name of a row that failed.
     """
     if processes is not None and not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; expected 1 to 64")

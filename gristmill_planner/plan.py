@@ -90,7 +90,7 @@ def plan(
     micro_batches: int = 8,
     costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> Group | None:
-    """Choose the parallel layout of a training run for a cluster: its speed and memory, before there is one.
+    """Choose the parallel layout of a training run for a cluster, and predict its speed and memory.
 
     Args:
         config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), a preset
@@ -98,35 +98,36 @@ def plan(
         gpus: GPUs of the cluster; by default those of the published run, or 8.
         gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; by default that of
             the published run, or a100-80gb.
-        nodes_of: GPUs of a node.
-        network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
-        headroom: Share of a GPU's memory that layouts leave free, for what the formulas do not know: fragments, other
-            programs, libraries.
-        seq_len: Of a preset: tokens of a sequence; 0: 4,096, or its context if that is shorter.
-        batch_size: Of a preset: sequences a step; 0: about four million tokens.
+        nodes_of: GPUs per node.
+        network: Bandwidth of a node's network cards in each direction, in GB/s; 0: what such nodes usually have.
+        headroom: Share of a GPU's memory that layouts leave free for what the formulas leave out: fragmentation,
+            libraries, other programs.
+        seq_len: For a preset: tokens per sequence; 0: 4,096, or its context if that is shorter.
+        batch_size: For a preset: sequences per step; 0: about four million tokens.
         tokens: Tokens of the whole run; 0: optim.steps of the file.
         top: Layouts to show.
-        software: The program that trains: this one, or what published runs of 2021 and 2022 used, whose attention was
-            not fused: no measure of Megatron-LM today.
+        software: The training program: this one, or what published runs of 2021 and 2022 used, without fused attention,
+            which says nothing about Megatron-LM today.
         configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
             of searching for one.
-        dry_run: Build one rank's modules without memory, and run a step of them without the other ranks: parameters,
-            bytes and collectives against the formulas; of the published layout, of the file's with --configured, or of
-            the first choice.
+        dry_run: Build one rank's modules without memory, run a step of them without the other ranks, and compare
+            parameters, bytes and collectives with the formulas, for the published layout, the file's with --configured,
+            or the first choice.
         rank: The rank to build, from 0.
         shrink: Print a configuration that trains the published run in 8 processes on a CPU: the same architecture and
             shape of the layout, and small sizes.
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
-        calibrate: Measure this CPU for some seconds, and write its speeds to this TOML file, for --gpu.
-        draw: Picture (.svg, .png, .pdf) of the schedules' timelines; without a config for --ranks, --micro_batches
-            and --costs, else for the first choice. The terminal shows it, too.
+        calibrate: Measure this CPU for some seconds and write its speeds to this TOML file, which --gpu reads.
+        draw: Draw the timelines of the schedules to this file (.svg, .png, .pdf) and in the terminal: for the first
+            choice or, without a config, for --ranks, --micro_batches and --costs.
         measured: With --draw, the out_dir of a run with a pipeline that traced a step on every rank (--profile.steps,
             --profile.ranks): that step, and a simulation with its costs.
         ranks: Pipeline ranks to draw.
         micro_batches: Micro-batches to draw.
-        costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
+        costs: Seconds of a rank's forward pass, its backward pass for inputs, and its backward pass for weights, to
+            draw.
     """
     options = dict(locals())
     reject_remote(*filter(None, [calibrate, draw]))

@@ -45,18 +45,18 @@ def apply(
     format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
-    """Run a function of yours over every document of a corpus; it yields those to keep.
+    """Run your own function over every document of a corpus; it yields the documents to keep.
 
-    The function is a generator: it takes an iterator over documents and yields documents, each at most once,
-    changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. To make several of
-    one, it yields `document.part(text)` for each. It is called for each
-    file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
-    documents alone. Processes that it starts must end before it returns. Values that it sets must be JSON's or NumPy's.
+    The function is a generator: it takes an iterator over documents and yields documents, each at most once, changed
+    (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. To make several of one, it
+    yields `document.part(text)` for each. It is called once for each file, or for each 64 MiB of a large file, in any
+    order and in several processes, so its results must depend on these documents alone. Processes that it starts must
+    end before it returns. Values that it sets must be of types of JSON or NumPy.
 
-    It runs in worker processes, with --workers 1 in one; the error of a worker that dies names the function.
+    It always runs in a worker process, even with --workers 1; if a worker dies, the error names the function.
 
-    It runs again where the source of its module has changed. If what it does also depends on other modules or on
-    data, give it a version, `keep_english.version = 2`, which then counts in place of the source.
+    It runs again if the source of its module has changed. If it also depends on other modules or on data, give it a
+    version, `keep_english.version = 2`, which is then compared instead of the source.
 
     Args:
         data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
@@ -65,8 +65,8 @@ def apply(
         function: The function as module:function, such as my_filters:keep_english; the module is searched for on
             PYTHONPATH and in the current folder.
         options: Workers, memory, and when to stop; they change no output.
-        format: Of the files that are written: jsonl, compressed as those that were read, or parquet, whose fields have
-            one type in all files of a source; nested fields are structs and lists.
+        format: Format of the output files: jsonl, compressed like the input, or parquet, where each field has one type
+            in all files of a source and nested fields are structs and lists.
         text_column: The column or field that holds the text, which is `document.text`.
 
     Returns:

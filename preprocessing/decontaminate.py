@@ -105,29 +105,30 @@ def decontaminate(
     format: OutputFormat = "jsonl",
     text_column: str = "text",
 ) -> Counts:
-    """Write the documents of a corpus that have no item of a benchmark in them.
+    """Write a corpus without the documents that contain items of benchmarks.
 
-    A document has an item if 13 words of it follow one another in both, or all its words if it has 8 to 12; case,
-    punctuation, line ends, the escapes of JSON and HTML, Unicode's forms and characters without width do not matter,
-    and a character is a word where a script has no spaces. Words are compared, not only hashes. A document has a
-    near-duplicate of an item of 13 words or more if one place has `near` of its words, in runs of 5 and more. The table
-    TARGET_DIR.contamination.parquet has each place found, with both texts; TARGET_DIR.benchmarks.json has, for each
+    A document contains an item if the two share 13 consecutive words, or all words of an item of 8 to 12. Case,
+    punctuation, line ends, escapes of JSON and HTML, Unicode forms and zero-width characters do not matter. In scripts
+    without spaces a character is a word. Words are compared, not only hashes. A document contains a near-duplicate of
+    an item of 13 words or more if one passage has the share `near` of the item's words, in runs of 5 or more. The table
+    TARGET_DIR.contamination.parquet has each passage, with both texts; TARGET_DIR.benchmarks.json has, for each
     benchmark, the share found and the documents by source.
 
     Args:
         data_dir: Folder of the corpus.
         target_dir: Output folder; files keep their relative paths.
-        against: Benchmarks: files or folders of .jsonl, .parquet or the like, each record an item, or lm-eval's tasks
-            (.yaml), of which each field that a template names is looked for.
+        against: Benchmarks: files or folders of .jsonl, .parquet or the like, where each record is an item, or tasks of
+            lm-eval (.yaml), where each field that a template names is an item.
         options: Workers, memory, and when to stop; they change no output.
-        template: The text of an item, of its fields: "{question} {choices} {answer}"; by default each field is one.
-        policy: drop the document; cut the places, with a margin; or report, which writes the corpus as it is.
-        margin: Characters that cut takes before and after a place.
-        min_ngrams: Different n-grams of an item that a document must have; one item of fewer words has one.
-        common: N-grams in this many documents or more are boilerplate, and not looked for, nor near-duplicates of an
-            item of which this many documents have one; 0: none are.
-        near: Share of an item's words that a near-duplicate has; 0: exact n-grams alone.
-        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
+        template: Template of an item's text: "{question} {choices} {answer}"; by default each field is an item.
+        policy: drop the document; cut the passages, with a margin; or report them and write the corpus as it is.
+        margin: Characters to cut before and after a passage.
+        min_ngrams: Minimum number of different n-grams that a document and an item share; an item shorter than an
+            n-gram counts as one.
+        common: N-grams found in at least this many documents are boilerplate and do not count; neither do
+            near-duplicates of an item that as many documents contain. 0: count all.
+        near: Share of an item's words that a near-duplicate has; 0: look for exact n-grams only.
+        format: Format of the output files: jsonl, or parquet, where each field has one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:

@@ -77,7 +77,7 @@ def encode(
         options: Workers, memory, and when to stop; they change no output.
         shard_size: Most bytes of a shard's .bin. A part of the shuffle, of some 128 MiB, is not divided.
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
-        eos: The token that ends each document, likewise.
+        eos: The token that ends each document: none, model, or a token of the vocabulary.
         text_column: The column or field of the corpus that holds the text.
 
     Returns:

@@ -50,9 +50,9 @@ def filter(
 ) -> Counts:
     """List the documents with fewer than `threshold` characters in the matching form. No document is removed here.
 
-    The matching form is lower case, without ASCII punctuation, with single spaces. Run once for each data
-    set with the same output file: each run replaces the keys of its own data set and keeps the others. A character of
-    Chinese says what several letters do, and is three bytes: --unit byte keeps such documents at the same threshold.
+    The matching form is lower case, without ASCII punctuation, with single spaces. Run once for each data set with the
+    same output file: each run replaces the keys of its own data set and keeps the others. A Chinese character carries
+    as much as several letters and takes three bytes, so --unit byte suits corpora of several scripts.
 
     Args:
         input_dir: NORM/<dataset>/; or NORM/, in which dataset_name chooses one data set or all.

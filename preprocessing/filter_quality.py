@@ -47,7 +47,7 @@ def filter_quality(
         target_dir: Output folder; files keep their relative paths.
         recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
         options: Workers, memory, and when to stop; they change no output.
-        format: Of the files that are written: jsonl, or parquet, whose fields have one type in all files of a source.
+        format: Format of the output files: jsonl, or parquet, where each field has one type in all files of a source.
         text_column: The column or field that holds the text.
 
     Returns:

@@ -65,10 +65,10 @@ def import_tokens(
     copy: bool = False,
     shard_size: str = "512MiB",
 ) -> Counts:
-    """Import tokens of other programs as token shards, to train on: nanoGPT, llm.c, Megatron, datasets, Mosaic.
+    """Import tokens that other programs wrote as token shards: nanoGPT, llm.c, Megatron, datasets, Mosaic.
 
-    A .bin whose ids are stored as in a shard is not copied: OUT has another name of the same file (a hard link; on
-    another file system a symbolic one). All ids are read once, and compared with the vocabulary.
+    A .bin whose ids are stored as in a shard is not copied but linked (a hard link, or a symbolic link across file
+    systems). All ids are read once, and compared with the vocabulary.
 
     Args:
         tokens: A file or folder: .bin of nanoGPT or llm.c, .bin and .idx of Megatron, .arrow or .parquet with lists of
@@ -77,16 +77,16 @@ def import_tokens(
         out_dir: The folder of token shards to write, for --data.train.
         options: Workers, memory, and when to stop; they change no output.
         tokenizer: The tokenizer that made the tokens, as gristmill tokenize takes it; it is copied to OUT.
-        vocab_size: Without a tokenizer: one more than its largest id.
+        vocab_size: Without a tokenizer: the size of the vocabulary, one more than the largest id.
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary;
             without a tokenizer an id.
-        eos: The token that ends each document, likewise.
-        stream: Rows, sequences and samples are no documents, but pieces of a stream, which --bos and --eos cut into
-            documents. A .bin without an index is always such a stream.
+        eos: The token that ends each document: none, model, or a token of the vocabulary.
+        stream: Treat rows, sequences and samples as pieces of one stream, which --bos and --eos cut into documents. A
+            .bin without an index is always read this way.
         column: The column of the ids; by default input_ids, or tokens.
         dtype: How ids are stored where no header says it: by default uint16 in a .bin, int64 in MDS columns of bytes.
         copy: Copy each .bin, so that the original may be removed or changed.
-        shard_size: Most bytes of a shard's .bin, if its ids are copied from several files.
+        shard_size: Maximum size of a shard's .bin, if its ids are copied from several files.
 
     Returns:
         Documents read and written, and those without a token, per source; their bytes are those of the ids.

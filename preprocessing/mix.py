@@ -79,12 +79,12 @@ def mix(
         holdout: Fraction of each source's documents to hold out, at least one of a source with two or more.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
-        bytes: In place of weights, bytes of text that the mix has of each source: book=2e9,web=8e9, or a file. Epochs
-            follow from what is neither short nor a duplicate, as a fraction of the documents.
-        tokens: Or tokens, without those that begin and end documents.
+        bytes: Instead of weights, bytes of text of each source in the mix: book=2e9,web=8e9, or a file. Epochs are
+            computed from the documents that are neither short nor duplicates.
+        tokens: Or tokens of each source, without the tokens that begin and end documents.
         tokenizer: The tokenizer that counts them, as encode takes it.
-        keep_list: A file of lines `keep KEY` and `drop KEY`, as gristmill browse writes it: what it keeps is not
-            dropped as short or duplicate, what it drops is.
+        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
+            dropped as short or duplicate, a document to drop always is.
 
     Returns:
         Documents read, in the train set (written), repeated, held out, and left out, per source and reason. One of

@@ -89,12 +89,12 @@ def pass1(
         seed: Seed of all random choices: sampling by weight, parts, order and holdout.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.
-        bytes: In place of weights, bytes of text that the mix has of each source: book=2e9,web=8e9, or a file. Epochs
-            follow from what is neither short nor a duplicate, as a fraction of the documents.
-        tokens: Or tokens, without those that begin and end documents.
+        bytes: Instead of weights, bytes of text of each source in the mix: book=2e9,web=8e9, or a file. Epochs are
+            computed from the documents that are neither short nor duplicates.
+        tokens: Or tokens of each source, without the tokens that begin and end documents.
         tokenizer: The tokenizer that counts them, as tokenize_corpus takes it.
-        keep_list: A file of lines `keep KEY` and `drop KEY`, as gristmill browse writes it: what it keeps is not
-            dropped as short or duplicate, what it drops is.
+        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
+            dropped as short or duplicate, a document to drop always is.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason. Fewer may be dropped as duplicates than
@@ -202,13 +202,13 @@ def pass2(
 ) -> Counts:
     """Shuffle a share of the parts, from start to end twentieths, and split it into train and holdout.
 
-    Writes to the folder chunk<chunk> of each. Of 20 parts these are the parts start ≤ i < end, as in SlimPajama; a
-    larger corpus has more parts, and 0 to 20 are all of them. The holdout is an exact fraction of each source's
-    documents, and at least one of a source with two or more, so that no source is left out.
+    Writes to the folder chunk<chunk> of each. As in SlimPajama, a corpus has 20 parts, of which this takes start ≤ i <
+    end; a larger corpus has more, and 0 to 20 takes them all. The holdout is an exact fraction of each source's
+    documents, and at least one document of each source with two or more.
 
     Args:
         start: First twentieth of the parts.
-        end: Twentieth after the last one; may exceed 20.
+        end: Twentieth after the last part; may exceed 20.
         chunk: Number of the output folders, chunk<number>.
         input_dir: OUT/pass1, which pass1 wrote.
         train_dir: OUT/train, the train set to write.

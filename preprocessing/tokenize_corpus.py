@@ -79,10 +79,10 @@ def tokenize_corpus(
             one; or a repository ORG/NAME of the Hugging Face Hub. All but SentencePiece need gristmill[tokenizers].
         out_dir: OUT/tokens/train or OUT/tokens/holdout, the folder of token shards to write.
         options: Workers, memory, and when to stop; they change no output.
-        shard_size: Most bytes of a shard's .bin. What one task encodes is not divided: a slice of 64 MiB of a .jsonl or
-            .parquet file, a compressed file as a whole, or a group of small files.
+        shard_size: Maximum size of a shard's .bin. The output of one task is not divided: that of a slice of 64 MiB of
+            a .jsonl or .parquet file, of a whole compressed file, or of a group of small files.
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
-        eos: The token that ends each document, likewise.
+        eos: The token that ends each document: none, model, or a token of the vocabulary.
         text_column: The column or field of the corpus that holds the text.
 
     Returns:

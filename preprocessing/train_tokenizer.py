@@ -78,11 +78,11 @@ def train_tokenizer(
 ) -> Counts:
     """Train a tokenizer on a random sample of the documents of a train set.
 
-    The train set is already weighted by source, and so is a sample of it. The tokenizer is lossless: no normalisation,
+    The train set is already weighted by source, and so is the sample. The tokenizer is lossless: no normalisation,
     white space is kept, and digits are single pieces. bpe and unigram write tokenizer.model for SentencePiece:
-    characters outside the vocabulary become UTF-8 bytes; only U+2581, its own sign for a space, is decoded as a space;
-    ids: 0 unknown, 1 begin of sentence, 2 end of sentence (end of document). byte-bpe writes tokenizer.json for
-    transformers, as GPT-2, Llama 3 and Qwen have: merges of bytes within words, cut as Qwen does; id 0 is
+    characters outside the vocabulary become UTF-8 bytes, and only U+2581, which stands for a space, is decoded as a
+    space. Ids: 0 unknown, 1 beginning of sentence, 2 end of sentence (end of document). byte-bpe writes tokenizer.json
+    for transformers, as GPT-2, Llama 3 and Qwen have: merges of bytes within words, cut as Qwen does; id 0 is
     <|endoftext|>.
 
     Args:
@@ -92,7 +92,7 @@ def train_tokenizer(
         model_type: bpe (byte-pair encoding of characters: Sennrich et al. 2016), unigram (Kudo 2018), or byte-bpe (of
             bytes: Radford et al. 2019; needs gristmill[tokenizers]).
         sample: Size of the text to train on, such as 64MiB; with mix_dir, about that.
-        exact: Make exactly vocab_size pieces, or raise an error if the sample is too small; else make fewer pieces.
+        exact: Fail if the sample is too small for vocab_size pieces, instead of making fewer.
         seed: Seed of the sample.
         options: Workers, memory, and when to stop; they change no output.
         text_column: The column or field that holds the text.

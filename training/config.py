@@ -24,7 +24,7 @@ Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of a training run; each section is defined and checked by the subpackage that it configures."""
+    """Pre-train a decoder. The same command resumes from the last checkpoint in out_dir."""
 
     RANGES: ClassVar[dict[str, Range]] = {"seed": Range(0, INT64), "timeout": Range(0, 10_000_000)}
 
@@ -51,20 +51,20 @@ class TrainConfig:
     """Compile each block with torch.compile: faster on a GPU, after about a minute. Not with zero-bubble schedules,
     which compute the gradients of inputs and of weights separately."""
     deterministic: bool = False
-    """Use only kernels that give the same bits in every run, so that a resumed run on a GPU ends with the same bytes as
-    one that was never stopped; attention is slower. A CPU computes so anyway."""
+    """Use only deterministic kernels, so that a resumed run on a GPU ends with the same bytes as one that was never
+    stopped; attention is slower. A CPU is deterministic anyway."""
     init_from: Path | None = None
-    """Checkpoint whose parameters a new run starts from, for example one written by import_hf. Options of the model
-    that are not given are those of its model."""
+    """Checkpoint whose parameters a new run starts from, for example one written by import_hf. Model options that are
+    not given are taken from the checkpoint."""
     branch_from: Path | None = None
-    """Checkpoint of another run that this new one continues: its parameters, its optimizer's state and its step, which
-    optim.steps counts, too. For example the decay of a wsd schedule, from a checkpoint before it. Options of the model
-    that are not given are those of its model."""
+    """Checkpoint of another run that this new run continues, with its parameters, optimizer state and step; optim.steps
+    includes the steps before it. For example, the decay of a wsd schedule can branch off from a checkpoint before it.
+    Model options that are not given are taken from the checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU per rank if there are any, else the CPU."""
     timeout: float = 0.0
-    """Seconds a rank waits for another before the run ends with an error; 0: 60, or 600 with compile, as the stages
-    of a pipeline compile one after the other, in the first step and in the first evaluation."""
+    """Seconds that a rank waits for another before the run ends with an error; 0: 60, or 600 with compile, because
+    pipeline stages compile one after another, in the first step and the first evaluation."""
 
     @property
     def seconds_to_wait(self) -> float:

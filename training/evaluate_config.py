@@ -30,7 +30,7 @@ def own_option_names() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What to evaluate, and on how many processes."""
+    """Measure the losses of a checkpoint on token shards or text files."""
 
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("seq_len", "sequences", "stride"), Range(0, INT64)),
@@ -38,7 +38,7 @@ class EvaluateConfig:
     }
 
     checkpoint: Positional[Path]
-    """A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir."""
+    """A checkpoint (OUT/checkpoints/step-…), or a folder of checkpoints or a run's --out_dir, for the latest one."""
     tokens: Positional[tuple[Path, ...]] = ()
     """Folders of token shards, made with the checkpoint's tokenizer."""
     text: tuple[Path, ...] = ()
@@ -46,24 +46,25 @@ class EvaluateConfig:
     tokenizer: Path | None = None
     """The checkpoint's tokenizer, for --text; by default that of TOKENS, or of the run's folder."""
     seq_len: int = 0
-    """Tokens per sequence, whose first has no context; 0: the model's context."""
+    """Tokens per sequence; the first one has no context. 0: the model's context."""
     stride: int = 0
-    """Of --text: tokens from the start of a sequence to that of the next one. With fewer than seq_len sequences
-    overlap, and every token but the first seq_len ones is predicted from seq_len - stride tokens or more; the time
-    grows as seq_len / stride. 0: seq_len, no overlap."""
+    """For --text: tokens between the starts of two sequences. If it is below seq_len, sequences overlap, and every
+    token after the first seq_len is predicted from at least seq_len - stride tokens; the time grows as seq_len /
+    stride. 0: seq_len, no overlap."""
     micro_batch_size: int = 8
-    """Sequences computed together on each replica; parallel.micro_batches divides steps of training."""
+    """Sequences computed together on each replica; parallel.micro_batches is for training only."""
     sequences: int = 0
-    """Sequences of each folder to evaluate, from the first; 0: all."""
+    """Number of sequences of each folder to evaluate, from the first one; 0: all."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Weights of sources in the losses; the others do not count. By default every token counts the same."""
+    """Weight of each source in the loss; sources that are not named do not count. By default every token counts the
+    same."""
     lengths: tuple[int, ...] = ()
-    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
+    """Boundaries between ranges of document length, in tokens; the loss of each range is reported."""
     ema: bool = False
-    """Evaluate the average of the weights, of a run with optim.ema_decay, instead of the weights."""
+    """Evaluate the average of the weights instead of the weights, for a run with optim.ema_decay."""
     mask_documents: bool | None = None
-    """Documents do not see each other, as in training with data.mask_documents; by default as the run that wrote the
-    checkpoint had it."""
+    """Documents do not see each other, as in training with data.mask_documents; by default as in the run that wrote the
+    checkpoint."""
     out: Path | None = None
     """JSON file to write the losses to."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -47,36 +47,36 @@ class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
 
     workers: int | None = None
-    """Worker processes; by default one per core, or as many as a container's quota allows. At most two per core: more
-    would only wait for one another. With Ray, into how many shares a node's memory is divided: each task takes one, and
-    a core."""
+    """Worker processes; by default one per core, or as many as the container's quota allows; at most two per core. With
+    Ray, the number of shares that a node's memory is divided into: each task takes one share and one core."""
     memory: str = "auto"
-    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of what is free, on the machine
-    and within a container's limit. With Ray, that of a node."""
+    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory, within the
+    container's limit. With Ray, the budget of each node."""
     max_malformed: float = 0.001
-    """Fail if more than this fraction of the records read, or of their bytes, is malformed, or of the bytes of a raw
-    corpus is in damaged files. Up to that, damaged files are left out as a whole; 0 allows none."""
+    """Fail if more than this fraction of the records, or of their bytes, is malformed, or if more than this fraction of
+    a raw corpus is in damaged files. Below the limit, damaged files are left out; 0 allows none."""
     quiet: bool = False
     """Print no progress and no summary line."""
     explain: bool = False
     """Print why tasks run again: which input, argument or version differs from the last run."""
     explain_tasks: bool = False
-    """The same of each task that runs again."""
+    """Print the same for each task."""
 
     scratch: Path | None = None
-    """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
+    """Folder for local copies of files in a bucket while tasks work on them; by default the folder for temporary files.
+    """
     scratch_size: str = ""
-    """Bytes of disk, such as 200GiB, that tasks which run at the same time may reserve in the scratch folder: the tasks
-    of this process, or of each node with Ray. A task reserves the size of its inputs, and as much for its outputs;
-    others wait. By default not limited."""
+    """Disk space, such as 200GiB, for tasks that run at the same time in this process, or on one node with Ray. Each
+    task reserves the size of its inputs twice, for inputs and outputs, and waits until there is room; by default there
+    is no limit."""
 
     shard: str = ""
-    """Run as process i of n, such as 3/8, on one or several machines that see the same folders: one is in charge, the
-    others help it. Give each the same command and another i."""
+    """Run as process i of n, such as 3/8, on one or several machines that see the same folders. One process coordinates
+    the others. Start each with the same command and its own i."""
     executor: Literal["local", "ray"] = "local"
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
-    """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
+    """Address of the Ray cluster; by default RAY_ADDRESS, or a new cluster on this machine."""
     of_run: tyro.conf.Suppress[Any] = None
     """The executor and scratch folder of the run that the stage is part of; none: the stage has its own."""
 

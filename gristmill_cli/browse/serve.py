@@ -25,16 +25,17 @@ _MAX_DIGITS = 6  # of a form's length
 
 
 def browse(out: Positional[Path], port: int = 8765, keep_list: Path | None = None) -> Text:
-    """Serve pages of a run on this machine: clusters, removed documents by rule, places in benchmarks, with texts.
+    """Serve pages about a run on this machine: clusters, documents removed by each rule, matches with benchmarks, and
+    their texts.
 
-    Documents are marked to be kept or dropped; the list of them is for `gristmill run --keep_list`. Nothing of the run
-    is changed. Ctrl-C ends it.
+    You can mark documents to keep or drop; `gristmill run --keep_list` reads the list of marks. The run itself is not
+    changed. Press Ctrl-C to stop.
 
     Args:
         out: The --out of a `gristmill run`; also s3://bucket/folder.
-        port: Port of http://127.0.0.1; 0: any that is free.
-        keep_list: A file with marks of before, into which new ones are written; by default they are in the list which
-            the page gives, and lost at the end.
+        port: Port of http://127.0.0.1; 0 takes any free port.
+        keep_list: File of marks to read and to add new ones to; by default marks are only in the list that the page
+            shows, and are lost when the command ends.
 
     Raises:
         UsageError: the folder is not of a run, or the port is taken.

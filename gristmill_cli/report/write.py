@@ -16,16 +16,16 @@ from gristmill_cli.report.training_records import is_training_run, read_training
 
 
 def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
-    """Write one HTML page of a run of data, or of training runs: alarms first, then what its records say.
+    """Write one HTML page about a run of the data pipeline or about training runs: alarms first, then its records.
 
-    Of data: where documents went, what is alike, tokens, times, options. Of training: losses, rate, norms, speed,
-    memory, a pipeline's passes, texts; of several runs in the same pictures. The page is one file that needs no network
-    and has no script. The same records give the same bytes.
+    For data: where documents went, duplicates, tokens, times and options. For training: losses, learning rate, norms,
+    speed, memory, pipeline schedule and sampled texts; several runs share the same plots. The page is one file that
+    needs no network and has no script. The same records give the same bytes.
 
     Args:
         runs: The --out of a `gristmill run`, finished or not, also s3://bucket/folder; or the --out_dir of training
             runs.
-        out: The page; by default RUN/report.html, in the first of several runs.
+        out: The page to write; by default report.html in the folder of the run, or of the first run.
 
     Raises:
         UsageError: a folder is not of a run, or matplotlib is not installed.

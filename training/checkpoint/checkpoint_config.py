@@ -19,7 +19,7 @@ class CheckpointConfig:
     keep: int = 2
     """Number of latest checkpoints to keep."""
     keep_every: int = 0
-    """Keep those of every so many steps for ever, besides; 0: none."""
+    """Also keep every checkpoint at a multiple of this many steps, for ever; 0: none."""
     async_save: bool = True
     """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
     if memory.optimizer or memory.parameters is disk: a copy would not fit in memory."""

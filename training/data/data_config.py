@@ -23,41 +23,41 @@ class DataConfig:
     RANGES: ClassVar[dict[str, Range]] = {"seq_len": Range(1, _MOST), "batch_size": Range(1, _MOST)}
 
     train: Path | tuple[Path, ...]
-    """Folder of token shards to train on; or several, of one tokenizer."""
+    """Folder of token shards to train on, or several with the same tokenizer."""
     holdout: Path
     """Folder of token shards to evaluate on."""
     holdouts: dict[str, Path] = field(default_factory=dict)
     """More folders of token shards to evaluate on, each reported by its name."""
     weights: tuple[float, ...] = ()
-    """With several folders to train on: weight of each, its share of the tokens; none: by their tokens. A folder that
-    a weight asks more tokens of than it has is read again, every sequence once each time."""
+    """With several folders to train on: the weight of each, its share of the tokens; by default in proportion to their
+    tokens. A folder with fewer tokens than its weight asks for is read again, in whole epochs."""
     seq_len: int = 256
     """Tokens per sequence."""
     batch_size: int = 32
     """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
     batch_ramp: tuple[str, ...] = ()
-    """Smaller batches at the start, each SIZE:TOKENS: so many sequences per step until the run has read so many tokens.
-    8:1000000 16:3000000 are 8 until a million tokens, 16 until three million, then batch_size. The learning rate is
-    that of the step, whatever its size."""
+    """Smaller batches at the start, as SIZE:TOKENS: this many sequences per step until the run has read this many
+    tokens. 8:1000000 16:3000000 means 8 until one million tokens, 16 until three million, then batch_size. The learning
+    rate depends on the step, not on its size."""
     verify: Literal["checksum", "size"] = "checksum"
-    """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
-    during the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
-    sizes and headers at the start, and every id that is read."""
+    """How to check the token shards. checksum: the ranks compare the SHA-256 of all files, in a thread during the first
+    steps, and the first checkpoint waits for it. size: only what is always checked, the manifest, sizes and headers at
+    the start, and every id that is read."""
     order: OrderKind = "keyed"
-    """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:
-    torch.randperm, 8 bytes a sequence in every process, as in releases before this option. Give it to resume a run
-    that one of them began."""
+    """Order of the sequences in an epoch. keyed: a permutation computed index by index, which takes no memory;
+    randperm: torch.randperm, which takes 8 bytes per sequence in every process. Use randperm to resume a run of a
+    release without this option."""
     mask_documents: bool = False
     """Documents in one sequence do not see each other, and positions restart with each, in training and evaluation. The
     first document of a sequence starts at position 0 even if it was cut. Where documents start is read from the .idx
     files."""
     eod_mask_loss: bool = False
-    """No loss on the first token of a document, which the end of another one predicts (Megatron's option of this name);
-    so it is with mask_documents, too."""
+    """No loss on the first token of a document, which would be predicted from the end of another document (Megatron's
+    option of this name). mask_documents implies it."""
     packing: Literal["windows", "best-fit"] = "windows"
-    """Training sequences. windows: consecutive tokens, so that most sequences begin and end within a document;
-    best-fit: whole documents, packed with little padding, which the loss ignores; only documents longer than a
-    sequence are cut (Ding et al. 2024). The plan of a packing is kept in out_dir."""
+    """How sequences are made. windows: consecutive tokens, so most sequences begin and end within a document; best-fit:
+    whole documents, packed with little padding, which the loss ignores; only documents longer than a sequence are cut
+    (Ding et al. 2024). The packing plan is kept in out_dir."""
 
     @property
     def train_folders(self) -> tuple[Path, ...]:

@@ -52,17 +52,18 @@ def export_hf(
 ) -> str:
     """Export a trained model as config.json, generation_config.json and model.safetensors.
 
-    The model must have the parts of one of transformers' architectures (docs/guides/models.md), not a mixture
-    of several. Needs the memory of one file of weights, which is asked for first.
+    The model must have the parts of one of transformers' architectures (docs/guides/models.md), not a mixture of
+    several. Needs memory for one file of weights, which is reserved first.
 
     Args:
-        checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
+        checkpoint: A checkpoint (OUT/checkpoints/step-…), or a folder of checkpoints or a run's --out_dir, for the
+            latest one.
         out_dir: New or empty folder to write to.
-        tokens: Folder of token shards that the model was trained on, or any with its tokenizer; by default the run's
-            folder. A tokenizer.json is copied; a SentencePiece model, too, and written as tokenizer.json.
+        tokens: Folder of token shards with the model's tokenizer; by default the one that the run was trained on. A
+            tokenizer.json is copied; a SentencePiece model is copied and also converted to tokenizer.json.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
-        dtype: Of the weights: as they are stored in the checkpoint (fp32, also where bf16 is trained), or rounded.
-        ema: Export the average of the weights, of a run with optim.ema_decay, instead of the weights.
+        dtype: Type of the weights: stored, as in the checkpoint (fp32, even if trained in bf16), or rounded to another.
+        ema: Export the average of the weights instead of the weights, for a run with optim.ema_decay.
 
     Returns:
         One line: the architecture, step, number of tensors and folder; and how to read the tokenizer if not as usual.

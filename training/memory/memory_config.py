@@ -25,9 +25,9 @@ class MemoryConfig:
     the CPU."""
     folder: Path | None = None
     """Folder for the files of "disk", with a subfolder per rank; by default out_dir/offload. They are scratch files:
-    each run starts new ones and removes them at its end; resuming uses the checkpoint only."""
+    each run creates new ones and removes them at its end, and resuming does not need them."""
     force: bool = False
-    """Start even where parameters, gradients and the optimizer's state alone need more memory than is free."""
+    """Start even if parameters, gradients and optimizer state alone need more memory than is free."""
 
     @property
     def on_disk(self) -> bool:

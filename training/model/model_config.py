@@ -20,9 +20,8 @@ from training.presets.presets import find_preset
 
 @dataclass(frozen=True)
 class ModelConfig(ModelOptions):
-    """A decoder's sizes and the variants of its layers.
-
-    An option's default means the preset's value, and where it has none, one of ours; `resolve` fills both in.
+    """Sizes of a decoder and variants of its layers. An option at its default takes the preset's value, or ours if the
+    preset has none.
     """
 
     def merged_with(self, stored: Self) -> Self:

@@ -34,11 +34,11 @@ class ModelOptions:
     """Sets the defaults of the other options: a family such as llama, or a published model such as gpt2-124m; an
     unknown name is an error that lists them."""
     layers: int = 0
-    """Number of decoder blocks; 0: the preset's, of llama and gpt2 4."""
+    """Number of decoder blocks; 0: the preset's (4 for llama and gpt2)."""
     width: int = 0
-    """Features of the residual stream (d_model); 0: the preset's, of llama and gpt2 256."""
+    """Features of the residual stream (d_model); 0: the preset's (256 for llama and gpt2)."""
     heads: int = 0
-    """Query heads; 0: the preset's, of llama and gpt2 4."""
+    """Query heads; 0: the preset's (4 for llama and gpt2)."""
     kv_heads: int = 0
     """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: the preset's, or
     heads."""
@@ -56,7 +56,7 @@ class ModelOptions:
     positions: Literal["rope", "learned", "alibi"] | None = None
     """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
     position_offset: int | None = None
-    """Rows of the learned positions before the first position's, unused; by default the preset's, of OPT 2."""
+    """Number of unused rows before the first learned position; by default the preset's (OPT: 2)."""
     mlp: Literal["swiglu", "swiglu-clamped", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
     """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
     the logistic function; swiglu-clamped: gpt-oss's."""
@@ -66,7 +66,7 @@ class ModelOptions:
     embed_norm: bool | None = None
     """A norm after the embedding, as in BLOOM."""
     query_layer: bool | None = None
-    """The last block's queries are learned, one for each next position, as in CodeGeeX and PanGu-α."""
+    """The last block has a learned query for each position, as in CodeGeeX and PanGu-α."""
     bias: bool | None = None
     """Biases in the linear layers, unless the next three options say otherwise, and in LayerNorm."""
     qkv_bias: bool | None = None
@@ -80,54 +80,56 @@ class ModelOptions:
     qk_norm_joint: bool | None = None
     """With qk_norm: one norm over the queries of all heads, and one over the keys, as in OLMoE."""
     kv_lora_rank: int = 0
-    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads are made from one vector of so many
-    features; 0: the preset's, or none: each head has its own."""
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads are computed from one vector of this many
+    features; 0: the preset's, or no latent attention."""
     q_lora_rank: int = 0
-    """With latent attention: queries are made from a vector of so many features; 0: the preset's, or none."""
+    """With latent attention: queries are computed from a vector of this many features; 0: the preset's, or directly."""
     qk_nope_head_dim: int = 0
     """With latent attention: features of a head's query and key that are not rotated; 0: the preset's, or width /
     heads."""
     qk_rope_head_dim: int = 0
-    """With latent attention: further ones that are rotated, of which all heads have the same key; 0: the preset's, or
-    half as many."""
+    """With latent attention: features of a head's query and key that are rotated; all heads share these features of the
+    key. 0: the preset's, or half of qk_nope_head_dim."""
     v_head_dim: int = 0
     """With latent attention: features of a head's value; 0: the preset's, or qk_nope_head_dim."""
     window: int | None = None
-    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; by default
-    the preset's."""
+    """Number of tokens that a token attends to, including itself (sliding-window attention); 0: all before it; by
+    default the preset's."""
     full_attention_every: int = 0
-    """With a window: every n-th layer has none, as in gpt-oss (2); 0: the preset's, or all have it."""
+    """With a window: every n-th layer attends to all tokens, as in gpt-oss (2); 0: the preset's, or no layer does."""
     sinks: bool | None = None
-    """A learned score of each head takes a share of attention's weights, and adds no value, as in gpt-oss."""
+    """Attention sinks: a learned logit per head takes a share of the attention weights and adds no value, as in
+    gpt-oss."""
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
     """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
     rope_fraction: float = 0.0
-    """Share of a head's features that are rotated, the first ones; 0: the preset's, or 1."""
+    """Share of a head's features that are rotated, from the first on; 0: the preset's, or 1."""
     rope_base: float = 0.0
-    """Base of the rotary frequencies (theta); 0: the preset's, of llama 10,000."""
+    """Base of the rotary frequencies (theta); 0: the preset's (10,000 for llama)."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] | None = None
     """Rotary frequencies divided by rope_factor, for longer sequences than those of pre-training: linear, all of them;
     llama3 and yarn, the low ones."""
     rope_factor: float = 0.0
     """By how much sequences are longer than rope_original_context."""
     rope_original_context: int = 0
-    """Length of the sequences of pre-training; of llama3 and yarn."""
+    """For llama3 and yarn: sequence length of pre-training."""
     rope_low: float = 0.0
     """Frequencies that turn less often in rope_original_context are divided; 0: 1, for llama3 and yarn."""
     rope_high: float = 0.0
     """Frequencies that turn more often in rope_original_context stay; 0: 4 for llama3, 32 for yarn."""
     rope_attention_factor: float = 0.0
-    """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
+    """For yarn: factor of the rotated queries and keys; 0: 0.1 ln(rope_factor) + 1."""
     rope_truncate: bool | None = None
-    """Of yarn: rope_low and rope_high are rounded to pairs of features; by default as the preset, or true."""
+    """For yarn: round rope_low and rope_high to whole pairs of features; by default as in the preset, or true."""
     rope_mscale_all_dim: float = 0.0
     """With yarn and latent attention: all scores are multiplied by (0.1 x rope_mscale_all_dim ln(rope_factor) + 1)²."""
     norm_eps: float = 0.0
-    """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
+    """Epsilon of the norms; 0: the preset's (1e-5 for llama and gpt2)."""
     init_std: float = 0.0
-    """Standard deviation of the initial weights, with deepnorm of those outside the blocks; 0: the preset's, 0.02."""
+    """Standard deviation of the initial weights, or with deepnorm of those outside the blocks; 0: the preset's, or
+    0.02."""
     experts: int = 0
     """Experts of a sparse layer (mixture of experts): MLPs of which a router chooses a few for each token; 0: the
     preset's, or none: all layers are dense."""
@@ -136,7 +138,8 @@ class ModelOptions:
     expert_width: int = 0
     """Features inside an expert; 0: the preset's, or ffn_width, which is that of the dense layers."""
     shared_experts: int = 0
-    """Experts that every token passes besides, computed as one MLP of so many times expert_width."""
+    """Shared experts, which every token passes through in addition, computed as one MLP of this many times
+    expert_width."""
     dense_layers: int = 0
     """First layers that are dense, as in DeepSeek-V3."""
     sparse_every: int = 0
@@ -144,27 +147,28 @@ class ModelOptions:
     router: Literal["softmax", "sigmoid"] | None = None
     """Scores of the experts from the router's logits, in float32; by default the preset's, or softmax."""
     router_normalize: bool | None = None
-    """Divide the chosen experts' scores by their sum; by default as the preset, or true."""
+    """Divide the chosen experts' scores by their sum; by default as in the preset, or true."""
     router_bias: bool | None = None
     """A bias of the router's logits, as in gpt-oss."""
     router_scale: float = 0.0
     """Factor of the chosen experts' weights; 0: the preset's, or 1."""
     expert_groups: int = 0
-    """Groups of neighbouring experts, of which a token may use groups_per_token, those whose two best experts have the
-    highest scores (DeepSeek-V3); 0: the preset's, or one group."""
+    """Number of groups of neighbouring experts. A token uses experts of groups_per_token groups, those whose two best
+    experts have the highest scores (DeepSeek-V3); 0: the preset's, or one group."""
     groups_per_token: int = 0
-    """Groups that the experts of a token are from; 0: the preset's, or all."""
+    """Number of groups that a token's experts are chosen from; 0: the preset's, or all."""
     capacity_factor: float = 0.0
-    """In training an expert takes so many times its equal share of a sequence's choices, rounded up; the tokens that
-    choose it later do not pass it (Fedus et al. 2022). 0: the preset's, or all that choose it."""
+    """In training, an expert takes at most this many times its equal share of a sequence's tokens, rounded up; further
+    tokens that choose it skip it (Fedus et al. 2022). 0: the preset's, or no limit."""
     balance: Literal["none", "switch", "sequence", "bias"] | None = None
-    """How experts get equally many tokens. sequence: an auxiliary loss of each sequence; switch: of each micro-batch of
-    all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias of the choice, changed after each step (Wang
-    et al. 2024). By default the preset's, or sequence."""
+    """How the load of experts is balanced. sequence: an auxiliary loss over each sequence; switch: over each
+    micro-batch of all data-parallel ranks (Fedus et al. 2022); bias: no loss, but a bias on the choice that changes
+    after each step (Wang et al. 2024). By default the preset's, or sequence."""
     balance_loss: float = 0.0
-    """Coefficient of the auxiliary loss; 0: of switch and sequence 0.01, of bias none; with bias it is a sequence's."""
+    """Coefficient of the auxiliary loss; 0: 0.01 for switch and sequence, none for bias. With bias, the loss is over
+    each sequence."""
     balance_rate: float = 0.0
-    """Change of the bias in a step; 0: 0.001."""
+    """Change of the bias per step; 0: 0.001."""
     router_z_loss: float = 0.0
     """Coefficient of the router's z-loss: the mean squared log-sum-exp of its logits (Zoph et al. 2022)."""
 

@@ -28,8 +28,8 @@ class OptimConfig:
     }
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon: Muon for the matrices of the blocks and AdamW for all else, with AdamW's lr and weight_decay. sgd: no
-    momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
+    """muon: Muon for the matrices of the blocks and AdamW for everything else, with the same lr and weight_decay. sgd:
+    no momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
     steps: int = 1000
     """Training steps of the whole run, including those before a resume."""
     lr: float = 1e-3
@@ -46,8 +46,8 @@ class OptimConfig:
     cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
     """wsd: shape of the decay (Hägele et al. 2024, section 3)."""
     decay_steps: int = 0
-    """Step at which the learning rate has decayed to min_lr, where it stays; 0: optim.steps. A run that is made longer
-    needs it: that of the run before keeps its learning rate, another one changes it from the next step on."""
+    """Step at which the learning rate has decayed to min_lr, where it stays; 0: optim.steps. To extend a finished run,
+    give the value of the run before to keep its learning rate; another value changes it from the next step on."""
     weight_decay: float = 0.1
     """Weight decay of the parts of the model that decay_parts names."""
     decay_parts: tuple[Part, ...] = MATRICES
@@ -60,14 +60,14 @@ class OptimConfig:
     muon_momentum: float = 0.95
     """Decay rate of Muon's momentum."""
     z_loss: float = 0.0
-    """Coefficient of a z-loss, the squared logarithm of the softmax's denominator: minimised with the loss, and shown
-    apart from it; 0: none. PaLM's was 1e-4."""
+    """Coefficient of a z-loss, the squared logarithm of the softmax's denominator, which is minimised along with the
+    loss and reported separately; 0: none. PaLM used 1e-4."""
     ema_decay: float = 0.0
-    """Decay rate of an exponential moving average of the weights, in checkpoints with them; 0: none. eval.ema
+    """Decay rate of an exponential moving average of the weights, which checkpoints include; 0: none. eval.ema
     evaluates it, and export_hf --ema exports it."""
     outer_lr: float = 0.7
-    """With parallel.local_steps: learning rate of the outer optimizer, SGD with Nesterov's momentum; 1, and an
-    outer_momentum of 0: the mean of the replicas' weights."""
+    """With parallel.local_steps: learning rate of the outer optimizer, SGD with Nesterov momentum. With 1 and an
+    outer_momentum of 0, the new weights are the mean of the replicas' weights."""
     outer_momentum: float = 0.9
     """With parallel.local_steps: momentum of the outer optimizer."""
     max_grad_norm: float = 1.0

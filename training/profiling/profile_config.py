@@ -14,7 +14,7 @@ _SPAN = re.compile(r"(\d{1,18}):(\d{1,18})")
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Options for looking into a run. Without them nothing is measured, and with them nothing else is computed."""
+    """Options for profiling. They do not change what is computed; without them nothing is measured."""
 
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("times", "norms"), Range(0, INT64)),
@@ -27,8 +27,8 @@ class ProfileConfig:
     ranks: tuple[int, ...] = (0,)
     """Ranks that write a trace."""
     times: int = 0
-    """Steps between records of how long the parts of a step take; 0: none. A step that is measured waits for the GPU
-    between its parts. Of a step that is also traced the communication is in the trace alone."""
+    """Steps between records of how long the parts of a step take; 0: none. A measured step waits for the GPU between
+    its parts. The communication of a step that is also traced is only in the trace."""
     norms: int = 0
     """Steps between records of the norms of each layer's gradients, weights and updates; 0: none."""
 

@@ -32,8 +32,8 @@ _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 def plot(run_dir: Positional[Path]) -> Path:
     """Print the loss curves of `run_dir`/metrics.jsonl and write them to `run_dir`/loss.svg and loss.png.
 
-    Losses by source, of training those of each data set of a mix, learning rate, gradient norm, throughput and memory
-    are drawn in run.svg and run.png.
+    run.svg and run.png show losses by source and by data set of a mix, learning rate, gradient norm, throughput and
+    memory.
 
     Args:
         run_dir: The run's --out_dir.

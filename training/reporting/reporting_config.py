@@ -21,11 +21,12 @@ class EvalConfig:
     every: int = 100
     """Steps between evaluations; 0: only after the last step."""
     sequences: int = 0
-    """Sequences of each holdout to evaluate, from the first; 0: all."""
+    """Number of sequences of each holdout to evaluate, from the first one; 0: all."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Weights of sources in the holdouts' losses; the others do not count. By default every token counts the same."""
+    """Weight of each source in the holdouts' losses; sources that are not named do not count. By default every token
+    counts the same."""
     lengths: tuple[int, ...] = ()
-    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
+    """Boundaries between ranges of document length, in tokens; the loss of each range is reported."""
     sample_tokens: int = 64
     """Tokens of text to sample at each evaluation; 0: none."""
     prompt: str = ""
@@ -67,6 +68,7 @@ class MetricsConfig:
     mlflow: bool = False
     """Write a run of MLflow to out_dir/mlruns, or where MLFLOW_TRACKING_URI says."""
     sources: bool = False
-    """At each evaluation, count the tokens seen of each source so far; a resumed run counts from its first step."""
+    """At each evaluation, count the tokens read from each source since the first step, including those before a resume.
+    """
     peak_tflops: float = 0.0
     """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""

@@ -16,7 +16,7 @@ class CompressionOptions(Layout):
     """A layout whose replicas may send compressed gradients."""
 
     compression: Literal["none", "powersgd", "int8"] = field(default="none", repr=False)
-    """What replicas send of their gradients, each remembering what it left out (error feedback). powersgd:
+    """Compression of the gradients that replicas send, each remembering its error (error feedback). powersgd:
     approximations of rank `compression_rank` (Vogels et al. 2019); int8: 8-bit codes in blocks with a scale each."""
     compression_rank: int = field(default=DEFAULT_RANK, repr=False)
     """Rank of PowerSGD's approximations: a matrix of n x m numbers is sent as rank x (n + m)."""

@@ -21,7 +21,7 @@ class GridOptions(Layout):
     Optimus); 2.5d, on `depth` layers of such a grid, between which sequences are divided (Wang et al. 2021,
     Tesseract); 3d, on a cube of l x l x l ranks (Bian et al. 2021)."""
     depth: int = field(default=1, repr=False)
-    """Layers of the grid, of 2.5d: tp is q x q x depth."""
+    """For 2.5d: layers of the grid; tp is q x q x depth."""
     RANGES: ClassVar[dict[str, Range]] = {**Layout.RANGES, "depth": Range(1, 2**31 - 1)}
 
     @property

@@ -16,9 +16,9 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class ReplicasConfig:
-    """Replicas that take local steps, each started by a launcher of its own, and average their weights in a folder.
+    """Replicas that take local steps, each started by its own launcher, and average their weights through a folder.
 
-    As parallel.local_steps, which has all replicas in one launcher; here a replica may end and return alone.
+    Like parallel.local_steps, where one launcher starts all replicas; here a replica may stop and return on its own.
     """
 
     RANGES: ClassVar[dict[str, Range]] = {
@@ -28,16 +28,16 @@ class ReplicasConfig:
     }
 
     folder: Path | None = None
-    """Folder that all replicas see, where they leave their local steps' changes; without it the run is no replica."""
+    """Folder that all replicas can see, for the changes of their local steps; without it the run is not a replica."""
     count: int = 1
-    """Number of replicas; each reads its part of every global batch, also while others are away."""
+    """Number of replicas; each reads its part of every global batch, even while others are away."""
     number: int = 0
-    """This replica's number, from 0; each has an out_dir of its own."""
+    """Number of this replica, from 0; each has its own out_dir."""
     local_steps: int = 50
-    """Steps that a replica takes between two meetings."""
+    """Steps of a replica between two synchronizations."""
     deadline: float = 30.0
-    """Seconds that a replica waits for others at a meeting. Those that don't come are left out, and not waited for
-    again until they return."""
+    """Seconds that a replica waits for the others at each synchronization. Replicas that do not come are left out, and not
+    waited for again until they return."""
 
     def check(self, local_steps: int, timeout: float) -> None:
         """Raise UsageError for options that exclude each other.

@@ -11,7 +11,7 @@ from training.config import TrainConfig
 
 @dataclass(frozen=True)
 class AsyncConfig(TrainConfig):
-    """Options of a training run, and of the server's address, parts and bound."""
+    """Pre-train with a server that holds the weights and workers that send it gradients."""
 
     RANGES: ClassVar[dict[str, Range]] = {
         **TrainConfig.RANGES,
@@ -21,20 +21,20 @@ class AsyncConfig(TrainConfig):
     }
 
     staleness: int = 2
-    """Steps that a worker may be ahead: nobody begins a part of step t before all parts of the steps before
-    t - staleness are done, and t - staleness updates made. 0: as synchronous training."""
+    """Steps that a worker may be ahead: no worker begins a part of step t until t - staleness updates have been made.
+    0: synchronous training."""
     parts: int = 2
-    """Parts of the global batch: a worker computes the gradient of one at a time, and as many make an update. As many
-    as workers, or more."""
+    """Parts of the global batch; workers compute the gradient of one part at a time, and all parts together make an
+    update. At least as many as workers."""
     workers: int = 1
-    """Workers that the server waits for before the first part; with torchrun all that it starts."""
+    """Number of workers that the server waits for before the first part; with torchrun, all that it starts."""
     host: str = "127.0.0.1"
-    """Address that the server listens at, and workers connect to."""
+    """Address that the server listens on and workers connect to."""
     port: int = 29600
-    """Port of the server. Whoever reaches it can send gradients: open it to the workers only."""
+    """Port of the server. Anyone who can reach it can send gradients, so open it to the workers only."""
     role: Literal["auto", "server", "worker"] = "auto"
-    """auto: with torchrun rank 0 serves and the others work, else this process serves. torchrun ends all processes when
-    one dies: start workers on their own where a lost one shall be survived."""
+    """auto: with torchrun, rank 0 is the server and the others are workers; otherwise this process is the server.
+    torchrun ends all processes when one dies; start workers separately if the run should survive the loss of one."""
 
     @property
     def serves(self) -> bool:

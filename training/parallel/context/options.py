@@ -19,8 +19,8 @@ class ContextOptions(TensorOptions):
     """Context-parallel ranks: the tokens of each sequence are divided over them, so that each has 1 / cp of all
     activations. For parameters they are replicas, over which ZeRO shards too."""
     context: Literal["ring", "ulysses"] = field(default="ring", repr=False)
-    """How tokens see those of other cp ranks. ring: keys and values go around (Liu et al. 2023); ulysses: an exchange
-    gives each rank all tokens of some heads (Jacobs et al. 2023)."""
+    """How tokens attend to those of other cp ranks. ring: keys and values circulate (Liu et al. 2023); ulysses: an
+    all-to-all gives each rank all tokens of some heads (Jacobs et al. 2023)."""
     RANGES: ClassVar[dict[str, Range]] = {"cp": Range(1, 2**31 - 1)}
 
     @property

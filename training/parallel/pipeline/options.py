@@ -22,8 +22,8 @@ class PipelineOptions:
     virtual_stages: int = 0
     """Pipeline stages per rank; 0: the schedule's default, 1 or 2."""
     micro_batches: int = 0
-    """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More of
-    them need less activation memory and shrink the pipeline's bubble."""
+    """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More
+    micro-batches need less activation memory and shrink the pipeline bubble."""
     RANGES: ClassVar[dict[str, Range]] = {
         "pp": Range(1, 2**31 - 1),
         **dict.fromkeys(("virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
