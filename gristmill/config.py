@@ -1,10 +1,11 @@
-"""Configuration: dataclass defaults, overridden by a TOML file, overridden by the command line.
+"""Configuration: dataclass defaults, overridden by TOML files, overridden by the command line.
 
 A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A dataclass lists the
 values that its numbers may have in `RANGES: ClassVar[dict[str, Range]]`.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -19,7 +20,7 @@ import msgspec
 import tyro
 
 from gristmill.arguments import check_words, expected, option_name, parse, suggestion, take_tables
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import UsageError, require
 from gristmill.paths import unknown_scheme_in
 from gristmill.wording import message_of
 
@@ -28,11 +29,12 @@ INT64 = 2**63 - 1
 
 
 def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None) -> Config:
-    """Build `cls` from its defaults, then `--config FILE` (TOML), then the other arguments in `argv`.
+    """Build `cls` from its defaults, then each `--config FILE` (TOML) in order, then the other arguments in `argv`.
 
-    A relative path in the file is kept as written. `--help` prints the options and exits. Raises
-    UsageError for an unknown key (naming the most similar one), a value of the wrong type, a URL of
-    an unknown scheme, or a missing value that is required; InputError for a file that is not TOML.
+    Of several files a later one replaces the values of the keys that it has; tables are merged. A relative path in a
+    file is kept as written. `--help` prints the options and exits. Raises UsageError for a file that is not TOML, an
+    unknown key (naming the most similar one), a value of the wrong type, a URL of an unknown scheme, or a missing
+    value that is required.
 
     >>> @dataclasses.dataclass
     ... class Oven:
@@ -41,8 +43,8 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     Oven(degrees=220)
     """
     check_words(argv, option_types(cls))
-    file, arguments = take_option(list(argv), "--config")
-    default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
+    files, arguments = take_options(list(argv), "--config")
+    default = _from_tables(cls, [(file, _read_toml(Path(file))) for file in files], "")
     default, arguments = _set_tables(cls, default, _check_options(cls, arguments))
     config: Config = parse(cls, arguments, prog, [tyro.conf.FlagConversionOff], default)  # `--key true`, as in the file
     require(not (fault := unknown_scheme_in(config)), fault)
@@ -98,12 +100,18 @@ def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Return the last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
-    value = None
+    values, rest = take_options(argv, option)
+    return (values[-1] if values else None), rest
+
+
+def take_options(argv: list[str], option: str) -> tuple[list[str], list[str]]:
+    """Return all values of `option` in `argv` (`--x v` or `--x=v`), in order, and the other arguments."""
+    values = []
     rest = []
     waiting = False
     for argument in argv:
         if waiting or argument.startswith(option + "="):
-            value = argument.removeprefix(option + "=")
+            values.append(argument.removeprefix(option + "="))
             waiting = False
         elif argument == option:
             waiting = True
@@ -111,7 +119,7 @@ def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
             rest.append(argument)
     if waiting:
         raise UsageError(f"{option} was given without a path; try {option} PATH")
-    return value, rest
+    return values, rest
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -120,32 +128,52 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(
+        raise UsageError(
             f"{path}: invalid TOML: {message_of(error)}; fix that line, or give another --config"
         ) from error
 
 
-def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
-    """Build `cls` from a TOML table; missing required values are tyro.MISSING: the command line must give them."""
+def _from_tables(cls: type, tables: Sequence[tuple[str, dict[str, Any]]], prefix: str) -> Any:
+    """Build `cls` from tables of TOML files, each with its file's name; of a key that several have the last one counts.
+
+    Missing required values are tyro.MISSING: the command line must give them.
+    """
     types = _field_types(cls)
-    for key in table:
-        if key not in types:
-            elsewhere = [name for name in option_types(cls, prefix) if name.endswith(f".{key}")]  # as without its table
-            advice = suggestion(prefix + key, elsewhere or [prefix + name for name in types])
-            raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
+    for file, table in tables:
+        for key in table:
+            if key not in types:
+                # as if its table was left out
+                elsewhere = [name for name in option_types(cls, prefix) if name.endswith(f".{key}")]
+                advice = suggestion(prefix + key, elsewhere or [prefix + name for name in types])
+                raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key = _key(field)
+        given = [(file, table[key]) for file, table in tables if key in table]
         if dataclasses.is_dataclass(section := types[key]):
-            inner = table.get(key, {})
-            if not isinstance(inner, dict):
-                raise UsageError(f"{file}: {prefix}{key} is {inner!r}; expected a table [{prefix}{key}]")
-            values[field.name] = _from_table(typing.cast(type, section), inner, file, f"{prefix}{key}.")
-        elif key in table:
-            values[field.name] = _convert(table[key], section, f"{file}: {prefix}{key}")
+            for file, value in given:
+                if not isinstance(value, dict):
+                    raise UsageError(f"{file}: {prefix}{key} is {value!r}; expected a table [{prefix}{key}]")
+            values[field.name] = _from_tables(typing.cast(type, section), given, f"{prefix}{key}.")
+        elif given:
+            files = ", ".join(file for file, _ in given)
+            value = functools.reduce(_laid_over, [value for _, value in given])
+            is_merged = len(given) > 1 and isinstance(value, dict)
+            values[field.name] = _convert(value, section, f"{files if is_merged else given[-1][0]}: {prefix}{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             values[field.name] = tyro.MISSING
     return cls(**values)
+
+
+def _laid_over(below: Any, above: Any) -> Any:
+    """Return the value of two files: of tables the keys of both, of other values that of the later file.
+
+    >>> _laid_over({"web": {"weight": 1, "kind": "html"}, "book": 2}, {"web": {"weight": 3}})
+    {'web': {'weight': 3, 'kind': 'html'}, 'book': 2}
+    """
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _laid_over(below[key], value) if key in below else value for key, value in above.items()}
 
 
 def _field_types(cls: type) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import sys
 import tomllib
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gristmill.config import check_ranges, load_config, toml_lines
@@ -63,18 +63,24 @@ def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: 
 def as_toml(choice: Choice, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
     """A model and its layout as options of a training run; `options` are those of the file `config`, if it is one."""
     run = choice.run
-    usual = ParallelConfig()
-    layout = {name: value for name, value in run.layout.record().items() if value != getattr(usual, name)}
-    layout = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches} | layout
+    # with a file below it, all that the file has otherwise is said, too
+    below = [ParallelConfig()] if options is None else [ParallelConfig(), options.parallel]
+    layout: dict[str, object] = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches}
+    for name, value in asdict(run.layout).items():
+        if any(value != getattr(other, name) for other in below):
+            layout[name] = value
+    memory: dict[str, object] = {"recompute": run.recompute, "optimizer": run.states.moments}
+    if options is not None and options.memory.parameters != "device":
+        memory["parameters"] = "device"
     model: dict[str, object] = {"preset": request.model.preset}
     if options is not None:  # as the file has it
         model = changed(options.model, ModelConfig())
     sections: dict[str, dict[str, object]] = {
         "model": model, "data": {"seq_len": run.seq_len, "batch_size": run.batch}, "parallel": layout,
-        "memory": {"recompute": run.recompute, "optimizer": run.states.moments},
+        "memory": memory,
     }  # fmt: skip
-    others = "" if options is None else f", with the other options of {config}"
-    first = f"# The first choice, for --config of gristmill train{others}", f'precision = "{request.precision}"'
+    files = "--config THIS_FILE" if options is None else f"--config {config} --config THIS_FILE"
+    first = f"# The first choice: gristmill train {files}", f'precision = "{request.precision}"'
     return "\n".join([*first, *toml_lines(sections)])
 
 

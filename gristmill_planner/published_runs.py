@@ -259,7 +259,7 @@ def shrunk_config(each: PublishedRun) -> str:
     }
     return "\n".join([
         f"# {each.name}, shrunk: {layout.describe()} instead of {each.run.layout.describe()}",
-        f"# torchrun --nproc_per_node={PROCESSES} training/train.py --config THIS_FILE --data.train TOKENS/train "
+        f"# torchrun --nproc_per_node={PROCESSES} -m gristmill_cli.train --config THIS_FILE --data.train TOKENS/train "
         "--data.holdout TOKENS/holdout --out_dir RUN",
         'device = "cpu"',
         *toml_lines(sections),

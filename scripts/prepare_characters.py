@@ -1,7 +1,7 @@
 """Command: character-level token shards of a text file, for small models, with its end as the holdout.
 
 python scripts/prepare_characters.py input.txt OUT
-python training/train.py --config configs/nanogpt_cpu.toml --data.train OUT/train --data.holdout OUT/holdout …
+gristmill train --config configs/nanogpt_cpu.toml --data.train OUT/train --data.holdout OUT/holdout …
 """
 
 import io

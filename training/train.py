@@ -1,4 +1,4 @@
-"""Train a decoder on token shards: `torchrun --nproc_per_node=2 training/train.py --data.train … `.
+"""Train a decoder on token shards: `torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train …`.
 
 The command and its options; the loop is in loop.py. Nothing here imports torch, which takes seconds, before the options
 are known to be right.

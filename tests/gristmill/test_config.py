@@ -6,7 +6,7 @@ import pytest
 import tyro
 
 from gristmill.config import load_config
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,31 @@ def test_defaults_then_the_file_then_the_command_line(file: Path) -> None:
         over = load_config(Mill, argv)
         assert (over.stones.turns_per_minute, over.kind, over.weights) == (7, "water", {"code": 3.0})
         assert over.stones.speed == 2.0 and isinstance(over.stones.speed, float)
+
+
+def test_a_later_file_is_laid_over_an_earlier_one(file: Path, tmp_path: Path) -> None:
+    """Key by key, in tables, too; the command line is above both."""
+    over = tmp_path / "over.toml"
+    over.write_text("kind = 'water'\n[stones]\nsizes = [3.0, 4.0]\n[weights]\nweb = 1.5\n")
+    files = ["--config", str(file), f"--config={over}"]
+    stones = Stones(Path("/oak"), 30, 2.0, sizes=(3.0, 4.0))
+    assert load_config(Mill, files) == Mill(Path("out"), stones, {"code": 2.5, "web": 1.5}, "water")
+    assert load_config(Mill, [*files, "--kind", "wind", "--weights.web", "2"]).weights == {"code": 2.5, "web": 2.0}
+    assert load_config(Mill, files[2:] + files[:2]).kind == "wind"
+    for text, message in [
+        ("stones = 3", "over.toml: stones is 3; expected a table [stones]"),
+        ("[stones]\nspeed = 'x'", "over.toml: stones.speed: expected a number, got 'x'"),
+        ("[stones]\nspeeed = 1.0", "over.toml: unknown key stones.speeed; did you mean stones.speed?"),
+        ("weights = 3", "over.toml: weights: expected"),
+        (
+            "[weights]\ncode = 'much'",
+            f"{file}, {over}: weights code: expected a number such as",
+        ),
+    ]:
+        over.write_text(text)
+        with pytest.raises(UsageError) as error:
+            load_config(Mill, files)
+        assert message in str(error.value)
 
 
 @dataclass(frozen=True)
@@ -142,15 +167,15 @@ def test_what_is_required_may_come_from_either_and_must_come_from_one(file: Path
     assert load_config(Mill, ["--config", str(file), "--stones.wood", "b"]).out_dir == Path("out")
 
 
-def test_a_file_that_is_not_toml_is_damaged_input(file: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(file: Path) -> None:
     file.write_text("kind = = 3")
-    with pytest.raises(InputError, match=r"invalid TOML: [a-z].*line 1.*; fix that line"):
+    with pytest.raises(UsageError, match=r"invalid TOML: [a-z].*line 1.*; fix that line"):
         load_config(Mill, ["--config", str(file)])
 
 
 def test_a_file_that_is_nested_too_deeply(file: Path) -> None:
     file.write_text("out_dir = " + "[" * 5000)
-    with pytest.raises(InputError, match="invalid TOML"):
+    with pytest.raises(UsageError, match="invalid TOML"):
         load_config(Mill, ["--config", str(file)])
 
 

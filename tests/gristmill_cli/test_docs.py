@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, ShardRecord, SourceRecord, TokenizerRecord
-from tests.gristmill_cli.corpus import make_corpus, tree
+from tests.gristmill_cli.corpus import ROOT, make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.tokenizers_of_models import content_of
 
@@ -39,6 +39,15 @@ DATA = {
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
     assert {page for page in PAGES if commands(page)} == TRAINING | NODES | FILTERS | FORMATS | DATA | tutorials
+
+
+def test_the_trainer_has_one_spelling() -> None:
+    """`gristmill train` in one process, `-m gristmill_cli.train` under a launcher: both work in any folder."""
+    texts = PAGES | {str(path): path.read_text() for path in [*ROOT.glob("configs/*"), *ROOT.glob("scripts/*.py")]}
+    others = re.compile(
+        r"(?:python|torchrun)[^`\n]*(?:training/train\.py|-m (?:training\.train|gristmill_cli train)\b)"
+    )
+    assert {name: found[0] for name, text in texts.items() if (found := others.search(text))} == {}
 
 
 @pytest.mark.thorough

@@ -89,7 +89,7 @@ def _init_process_group(kind: str, timeout: float) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    store, rank, size = _meet()
     # torchrun may keep one store over restarts, which still has the addresses of dead processes
     store = dist.PrefixStore(restart_prefix(), store)
     if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
@@ -104,6 +104,23 @@ def _init_process_group(kind: str, timeout: float) -> None:
             f"rank {rank} and the other {size - 1} could not connect within --timeout, {timeout:g} s: one has died, or "
             f"the machine is busy; try a higher --timeout ({str(error).strip().splitlines()[0]:.150})"
         ) from error
+
+
+def _meet() -> tuple[dist.Store, int, int]:
+    """Reach the store of all ranks, of which rank 0 is the server unless the launcher is; also this rank, and how many.
+
+    Raises UsageError where nothing can listen or answers at MASTER_ADDR:MASTER_PORT.
+    """
+    try:
+        return next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    except dist.DistError as error:
+        rank = os.environ["RANK"]
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if "EADDRINUSE" in str(error):
+            fault = f"cannot listen at {address}, as another program does; try another MASTER_PORT"
+        else:
+            fault = f"found no other rank at {address}; look for their errors in the launcher's output"
+        raise UsageError(f"rank {rank} {fault}") from error
 
 
 def group_timeout(kind: str, timeout: float) -> timedelta:

@@ -368,12 +368,29 @@ def test_a_preset_is_planned_and_its_toml_is_a_configuration(
 
 def test_the_toml_of_a_file_has_its_model(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(plan(str(config), gpus=16, top=1))
-    assert f"with the other options of {config}" in text
+    assert f"gristmill train --config {config} --config THIS_FILE" in text
     pasted = tmp_path / "pasted.toml"
     pasted.write_text(text[text.index("# The first choice") :])
     paths = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
     before, after = (load_config(TrainConfig, ["--config", str(path), *paths]) for path in (config, pasted))
     assert after.model == before.model and after.model.width == 768
+
+
+def test_the_toml_is_laid_over_the_file_that_was_planned(config: Path, tmp_path: Path) -> None:
+    """Also where the first choice has defaults in place of what the file has: here one rank for each replica."""
+    text = (
+        CONFIG.replace("steps = 1000", "steps = 1234")
+        + '[parallel]\ntp = 2\npp = 2\ncp = 2\nschedule = "1f1b"\n[memory]\nparameters = "disk"\n'
+    )
+    config.write_text(text)
+    pasted = tmp_path / "pasted.toml"
+    planned = printed(plan(str(config), gpus=16, top=1))
+    pasted.write_text(planned[planned.index("# The first choice") :])
+    paths = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
+    alone = load_config(TrainConfig, ["--config", str(pasted), *paths])
+    both = load_config(TrainConfig, ["--config", str(config), "--config", str(pasted), *paths])
+    assert both.parallel == alone.parallel and both.parallel.dp == 16
+    assert both.memory == alone.memory and both.optim.steps == 1234
 
 
 def test_layouts_leave_memory_free(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

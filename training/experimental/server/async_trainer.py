@@ -31,7 +31,7 @@ def plan_async(config: AsyncConfig) -> RunPlan:
     require(
         not plan.model.experts,
         f"model.experts {plan.model.experts} with a server and workers: nobody counts the tokens of experts there; try "
-        "training/train.py",
+        "gristmill train",
     )
     return replace(
         plan, identity=plan.identity | {"parallel.parts": config.parts, "parallel.staleness": config.staleness}
