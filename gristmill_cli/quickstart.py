@@ -28,7 +28,7 @@ HELP = """\
 usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
 
 Gather a corpus from this machine, run the data pipeline on it, and train a small
-Llama with two processes. Give CORPUS, a folder of <source>/*.jsonl or other
+Llama with two processes, which then writes a text. Give CORPUS, a folder of <source>/*.jsonl or other
 formats, to use your own documents instead. Run the same command again after an
 interruption: it resumes.
 
@@ -91,7 +91,10 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     _heading("4. the funnel: documents kept and removed")
     console.print(funnel)
 
-    _heading("5. the loss curve")
+    _heading("5. what the model writes, so early")
+    _write_text(out / "model")
+
+    _heading("6. the loss curve")
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")
@@ -99,8 +102,15 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
 corpus      {config.corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
 model       {out / "model"}  (checkpoints/, metrics.jsonl, summary.json)
+more text   gristmill generate {out / "model"} "The"
 loss curve  {picture}
 TensorBoard tensorboard --logdir {out / "model"}""")
+
+
+def _write_text(model: Path) -> None:
+    """Let the model continue a word, in a process of its own, as a reader would."""
+    words = [sys.executable, "-m", "gristmill_cli.generate", str(model), "The", "--tokens", "60", "--device", "cpu"]
+    subprocess.run(words, check=False)
 
 
 def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:

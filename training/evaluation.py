@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import InputError, require
 from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
@@ -18,7 +18,7 @@ from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.data.sequences import TokenSequences
-from training.data.text import TextSequences, before_document, find_tokenizer, is_tokenizer
+from training.data.text import TextSequences, before_document, require_tokenizer
 from training.distributed.hang_detection import report_failures
 from training.distributed.process_group import init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
@@ -60,7 +60,8 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
                 f"stride is {config.stride}, and a sequence has {length} tokens: those between would be left out; try "
                 f"--stride {length // 2}",
             )
-            path = _tokenizer_path(config, tokenizer, folder)
+            folders = (*config.tokens, folder.parent, folder)  # import-hf's is next to the checkpoint
+            path = require_tokenizer(config.tokenizer, tokenizer, folders, "--text")
             _require_vocabulary(str(path), open_tokenizer(path).vocab_size, model.config.vocab_size)
             options = path, before_document(tokenizer, masked), tokenizer, config.stride
             texts = {str(file): TextSequences(file, length, *options) for file in config.text}
@@ -128,26 +129,6 @@ def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
         f"{name} has a vocabulary of {vocab_size}, and the checkpoint's model one of {models}: it is of another "
         "tokenizer; give tokens of the model's own",
     )
-
-
-def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoints: Path) -> Path:
-    if config.tokenizer is not None:
-        require(
-            not tokenizer.sha256 or is_tokenizer(config.tokenizer, tokenizer),
-            f"{config.tokenizer} is not the checkpoint's tokenizer, which has the SHA-256 {tokenizer.sha256}",
-        )
-        return config.tokenizer
-    if not tokenizer.sha256:
-        raise UsageError(
-            "--text needs the checkpoint's tokenizer, which an imported model does not name: give --tokenizer FILE"
-        )
-    found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent, checkpoints))  # import_hf's is next to it
-    if found is None:
-        raise UsageError(
-            f"--text needs the checkpoint's tokenizer {tokenizer.path} (sha256 {tokenizer.sha256[:12]}), which is not "
-            f"in {checkpoints.parent}; give it by --tokenizer FILE"
-        )
-    return found
 
 
 def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:

@@ -177,6 +177,11 @@ class SentencePieceTokenizer:
         found: list[int] = self.model.encode(text)
         return found
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """The ids of a text, with the tokens that the tokenizer itself begins or ends a text with."""
+        begin = self.model.bos_id()
+        return [begin, *self.encode(text)] if begin >= 0 else self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens are left out."""
         text: str = self.model.decode(list(ids))
@@ -223,6 +228,10 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.model.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.model.encode(text, add_special_tokens=True).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

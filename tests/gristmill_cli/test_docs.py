@@ -21,6 +21,7 @@ TRAINING = {
     "concepts/parallelism.md",
     "guides/checkpoints.md",
     "guides/experts.md",
+    "guides/generation.md",
 }  # run by test_readme.py
 FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
 FORMATS = {"guides/formats.md"}  # run by test_formats.py

@@ -46,6 +46,7 @@ def test_every_name_that_was_ever_documented_is_a_command() -> None:
         "train",
         "train_async",
         "evaluate",
+        "generate",
         "plan",
         "plot",
         "parity",

@@ -11,7 +11,13 @@ from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, s
 _, PIPELINE, TRAIN = commands("README.md")
 ON_TRAINING = [
     block
-    for page in ("guides/training.md", "concepts/parallelism.md", "guides/checkpoints.md", "guides/experts.md")
+    for page in (
+        "guides/training.md",
+        "concepts/parallelism.md",
+        "guides/checkpoints.md",
+        "guides/experts.md",
+        "guides/generation.md",
+    )
     for block in commands(page)
 ]
 
@@ -29,6 +35,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     done = shell(pipeline + TRAIN.removeprefix(". .venv/bin/activate\n"), CORPUS=str(corpus), OUT=str(out))
     assert done.returncode == 0, done.stderr
     assert "funnel: documents" in done.stdout and "repeated" in done.stdout and "step 20/20" in done.stdout
+    assert "\nThe mill" in done.stdout and "2 prompts: " in done.stderr
     return out
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,8 +95,9 @@ def test_the_quick_start_of_the_readme_trains_beside_packages_of_the_same_names(
     )
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5"]
+    assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5", "== 6"]
     assert done.stdout.startswith(f"{site}/gristmill_cli/") and "holdout after step 4" in done.stdout
+    assert "1 prompt: " in done.stderr and re.search("^The", done.stdout, re.MULTILINE)
     assert "= train" in done.stdout and "· train" in done.stdout
     assert (tmp_path / "out/model/summary.json").is_file() and (tmp_path / "out/model/loss.svg").is_file()
     assert "table" in (tmp_path / "out/data/funnel.json").read_text(encoding="utf-8")  # its option is the pipeline's

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, UsageError, wrap_read_errors
+from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, token_dtype
 from gristmill.io.tokenizer_companions import copies_in
 from gristmill.io.tokenizer_file import open_tokenizer
@@ -92,6 +92,30 @@ def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | N
             if is_tokenizer(path, record):
                 return path
     return None
+
+
+def require_tokenizer(given: Path | None, record: TokenizerRecord, folders: Sequence[Path], what: str) -> Path:
+    """The tokenizer of a checkpoint, whose record has `record`: the `given` one, or that in one of the folders.
+
+    Raises UsageError where `given` is another one, or where `what`, which needs it, has none.
+    """
+    if given is not None:
+        require(
+            not record.sha256 or is_tokenizer(given, record),
+            f"{given} is not the checkpoint's tokenizer, which has the SHA-256 {record.sha256}",
+        )
+        return given
+    require(
+        bool(record.sha256),
+        f"{what} needs the checkpoint's tokenizer, which an imported model does not name: give --tokenizer FILE",
+    )
+    found = find_tokenizer(record, folders)
+    if found is None:
+        raise UsageError(
+            f"{what} needs the checkpoint's tokenizer {record.path} (sha256 {record.sha256[:12]}), which is not in "
+            f"{folders[-2]}; give it by --tokenizer FILE"
+        )
+    return found
 
 
 def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:

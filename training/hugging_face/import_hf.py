@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -54,16 +54,9 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         has no effect, or is left out.
     """
     require_empty(out_dir)
-    config = _read_json(hf_folder / CONFIG_FILE)
     notes: list[str] = []
-    try:
-        family, model = read_hf_config(config, notes.append)
-    except (UsageError, InputError) as error:
-        raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, family, model.layers, files, notes.append)
-        model = _with_its_head(family, model, tensors, notes.append)
-        state = _checkpoint_state(family, model, tensors)
+        family, model, config, state = open_hf_model(hf_folder, files, notes.append)
         tokenizer = _copy_tokenizer(hf_folder, out_dir, model, config, notes.append)
         record = CheckpointRecord(
             step=0,
@@ -74,13 +67,39 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             unigram_loss=0.0,
             model=model.record(),
             tokenizer=tokenizer,
-            hugging_face=_carried(hf_folder, config),
+            hugging_face=carried_fields(hf_folder, config),
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     how = f"train it with --init_from {out_dir}"
     count = sum(view.numel() for pieces in state.values() for view, _ in pieces)
     what = f"{family.model_type} model, {count:,} parameters in {len(state)} tensors, in {path}"
     return "\n".join([*notes, what, how])
+
+
+class HFModel(NamedTuple):
+    """A Hugging Face model in our terms."""
+
+    family: ModelFamily
+    model: ModelConfig
+    config: dict[str, Any]
+    """Of config.json."""
+    state: State
+    """Our parameters, as views of the files' tensors: they are read where they are copied."""
+
+
+def open_hf_model(folder: Path, files: ExitStack, say: Callable[[str], object]) -> HFModel:
+    """Open the model in `folder`; `files` closes its files, and `say` takes a line for what has no effect here.
+
+    Raises UsageError for a model that we lack, InputError for a damaged one.
+    """
+    config = _read_json(folder / CONFIG_FILE)
+    try:
+        family, model = read_hf_config(config, say)
+    except (UsageError, InputError) as error:
+        raise type(error)(f"{folder / CONFIG_FILE}: {error}") from error
+    tensors = _open_tensors(folder, family, model.layers, files, say)
+    model = _with_its_head(family, model, tensors, say)
+    return HFModel(family, model, config, _checkpoint_state(family, model, tensors))
 
 
 def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
@@ -179,7 +198,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def _carried(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def carried_fields(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What the model's export says again, and training does not use: ids of tokens, and how text is generated."""
     ids = {name: config[name] for name in TOKEN_IDS if name in config}
     path = folder / GENERATION_FILE

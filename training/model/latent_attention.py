@@ -49,23 +49,35 @@ class LatentAttention(Attention):
 
     def heads(self, x: Tensor, table: SequenceTable, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
+        plain, rotated, vectors, rotated_key = self.compressed(x, table, documents)
+        kv = self.kv_b(vectors).unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
+        k, v = kv.split((config.qk_nope_head_dim, config.v_head_dim), -1)
+        q = torch.cat((plain, rotated), -1)
+        q = q if self.score_factor == 1 else q * self.score_factor
+        k = torch.cat((k, rotated_key.expand(-1, -1, k.shape[2], -1)), -1)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def compressed(
+        self, x: Tensor, table: SequenceTable, documents: Documents | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what is not rotated of the queries of features (B, T, D), (B, T, H, E), and what is.
+
+        Then the compressed vectors of keys and values, (B, T, R), and the rotated key of all heads, (B, T, 1, E). With
+        documents all sequences are one of B T tokens.
+        """
+        config = self.config
         if config.q_lora_rank:
             compressed, shared = self.q_a.fused_with(x, self.kv_a)
             q = self.q_b(self.q_a_norm(compressed))
         else:
             q, shared = self.q.fused_with(x, self.kv_a)
-        shared, rotated_key = shared.split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
-        kv = self.kv_b(self.kv_a_norm(shared))
         if documents is not None:
-            q, kv, rotated_key = (y.flatten(0, 1)[None] for y in (q, kv, rotated_key))
-        plain = config.qk_nope_head_dim
-        rotated = config.qk_rope_head_dim
-        queries = q.unflatten(-1, (-1, config.head_dim)).split((plain, rotated), -1)
-        k, v = kv.unflatten(-1, (-1, plain + config.v_head_dim)).split((plain, config.v_head_dim), -1)
-        rotated_key = self._rotate(rotated_key[:, :, None], table).expand(-1, -1, k.shape[2], -1)
-        q = torch.cat((queries[0], self._rotate(queries[1], table)), -1)
-        q = q if self.score_factor == 1 else q * self.score_factor
-        return q.transpose(1, 2), torch.cat((k, rotated_key), -1).transpose(1, 2), v.transpose(1, 2)
+            q, shared = (y.flatten(0, 1)[None] for y in (q, shared))
+        vectors, rotated_key = shared.split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
+        queries = q.unflatten(-1, (-1, config.head_dim))
+        plain, rotated = queries.split((config.qk_nope_head_dim, config.qk_rope_head_dim), -1)
+        rotated_key = self._rotate(rotated_key[:, :, None], table)
+        return plain, self._rotate(rotated, table), self.kv_a_norm(vectors), rotated_key
 
     @staticmethod
     def _rotate(x: Tensor, table: SequenceTable) -> Tensor:

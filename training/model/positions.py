@@ -70,6 +70,17 @@ class Alibi(nn.Module):
         return x.shape[1]
 
 
+class AlibiSlopes(Alibi):
+    """The slopes (H,) of ALiBi's bias alone, for attention that computes the bias of the pairs of tokens it needs."""
+
+    def __init__(self, full: Alibi) -> None:
+        nn.Module.__init__(self)
+        self.slopes = full.slopes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(self.slopes, device=x.device, dtype=accumulation_dtype(x.dtype))
+
+
 def alibi_slopes(heads: int) -> list[float]:
     """Slope of each head's bias: 2^(-8 i / heads), i = 1 …, for a power of two (Press et al. 2022, section 3).
 

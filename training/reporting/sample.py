@@ -11,10 +11,9 @@ from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import open_tokenizer
 from training.data.text import before_document, is_tokenizer
 from training.distributed.process_group import main_only
+from training.generation.sampling import SamplingOptions, draw_token
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
-
-_COLDEST = 1e-6  # temperature below which float32 would divide to infinity
 
 
 class Sampler:
@@ -87,6 +86,5 @@ class Sampler:
         known = logits[: self.tokenizer.vocab_size]  # the model's vocabulary may be padded
         if not known.isfinite().all():
             return self.end  # the run has diverged: there is nothing to sample
-        if self.config.temperature < _COLDEST:
-            return int(known.argmax())
-        return int(torch.multinomial((known / self.config.temperature).softmax(-1), 1, generator=generator))
+        options = SamplingOptions(temperature=self.config.temperature)
+        return draw_token(known, torch.tensor([], dtype=torch.int64), options, generator)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from training.kernels.dispatch import embedding
-from training.kernels.precision import accumulation_dtype
 from training.model.attention import Attention
 from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.documents import Documents
 from training.model.dropout import Dropout
 from training.model.embedding import Embedding
-from training.model.positions import Alibi, DocumentTable, PositionEmbedding, Rotary, SequenceTable
+from training.model.positions import Alibi, AlibiSlopes, DocumentTable, PositionEmbedding, Rotary, SequenceTable
 from training.parallel.context.ring import RingAttention
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.context.ulysses import Ulysses
@@ -38,7 +37,7 @@ def apply_context(part: Decoder, layout: Layout, order: TokenOrder, compiled: bo
     if isinstance(part.position_table, Rotary):
         part.position_table = _OwnRotary(part.position_table, order)
     elif layout.context == "ring":
-        part.position_table = _Slopes(part.position_table)
+        part.position_table = AlibiSlopes(part.position_table)
     else:
         part.position_table = _OwnAlibi(part.position_table, order, layout.sequence_shards)
     if isinstance(part.embed, Embedding):
@@ -96,17 +95,6 @@ class _OwnRotary(Rotary):
         if isinstance(table, tuple):
             table = self.angles(documents.positions.flatten(), table[0].dtype)
         return DocumentTable(table, _of_attention(documents, self.order))
-
-
-class _Slopes(Alibi):
-    """The slopes (H,) of ALiBi's bias, of this rank's heads: a ring computes the bias of a tile of scores at a time."""
-
-    def __init__(self, full: Alibi) -> None:
-        nn.Module.__init__(self)
-        self.slopes = full.slopes
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tensor(self.slopes, device=x.device, dtype=accumulation_dtype(x.dtype))
 
 
 class _OwnAlibi(ShardedAlibi):
