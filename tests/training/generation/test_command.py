@@ -66,6 +66,8 @@ def test_a_text_depends_on_its_seed_and_number_alone(capsys: pytest.CaptureFixtu
     assert texts(capsys, model, *PROMPTS, "--batch_size", "2") == given
     others = texts(capsys, model, *PROMPTS, "--seed", "1")
     assert all(one["text"] != other["text"] for one, other in zip(given, others, strict=True))
+    again = texts(capsys, model, PROMPTS[0], PROMPTS[0], PROMPTS[0])
+    assert len({str(record["text"]) for record in again}) == 3
 
 
 def test_the_first_text_is_printed_token_by_token(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

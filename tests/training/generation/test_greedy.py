@@ -1,6 +1,6 @@
 """A model writes the most probable tokens that transformers does, also from its export, and on several ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,18 @@ TOKENS = 12
 
 
 def written(
-    folder: Path, precision: str, options: SamplingOptions = SamplingOptions(0.0), **layout: int
+    folder: Path,
+    precision: str,
+    options: SamplingOptions = SamplingOptions(0.0),
+    prompts: Sequence[str] = PROMPTS,
+    tokens: int = TOKENS,
+    **layout: int,
 ) -> list[tuple[list[int], list[int], str]]:
     """Prompt, tokens and text of each prompt, continued together."""
     with init_distributed("cpu") as device:
         model = open_language_model(folder, device, ParallelConfig(**layout), precision)
-        texts = [Text(model.begins(prompt), TOKENS, model.tokenizer) for prompt in PROMPTS]
+        starts = [model.begins(prompt) for prompt in prompts]
+        texts = [Text(ids, min(tokens, model.config.context - len(ids)), model.tokenizer) for ids in starts]
         generator = TextGenerator(model.cache, options, model.ends, model.hidden, model.agree)
         for _ in generator.extend(texts, [text_generator(3, i) for i in range(len(texts))]):
             pass
@@ -103,3 +109,14 @@ def test_a_hugging_face_model_is_divided_over_ranks(
     export_hf(run, tmp_path / "hf", run / "train")
     expected = written(tmp_path / "hf", "fp64")
     assert run_ranks(2, partial(written, tp=2), tmp_path / "hf", "fp64") == [expected] * 2
+
+
+def test_ranks_go_on_past_the_context_of_a_text_that_has_ended(
+    checkpoint_of: Callable[[str], Path], run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Learned positions end with the context: the longer text's steps are computed for the shorter one's rank, too."""
+    run = checkpoint_of("gpt2")
+    prompts = ["grain " * 15, "a mill"]
+    expected = written(run, "fp64", prompts=prompts, tokens=60)
+    assert len(expected[0][0]) + len(expected[0][1]) == 64 and len(expected[1][1]) > 40
+    assert run_ranks(2, partial(written, prompts=prompts, tokens=60), run, "fp64") == [expected] * 2
