@@ -30,8 +30,7 @@ from gristmill.engine.options import parse_size
 
 STAGES = (
     "normalize_text", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
-    "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
-    "tokenize_holdout",
+    "generate_duplicates_dict", "mix", "pass1", "pass2", "dedup_train", "train_tokenizer", "encode",
 )  # fmt: skip
 MIB = 1 << 20
 _WORDS = tuple("".join(random.Random(n).choices("etaoinshrdlu", k=2 + n % 8)) for n in range(4000))
@@ -81,7 +80,7 @@ def run_stages(corpus: Path, out: Path, memory: str, workers: int) -> dict[str, 
     found = {}
     for stage in STAGES:
         options = ["--workers", str(workers), "--memory", memory, "--tokenizer.vocab_size", "500",
-                   "--tokenizer.exact", "false", "--mix.holdout", "0.1", "--dedup.exact", "true"]  # fmt: skip
+                   "--tokenizer.exact", "false", "--mix.holdout", "0.1", "--dedup.exact", "true", "--keep", "train_text"]  # fmt: skip
         command = [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(corpus), "--out", str(out),
                    "--from", stage, "--until", stage, *options]  # fmt: skip
         found[stage] = peak = measure_peak(command, os.environ | {"PYTHONPATH": str(ROOT)})
