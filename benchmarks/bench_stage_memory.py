@@ -80,7 +80,8 @@ def run_stages(corpus: Path, out: Path, memory: str, workers: int) -> dict[str, 
     found = {}
     for stage in STAGES:
         options = ["--workers", str(workers), "--memory", memory, "--tokenizer.vocab_size", "500",
-                   "--tokenizer.exact", "false", "--mix.holdout", "0.1", "--dedup.exact", "true", "--keep", "train_text"]  # fmt: skip
+                   "--tokenizer.exact", "false", "--mix.holdout", "0.1", "--dedup.exact", "true",
+                   "--keep", "train_text"]  # fmt: skip
         command = [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(corpus), "--out", str(out),
                    "--from", stage, "--until", stage, *options]  # fmt: skip
         found[stage] = peak = measure_peak(command, os.environ | {"PYTHONPATH": str(ROOT)})

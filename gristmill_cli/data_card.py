@@ -23,6 +23,7 @@ from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.filter_quality import rules_version
+from gristmill_cli.stages.pipeline import FIRST_STAGE
 from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.quality.recipe import read_recipe
 
@@ -111,7 +112,7 @@ def _lines(
 
 def _rules(run: Path, recipe: str) -> Iterable[str]:
     """The rules of the recipe, if they are those that the run had."""
-    record = load_record(run, "filter_quality")
+    record = load_record(run, "filter_quality") or load_record(run, FIRST_STAGE)
     try:
         rules = read_recipe(recipe)
     except UsageError:

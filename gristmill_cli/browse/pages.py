@@ -10,7 +10,6 @@ from gristmill_cli.browse.marks import KeepMarks
 from gristmill_cli.browse.tables import ClusterIndex, RunTables
 from gristmill_cli.duplicates import label_among, mark_differences, text_among
 from gristmill_cli.report.page import Piece, address, render, split_marks
-from gristmill_cli.run_config import RunConfig
 
 _PAGE_ROWS = 20
 _MAX_CHARACTERS = 20_000  # of a document on its own page
@@ -106,9 +105,8 @@ class BenchmarkSpan:
 class Pages:
     """The pages of a run, each as HTML; `query` has the parameters of its address."""
 
-    def __init__(self, tables: RunTables, config: RunConfig, marks: KeepMarks) -> None:
+    def __init__(self, tables: RunTables, marks: KeepMarks) -> None:
         self.tables = tables
-        self.config = config
         self.marks = marks
 
     def show(self, name: str, query: Query) -> bytes | None:
@@ -181,7 +179,7 @@ class Pages:
 
     def _members(self, index: ClusterIndex, number: int, keys: Sequence[DocKey]) -> list[ClusterMember]:
         lead = index.members(number, 0, 1)[0]
-        documents = self.tables.documents([lead, *keys], "clusters", self.config)
+        documents = self.tables.documents([lead, *keys], "clusters")
         removed = dict[DocKey, dict[str, Any]]()
         if "duplicates" in self.tables.tables:
             removed = self.tables.tables["duplicates"].rows_of(keys)
@@ -201,7 +199,7 @@ class Pages:
         equal = {column: query[column]} if query.get(column) else {}
         first = _first_row(query)
         total, rows = table.find(query.get("q", ""), equal, first, _PAGE_ROWS)
-        documents = self.tables.documents(_keys_of(rows), name, self.config)
+        documents = self.tables.documents(_keys_of(rows), name)
         make_row = {"duplicates": _removed_duplicate, "rules": _removed_by_rule, "spans": _benchmark_span}[name]
         return self._render(
             name,
@@ -226,7 +224,7 @@ class Pages:
     def _document(self, query: Query) -> bytes:
         key = DocKey.parse(query.get("key", ""))
         table = query.get("of", "")
-        document = _shown(key, self.tables.documents([key], table, self.config))
+        document = _shown(key, self.tables.documents([key], table))
         hidden = len(document.text) - _MAX_CHARACTERS
         return self._render(
             "document",

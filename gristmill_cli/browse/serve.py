@@ -16,8 +16,6 @@ from gristmill_cli.browse.marks import KeepMarks
 from gristmill_cli.browse.pages import Pages
 from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.report.page import render
-from gristmill_cli.report.records import load_options
-from gristmill_cli.run_config import read_options
 
 _HOST = "127.0.0.1"
 _MAX_FORM_BYTES = 1 << 16
@@ -42,7 +40,7 @@ def browse(out: Positional[Path], port: int = 8765, keep_list: Path | None = Non
     """
     require(0 <= port < 1 << 16, f"--port {port}: expected a number from 0 to 65535; try 0")
     with RunTables(out) as tables:
-        pages = Pages(tables, load_options(read_options(out), out), KeepMarks(keep_list))
+        pages = Pages(tables, KeepMarks(keep_list))
         try:
             server = ThreadingHTTPServer((_HOST, port), partial(_PageHandler, pages))
         except OSError as error:

@@ -15,11 +15,13 @@ from dedup.removal.steps import clusters_beside
 from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document
+from gristmill.io.files import RUN_FILE
 from gristmill.io.parquet_files import open_parquet
 from gristmill.storage.files import is_file
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
-from gristmill_cli.report.records import REMOVED, SPANS, is_data_run
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.removed_texts import removed_documents, removed_table
+from gristmill_cli.report.records import SPANS, is_data_run, load_options
+from gristmill_cli.run_config import read_options
 from gristmill_cli.stages.pipeline import context_of, find_stage
 
 Row = Mapping[str, Any]
@@ -161,16 +163,21 @@ class RunTables:
     """The tables of a run that are there; a context, as tables in a bucket are copied."""
 
     def __init__(self, out: Path) -> None:
-        """Raises UsageError for a folder that is no run's of data."""
+        """Raises UsageError for a folder that is no run's of data, InputError for a damaged run.json."""
         if not is_data_run(out):
             raise UsageError(f"{out}: expected the --out of a gristmill run, got no run.json of one in it")
         self.out = out
+        try:
+            self.config = load_options(read_options(out), out)
+        except ValueError as error:
+            raise InputError(f"{out / RUN_FILE} is damaged ({error}): run the same `gristmill run` again") from error
         self._stack = ExitStack()
 
     def __enter__(self) -> "RunTables":
         named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
         clusters = named if is_file(self.out / named) else CLUSTERS
-        tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": REMOVED, "spans": SPANS}
+        removed = Path(removed_table(self.config).name)
+        tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": removed, "spans": SPANS}
         paths = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
         copies = self._stack.enter_context(local_copies(list(paths.values())))
         self.tables = {name: PagedTable(copy) for name, copy in zip(paths, copies, strict=True)}
@@ -180,10 +187,10 @@ class RunTables:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def documents(self, keys: Sequence[DocKey], of: str, config: RunConfig) -> dict[DocKey, Document]:
+    def documents(self, keys: Sequence[DocKey], of: str) -> dict[DocKey, Document]:
         """Some documents as the stage `of` a table read them; none where they are no longer there."""
-        folders = {
-            "rules": context_of(config, find_stage("filter_quality")).corpus,
-            "spans": context_of(config, find_stage("decontaminate")).corpus,
-        }
-        return some_documents(folders.get(of) or corpus_of(self.out), keys, config.text_column)
+        config = self.config
+        if of == "rules":
+            return removed_documents(config, keys)
+        corpus = context_of(config, find_stage("decontaminate")).corpus if of == "spans" else corpus_of(self.out)
+        return some_documents(corpus, keys, config.text_column)

@@ -25,12 +25,13 @@ from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
 from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
+from gristmill_cli.removed_texts import removed_table
 from gristmill_cli.run_config import RunConfig, read_options, recorded_options
 from gristmill_cli.run_records import StageRecord
+from gristmill_cli.stages.pipeline import judging_stage
 from gristmill_cli.status import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
-REMOVED = Path("quality.removed.parquet")
 LINES = Path("lines.lines.parquet")
 SPANS = Path("decontaminated.contamination.parquet")
 BENCHMARKS = Path("decontaminated.benchmarks.json")
@@ -109,13 +110,20 @@ class DataRun:
         return str(self.options.get("text_column", "text"))
 
     @property
+    def config(self) -> RunConfig | None:
+        """Return the options of the run; None if they are of another version."""
+        try:
+            return load_options(self.options, self.out)
+        except ValueError:
+            return None
+
+    @property
     def alarms(self) -> list[str]:
         """Return what looks wrong: as the finished run said it, or in the stages that have finished."""
         if self.funnel:
             return self.funnel.warnings
-        try:
-            config = load_options(self.options, self.out)
-        except ValueError:
+        config = self.config
+        if config is None:
             return []
         alarms = list[str]()
         for name, record in self.stages.items():
@@ -139,8 +147,10 @@ def read_data_run(out: Path) -> DataRun:
         run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
     if "generate_duplicates_dict" in run.stages:
         run.removals = _read_table(run, DUPLICATES, _sum_removals)
-    if "filter_quality" in run.stages:
-        run.by_rule = _read_table(run, REMOVED, _sample_removals) or {}
+    config = run.config
+    if config and judging_stage(config).name in run.stages and (config.recipe or config.steps):
+        table = removed_table(config).relative_to(out)
+        run.by_rule = _read_table(run, table, _sample_removals) or {}
     if "remove_lines" in run.stages:
         run.lines = _read_table(run, LINES, _sum_lines)
     if "decontaminate" in run.stages:

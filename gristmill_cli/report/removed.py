@@ -10,6 +10,7 @@ from gristmill.io.documents import DocKey
 from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
 from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
+from gristmill_cli.removed_texts import removed_documents
 from gristmill_cli.report.page import (
     NOTHING,
     Number,
@@ -33,12 +34,13 @@ _EXCERPT = 400  # characters
 
 def show_rules(run: DataRun) -> Markup:
     """Return the section with some documents of each rule."""
-    if not run.by_rule:
+    config = run.config
+    if not run.by_rule or config is None:
         return NOTHING
     keys = list[DocKey]()
     for samples in run.by_rule.values():
         keys += [sample.key for sample in samples]
-    documents = some_documents(_input_of(run, "quality"), keys, run.text_column)
+    documents = removed_documents(config, keys)
     parts = list[Markup]()
     for rule, samples in run.by_rule.items():
         texts = list[Markup]()

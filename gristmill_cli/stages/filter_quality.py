@@ -1,6 +1,6 @@
 """Stage of a run: keep the documents that a recipe of quality rules allows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -11,7 +11,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_languages
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, is_given
 from preprocessing.filter_quality import STAGE, filter_quality, note_replaced, removed_path
 from preprocessing.prepare import prepare
 from preprocessing.quality.recipe import Bounds, load_recipe, read_recipe
@@ -25,13 +25,17 @@ class FilterQuality(StageSpec):
 
     name = "filter_quality"
     output = "quality"
-    added_by = "recipe"
+    added_by = "recipe"  # and a function that stands between normalisation and the rules
     rewrites = True
     notes_facts = True
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "OUT/quality.removed.parquet, or the texts in gristmill report OUT"
     requests = 5.0
+
+    def is_in_run(self, options: Mapping[str, Any]) -> bool:
+        """Return whether rules judge what a user's function wrote; else they are steps of the first stage."""
+        return super().is_in_run(options) and is_given(options, "apply.function")
 
     def call(self, run: RunContext) -> Counts:
         """Judge every document by the rules."""
@@ -60,20 +64,24 @@ class FilterQuality(StageSpec):
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield rules that remove nothing, and files that lose far more than others of their source."""
-        limits = run.config.alarms
-        yield from _idle_rules(run.config, counts)
-        files_of_source = counts_by_file(
-            Ledger(self.path(run.config) / STATE_DIR, self.name), "prepare" if run.is_last_writer else "judge"
-        )
-        yield from odd_languages(files_of_source, limits.language)
-        for source, files in sorted(files_of_source.items()):
-            losses = warn_of_losses(files, "", 0, limits.times_median, "file")
-            for line in list(losses.values())[:1]:
-                yield f"in {source} {line}: check whether this file holds a different kind of text"
+        ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
+        yield from rule_alarms(run.config, counts, ledger, "prepare" if run.is_last_writer else "judge")
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return f"see what each rule removes: gristmill preview {config.recipe} {config.out}"
+
+
+def rule_alarms(config: RunConfig, counts: Counts, ledger: Ledger, step: str) -> Iterator[str]:
+    """Yield what looks wrong in what the rules of a recipe removed, given the ledger and the step that judged."""
+    limits = config.alarms
+    yield from _idle_rules(config, counts)
+    files_of_source = counts_by_file(ledger, step)
+    yield from odd_languages(files_of_source, limits.language)
+    for source, files in sorted(files_of_source.items()):
+        losses = warn_of_losses(files, "", 0, limits.times_median, "file")
+        for line in list(losses.values())[:1]:
+            yield f"in {source} {line}: check whether this file holds a different kind of text"
 
 
 def rules_version(recipe: str) -> str:

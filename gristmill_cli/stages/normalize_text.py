@@ -1,4 +1,7 @@
-"""Stage of a run: normalise the texts of the corpus, and write it as JSON lines."""
+"""Stage of a run: read the raw corpus, take each document through all steps, and write those that are kept.
+
+Steps are normalisation, those of the user, the rules of a recipe, and the facts that later stages decide by.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,18 +14,21 @@ from gristmill.engine.ledger import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.filter_quality import rule_alarms, rules_version
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.filter_quality import removed_path
+from preprocessing.filter_quality import note_replaced, removed_path
 from preprocessing.normalize_text import STAGE, normalize_text
 from preprocessing.prepare import prepare
+from preprocessing.quality.recipe import read_recipe
 from preprocessing.steps.normalise import Normalise, check_ftfy
+from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
 from preprocessing.steps.user_function import StepOptions, UserFunction
 
 
 class NormalizeText(StageSpec):
-    """Normalise every text to Unicode NFC."""
+    """Normalise every text to Unicode NFC, and keep the documents that your steps and a recipe allow."""
 
     name = "normalize_text"
     output = "normalized"
@@ -31,11 +37,11 @@ class NormalizeText(StageSpec):
     notes_facts = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = "the files *.malformed in OUT/normalized"
+    look_at = "OUT/normalized.removed.parquet, *.malformed in OUT/normalized, or the texts in gristmill report OUT"
     requests = 3.0
 
     def call(self, run: RunContext) -> Counts:
-        """Normalise the corpus, and run the steps of the user; note facts, if no later stage writes it anew."""
+        """Take the corpus through the steps; note facts, if no later stage writes it anew."""
         config = run.config
         spec = vars(config.normalize)
         target = self.path(config)
@@ -48,11 +54,14 @@ class NormalizeText(StageSpec):
                 options=run.options,
                 **spec,
             )
-        own_steps = [UserFunction.of(options) for options in config.steps]
-        steps: list[DocumentStep] = [Normalise(config.normalize.ftfy), *own_steps]
+        steps: list[DocumentStep] = [Normalise(config.normalize.ftfy)]
+        steps += [UserFunction.of(options) for options in config.steps]
+        if _has_rules(config):
+            steps.append(RecipeRules.of(config.recipe))
+        removes = len(steps) > 1
         if run.is_last_writer:
             steps += run.fact_steps
-        counts, _ = prepare(
+        counts, sums = prepare(
             run.corpus,
             target,
             run.facts if run.is_last_writer else target.with_name(f"{self.output}.facts"),
@@ -63,9 +72,11 @@ class NormalizeText(StageSpec):
             skip_odd_names=config.normalize.skip_odd_names,
             extract=config.normalize.extract,
             sources=config.sources,
-            removed=removed_path(target) if own_steps else None,
+            sums=(REPLACED,) if _has_rules(config) else (),
+            removed=removed_path(target) if removes else None,
             stage=STAGE,
         )
+        note_replaced(sums.get(REPLACED, 0), run.options)
         return counts
 
     def settings(self, run: RunContext) -> dict[str, Any]:
@@ -76,6 +87,8 @@ class NormalizeText(StageSpec):
             settings["sources"] = msgspec.to_builtins(unweighted)
         if run.config.steps:
             settings["steps"] = [_describe(options) for options in run.config.steps]
+        if _has_rules(run.config):
+            settings["rules"] = rules_version(read_recipe(run.config.recipe))
         if run.is_last_writer:
             settings |= signature_settings(run)
         return settings
@@ -90,15 +103,26 @@ class NormalizeText(StageSpec):
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
         step = "prepare" if _is_pass(run) else "normalize"
         yield from odd_lengths(counts_by_file(ledger, step), run.config.alarms.length)
+        if _has_rules(run.config):
+            yield from rule_alarms(run.config, counts, ledger, step)
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
+        if _has_rules(config):
+            return (
+                f"give a corpus with documents, or see what each rule removes: gristmill preview {config.recipe} CORPUS"
+            )
         return "give a corpus with documents"
 
 
 def _is_pass(run: RunContext) -> bool:
     """Return whether documents go through further steps as they are normalised."""
-    return run.is_last_writer or bool(run.config.steps)
+    return run.is_last_writer or bool(run.config.steps) or _has_rules(run.config)
+
+
+def _has_rules(config: RunConfig) -> bool:
+    """Return whether the rules of a recipe are among the steps: no function of the user stands before them."""
+    return bool(config.recipe) and not config.apply.function
 
 
 def _describe(options: StepOptions) -> str:

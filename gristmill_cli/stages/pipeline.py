@@ -69,6 +69,14 @@ def find_stage(name: str) -> StageSpec:
     return next(stage for stage in STAGES if stage.name == name)
 
 
+def judging_stage(config: RunConfig) -> StageSpec:
+    """Return the stage that removes documents by the rules of a recipe: the first, unless a user's function is before.
+
+    The steps of the user are in the first, too.
+    """
+    return next((stage for stage in plan_stages(config) if stage.name == FilterQuality.name), STAGES[0])
+
+
 def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None = None) -> RunContext:
     """Return what a stage of a run is called with; `options` instead of the configuration's own."""
     writer = None

@@ -66,13 +66,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_a_run_says_what_looks_wrong_and_where_to_look(config: RunConfig) -> None:
     found = json.loads((config.out / FUNNEL_FILE).read_text())["warnings"]
     assert len(found) == 4
-    length, loss, idle, file = found
+    loss, length, idle, file = found
     assert length.startswith("documents of code/c.jsonl have 1,") and "in the median file of code 2" in length
     assert loss == (
         "the source book loses 70% of its documents (70 of 100), as words; the median of the others is 6.9%: look at "
-        "OUT/quality.removed.parquet, or the texts in gristmill report OUT"
+        "OUT/normalized.removed.parquet, *.malformed in OUT/normalized, or the texts in gristmill report OUT"
     )
-    shown = show_funnel(config.out).warnings[1]  # a record may be moved: who reads it sees where it is now
+    shown = show_funnel(config.out).warnings[0]  # a record may be moved: who reads it sees where it is now
     assert shown == loss.replace("OUT", str(config.out)) and shown.endswith(f"gristmill report {config.out}")
     assert idle.startswith("of 370 documents these rules removed none: mean_word_length")
     assert file.startswith("in web the file web/c.jsonl loses 42% of its documents (25 of 60), as latin_letters")
@@ -159,18 +159,18 @@ def test_a_file_in_another_language(tmp_path: Path) -> None:
     write(tmp_path / "corpus", files)
     (tmp_path / "own.toml").write_text("language = { allow = ['en'], min_score = 0.3 }\n")
     config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(tmp_path / "own.toml"),
-                       until="filter_quality")  # fmt: skip
+                       until="normalize_text")  # fmt: skip
     run(config)
-    found = [it for it in find_alarms(config, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
+    found = [it for it in find_alarms(config, "normalize_text", Counts({}, [])) if it.startswith("the rule language")]
     assert found == [
         "the rule language removes 100% of the documents of web/d.jsonl, of the median file of web 10%: check whether "
         "it is in another language"
     ]
     several = replace(config, alarms=Alarms(language=0.05))
-    found = [it for it in find_alarms(several, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
+    found = [it for it in find_alarms(several, "normalize_text", Counts({}, [])) if it.startswith("the rule language")]
     assert len(found) == 1 and "; 4 files differ as much: check" in found[0]
     calm = replace(config, alarms=Alarms(language=0.0))
-    assert not [it for it in find_alarms(calm, "filter_quality", Counts({}, [])) if it.startswith("the rule language")]
+    assert not [it for it in find_alarms(calm, "normalize_text", Counts({}, [])) if it.startswith("the rule language")]
 
 
 def clusters(*sizes: tuple[int, int]) -> Counts:

@@ -184,7 +184,7 @@ def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
 def test_a_folder_of_no_run_and_a_damaged_table(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "dup").mkdir()
     if name != "run.json":
-        (tmp_path / "run.json").write_text('{"dedup": {}}')
+        (tmp_path / "run.json").write_text('{"corpus": "corpus", "dedup": {}}')
         (tmp_path / name).write_text("no table")
     done = subprocess.run(
         [sys.executable, "-m", "gristmill_cli", "browse", str(tmp_path)], capture_output=True, text=True, check=False
@@ -207,7 +207,7 @@ def test_a_page_of_clusters_reads_its_own_rows(config: RunConfig, tmp_path: Path
     with RunTables(tmp_path) as tables:
         index = tables.clusters
         assert index and len(index.sizes) == 100_000 and groups == []
-        page = Pages(tables, config, KeepMarks(None)).show("clusters", {})
+        page = Pages(tables, KeepMarks(None)).show("clusters", {})
     assert page and b"1 to 20 of 100,000" in page
     assert len(groups) == 20 < tables.tables["clusters"].file.num_row_groups  # the first member of each cluster shown
 

@@ -101,7 +101,7 @@ def browsed(tmp_path: Path) -> Path:
     tables = {
         "dup/duplicates.parquet": {"file": files, "row": rows, **kept},
         "dup/connected_components.parquet": {"cluster": rows, "file": files, "row": rows},
-        "quality.removed.parquet": {"file": files, "row": rows, "rule": HOSTILE, "value": [0.5] * len(files)},
+        "normalized.removed.parquet": {"file": files, "row": rows, "rule": HOSTILE, "value": [0.5] * len(files)},
         "decontaminated.contamination.parquet": {
             "file": files, "row": rows, "benchmark": HOSTILE, "item": HOSTILE, "match": HOSTILE,
             "share": [0.5] * len(files), "text": HOSTILE, "item_text": HOSTILE,
@@ -117,7 +117,7 @@ def test_the_browser_shows_hostile_names_and_texts_as_they_are(browsed: Path) ->
     for row, name in enumerate(NAMES):
         marks.set(DocKey(f"{name}/a.jsonl", row), "keep")
     with RunTables(browsed) as tables:
-        pages = Pages(tables, RunConfig(Path("corpus"), browsed), marks)
+        pages = Pages(tables, marks)
         for name in ("clusters", "duplicates", "rules", "spans"):
             content = pages.show(name, {})
             assert content is not None

@@ -36,7 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_the_funnel_has_each_rule_and_the_table_each_document(config: RunConfig) -> None:
     funnel = run(config)
     assert funnel is not None
-    removed = pq.read_table(config.out / "quality.removed.parquet").to_pylist()
+    removed = pq.read_table(config.out / "normalized.removed.parquet").to_pylist()
     counted = sum(
         tally.documents for reasons in funnel.tallies.values() for name, tally in reasons.items() if name == "words"
     )
@@ -47,14 +47,14 @@ def test_the_funnel_has_each_rule_and_the_table_each_document(config: RunConfig)
 
 @pytest.mark.thorough
 def test_three_shards_write_the_bytes_of_one_process(config: RunConfig, tmp_path: Path) -> None:
-    alone = replace(config, out=tmp_path / "one", until="filter_quality")
+    alone = replace(config, out=tmp_path / "one", until="normalize_text")
     run(alone)
     words = [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(config.corpus), "--recipe", config.recipe]
-    words += ["--out", str(tmp_path / "shards"), "--until", "filter_quality", "--workers", "1"]
+    words += ["--out", str(tmp_path / "shards"), "--until", "normalize_text", "--workers", "1"]
     started = [subprocess.Popen([*words, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
     assert [process.wait(patience(120)) for process in started] == [0, 0, 0]
-    assert tree(tmp_path / "shards" / "quality") == tree(alone.out / "quality")
-    table = "quality.removed.parquet"
+    assert tree(tmp_path / "shards" / "normalized") == tree(alone.out / "normalized")
+    table = "normalized.removed.parquet"
     assert (tmp_path / "shards" / table).read_bytes() == (alone.out / table).read_bytes()
 
 
@@ -63,13 +63,13 @@ def test_another_number_runs_the_recipe_again_and_another_name_does_not(
 ) -> None:
     own = tmp_path / "own.toml"
     own.write_text("words.min = 20\n")
-    changing = replace(config, out=tmp_path / "out", recipe=str(own), until="filter_quality", explain=True)
+    changing = replace(config, out=tmp_path / "out", recipe=str(own), until="normalize_text", explain=True)
     run(changing)
-    before = tree(tmp_path / "out" / "quality")
+    before = tree(tmp_path / "out" / "normalized")
     own.write_text("words.max = 80\n")
     run(changing)
-    assert tree(tmp_path / "out" / "quality") != before
-    assert "changed: filter_quality rules" in capsys.readouterr().err
+    assert tree(tmp_path / "out" / "normalized") != before
+    assert "changed: normalize_text rules" in capsys.readouterr().err
     run(replace(changing, recipe=str(own.rename(tmp_path / "other.toml"))))
     assert "no option changed" in capsys.readouterr().err
 
@@ -91,7 +91,7 @@ def test_preview_fits_80_columns_and_shows_examples(config: RunConfig) -> None:
 
 def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:
     (block,) = commands("guides/recipes.md")
-    block = block.replace("--recipe gopher", "--recipe gopher --until filter_quality")
+    block = block.replace("--recipe gopher", "--recipe gopher --until normalize_text")
     done = shell(block, on_one_core=True, CORPUS=str(config.corpus), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert "alone" in done.stdout and (tmp_path / "out/quality.removed.parquet").is_file()
+    assert "alone" in done.stdout and (tmp_path / "out/normalized.removed.parquet").is_file()

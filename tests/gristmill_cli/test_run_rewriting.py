@@ -21,7 +21,7 @@ from tests.gristmill_cli.pages import Numbers, check_recorded
 from tests.object_store import Store, object_store
 from tests.patience import patience
 
-STAGES = ("quality", "lines", "decontaminated")
+STAGES = ("normalized", "lines", "decontaminated")
 NOTICE = "All rights are reserved by the miller and his heirs."
 
 
@@ -70,8 +70,8 @@ def written(files: dict[str, bytes]) -> dict[str, bytes]:
 def test_each_stage_takes_what_it_is_for(folder: Path, alone: Path) -> None:
     texts = {stage: [it.text for it in read_corpus(alone / stage)] for stage in STAGES}
     urls = [it.value("url") for it in read_corpus(folder / "corpus") if it.value("url")]
-    assert len(urls) > len(texts["quality"]) - 60 and any("c.example" in url for url in urls)
-    assert sum(NOTICE in text for text in texts["quality"]) > 20
+    assert len(urls) > len(texts["normalized"]) - 60 and any("c.example" in url for url in urls)
+    assert sum(NOTICE in text for text in texts["normalized"]) > 20
     assert sum(NOTICE in text for text in texts["lines"]) == 1
     assert len(texts["decontaminated"]) == len(texts["lines"])
     assert sum(a != b for a, b in zip(texts["lines"], texts["decontaminated"], strict=True)) >= 5

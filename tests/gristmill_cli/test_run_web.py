@@ -160,7 +160,7 @@ def test_a_crawl_is_accounted_for_by_rule(crawled: Crawl) -> None:
     kept = went.pop("train") + went.pop("holdout")
     assert went == crawled.expected and kept == went["read"] - len(REMOVED) - 5
     assert list(funnel.damaged) == ["wiki/cut.warc"] and "damaged archive" in funnel.damaged["wiki/cut.warc"]
-    removed = pq.read_table(crawled.out / "quality.removed.parquet").column("rule").to_pylist()
+    removed = pq.read_table(crawled.out / "normalized.removed.parquet").column("rule").to_pylist()
     assert sorted(removed) == sorted(REMOVED)
     (rejected,) = (crawled.out / "normalized").rglob("*.malformed")
     assert "http://site/huge" in rejected.read_text()
