@@ -28,14 +28,19 @@ if TYPE_CHECKING:
     from training.language_model import LanguageModel
 
 
+_SECONDS_TO_WAIT = 86_400.0  # of a rank for another; one that has died is noticed at once
+
+
 @dataclass(frozen=True)
 class Ranks:
     """How the model is divided over the processes that torchrun starts; the other processes write other texts."""
 
-    RANGES: ClassVar[dict[str, Range]] = {"tp": Range(1, 2**31 - 1), "ep": Range(1, 2**31 - 1)}
+    RANGES: ClassVar[dict[str, Range]] = dict.fromkeys(("tp", "pp", "ep"), Range(1, 2**31 - 1))
 
     tp: int = 1
     """Tensor-parallel processes: every matrix is divided over them."""
+    pp: int = 1
+    """Pipeline-parallel processes: each has some of the layers."""
     ep: int = 1
     """Expert-parallel processes: they have different experts, and send each other tokens."""
 
@@ -133,10 +138,12 @@ def _generate(config: GenerateConfig) -> None:
     is_dialogue = not config.text and config.prompts is None and sys.stdin.isatty()
     prompts = _prompts(config, is_dialogue)
     size = 1 if is_dialogue else config.batch_size
-    with init_distributed(config.device) as device:
+    # ranks wait for the one that reads prompts, which may be typed
+    with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         # prompts that cannot be read are refused before a model is
         first = [] if is_dialogue else main_only(lambda: list(islice(prompts, size)))
-        layout = ParallelConfig(tp=config.parallel.tp, ep=config.parallel.ep)
+        ranks = config.parallel
+        layout = ParallelConfig(tp=ranks.tp, pp=ranks.pp, ep=ranks.ep)
         model = open_language_model(config.model, device, layout, config.precision, config.ema, config.tokenizer)
         writer = _Writer(config, model)
         while batch := first or main_only(lambda: list(islice(prompts, size))):

@@ -37,6 +37,7 @@ from training.parallel.expert.routing import Routing
 from training.parallel.free_memory import require_memory
 from training.parallel.mesh import World, build_world
 from training.parallel.parallelize import shard_model
+from training.parallel.pipeline.pipeline_stages import global_name
 from training.parallel.placement_table import placement_table
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
@@ -109,10 +110,10 @@ def open_language_model(
         part.to_empty(device=device)
         part.tie()
         routing = Routing.of([part], world, TokenOrder.of(layout, world))
-        params = [
-            ShardedParameter(name, p, p, table[name].piece(shapes[name], world.axes), True)
-            for name, p in part.named_parameters()
-        ]
+        params = []
+        for own_name, p in part.named_parameters():
+            name = global_name(part, own_name)
+            params.append(ShardedParameter(name, p, p, table[name].piece(shapes[name], world.axes), True))
         source.fill(params, {} if routing is None else routing.buffers)
     opened = open_tokenizer(source.tokenizer)
     if opened.vocab_size > source.config.vocab_size:

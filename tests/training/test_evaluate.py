@@ -261,7 +261,7 @@ def test_a_model_without_a_tokenizer_refuses_ids_that_it_lacks(run: Path, data: 
     with pytest.raises(UsageError, match=sizes):
         evaluate_checkpoint(config_of(tmp_path / "start", tmp_path / "larger"))
     (tmp_path / "a.txt").write_text("the mill")
-    with pytest.raises(UsageError, match="--text needs the checkpoint's tokenizer, which an imported model does not"):
+    with pytest.raises(UsageError, match="--text needs the checkpoint's tokenizer, which it does not name"):
         evaluate_checkpoint(config_of(tmp_path / "start", text=(tmp_path / "a.txt",)))
 
 

@@ -107,7 +107,7 @@ def require_tokenizer(given: Path | None, record: TokenizerRecord, folders: Sequ
         return given
     require(
         bool(record.sha256),
-        f"{what} needs the checkpoint's tokenizer, which an imported model does not name: give --tokenizer FILE",
+        f"{what} needs the checkpoint's tokenizer, which it does not name: give --tokenizer FILE",
     )
     found = find_tokenizer(record, folders)
     if found is None:

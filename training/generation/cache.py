@@ -23,6 +23,7 @@ from training.model.attention_mask import Mask
 from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.documents import Documents
+from training.model.embedding import Head
 from training.model.latent_attention import LatentAttention
 from training.model.positions import Alibi, AlibiSlopes, DocumentTable, Rotary, SequenceTable
 
@@ -31,7 +32,7 @@ class KeyValueCache:
     """The keys and values that the layers of one decoder keep of a batch of texts."""
 
     def __init__(self, decoder: Decoder) -> None:
-        """Let `decoder` compute new tokens through this cache, and logits of the last one alone; in place."""
+        """Let a decoder, or a pipeline stage of one, compute new tokens through this cache; in place."""
         self.decoder = decoder.eval()
         self.slots = Slots(decoder.config.context)
         self.layers: list[LayerCache] = []
@@ -40,7 +41,9 @@ class KeyValueCache:
             self.layers.append(_layer_cache(block.attention, self.slots))
         table = decoder.position_table
         decoder.position_table = AlibiSlopes(table) if isinstance(table, Alibi) else _RotaryOfPositions(decoder.config)
-        decoder.head.register_forward_pre_hook(_last_token)
+        self.scored = 1  # tokens, the last ones, of which logits are computed
+        if isinstance(decoder.head, Head):
+            decoder.head.register_forward_pre_hook(self._of_scored)
 
     @property
     def device(self) -> torch.device:
@@ -60,10 +63,19 @@ class KeyValueCache:
             layer.keep(texts)
 
     @torch.no_grad()
-    def next_logits(self, ids: Tensor) -> Tensor:
-        """Logits (B, V) of the token that follows each text, to which `ids` (B, Q) are added."""
-        logits: Tensor = self.decoder(ids, positions=self.slots.take(ids.shape[1]))
-        return logits[:, 0]
+    def logits(self, ids: Tensor, count: int = 1) -> Tensor:
+        """Add `ids` (B, Q) to the texts; return the logits (B, count, V) of what follows each of the last `count`.
+
+        A pipeline stage gets the features (B, Q, D) of the stage before, and returns those for the one after.
+        """
+        self.scored = count
+        found: Tensor = self.decoder(ids, positions=self.slots.take(ids.shape[1]))
+        return found
+
+    def _of_scored(self, _head: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Forward pre-hook of the output matrix: features (B, Q, D) of the tokens whose logits are asked for."""
+        features, *others = arguments
+        return features[:, -self.scored :], *others
 
 
 class Slots:
@@ -87,13 +99,14 @@ class Slots:
     def bias(self, mask: Mask, q: Tensor, keys: int) -> Tensor | None:
         """What is added to the scores of queries `q` (B, H, Q, E) of the last slots, and of the last `keys` slots.
 
-        None for nothing; bool (B, 1, Q, K), False for hidden slots; or numbers (B, H, Q, K), with attention sinks
-        (B, H, Q, K + 1).
+        None where they see all that came before; bool (B, 1, Q, K), False for hidden slots; or numbers (B, H, Q, K),
+        with attention sinks (B, H, Q, K + 1).
         """
         heads, queries = q.shape[1:3]
         plain = mask.bias is None and mask.sinks is None
-        if plain and queries == 1 and not self.is_padded:
-            return None  # a layer keeps no more than the window
+        sees_all = queries == 1 or (queries == keys and not 0 < mask.window < keys)
+        if plain and sees_all and not self.is_padded:
+            return None
         key = torch.arange(self.filled - keys, self.filled, device=q.device)
         query = torch.arange(self.filled - queries, self.filled, device=q.device)[:, None]
         seen = key <= query
@@ -141,7 +154,10 @@ class LayerCache:
         if mask.sinks is not None:  # a sink is a key with a score of its own, whose value is 0
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         grouped = q.shape[1] != k.shape[1]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale, enable_gqa=grouped)
+        causal = bias is None and q.shape[2] > 1
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, is_causal=causal, scale=self.scale, enable_gqa=grouped
+        )
         return documents.join_sequences(mixed)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,9 +252,3 @@ def _layer_cache(attention: Attention, slots: Slots) -> LayerCache:
     if isinstance(attention, LatentAttention):
         return LatentLayerCache(attention, slots)
     return LayerCache(attention, slots)
-
-
-def _last_token(_head: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook of the output matrix: features (B, Q, D) of the last token alone."""
-    features, *others = arguments
-    return features[:, -1:], *others

@@ -19,7 +19,7 @@ class Cache(Protocol):
     def device(self) -> torch.device: ...
     def begin(self, padding: Tensor, capacity: int) -> None: ...
     def keep(self, texts: Tensor) -> None: ...
-    def next_logits(self, ids: Tensor) -> Tensor: ...
+    def logits(self, ids: Tensor, count: int = 1) -> Tensor: ...
 
 
 class TextGenerator:
@@ -48,7 +48,7 @@ class TextGenerator:
         going = list(zip(texts, generators, strict=True))
         ids = self._begin(texts)
         while going:
-            logits = self.cache.next_logits(ids)
+            logits = self.cache.logits(ids)[:, 0]
             tokens = self._draw(logits.to(accumulation_dtype(logits.dtype)).cpu(), going)
             for (text, _), token in zip(going, tokens.tolist(), strict=True):
                 text.add(token, self.ends)

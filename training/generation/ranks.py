@@ -1,4 +1,4 @@
-"""A key-value cache on several ranks: data-parallel ones have some of the texts each, tensor-parallel ones some logits.
+"""A key-value cache on several ranks: some have other texts, or other layers; tensor-parallel ones have some logits.
 
 Every rank passes the same tokens and gets the same logits. Ranks that have other experts send each other tokens in
 every layer, so all compute as many steps as the longest text takes: a text that has ended is computed on, unseen.
@@ -20,10 +20,11 @@ class RankedCache:
 
     def __init__(self, cache: KeyValueCache, world: World) -> None:
         self.cache = cache
-        self.vocab_size = cache.decoder.config.vocab_size
+        self.config = cache.decoder.config
         self.world = world
         self.rows = world.joint_axis("replicate", "shard")
         self.device = cache.device
+        self.dtype = next(cache.decoder.parameters()).dtype
 
     def begin(self, padding: Tensor, capacity: int) -> None:
         self.texts = torch.arange(len(padding), device=padding.device)
@@ -33,11 +34,11 @@ class RankedCache:
     def keep(self, texts: Tensor) -> None:
         self.texts = self.texts[texts]
 
-    def next_logits(self, ids: Tensor) -> Tensor:
-        """Logits (B, V) of the token that follows each text that is kept, to which `ids` (B, Q) are added."""
+    def logits(self, ids: Tensor, count: int = 1) -> Tensor:
+        """Add `ids` (B, Q) to the texts that are kept; return the logits (B, count, V) after each of the last."""
         every = ids.new_zeros(self.count, ids.shape[1])
         every[self.texts] = ids
-        logits = self._all_logits(self.cache.next_logits(self._own(every)))
+        logits = self._through_stages(self._own(every), count)
         if self.rows.size > 1:
             logits = gather_rows(logits, self.rows)
         return logits[self.texts]
@@ -54,11 +55,30 @@ class RankedCache:
         padded = torch.cat((x, x.new_zeros(missing, *x.shape[1:])))
         return padded.chunk(self.rows.size)[self.rows.rank]
 
+    def _through_stages(self, ids: Tensor, count: int) -> Tensor:
+        """Logits (B, count, V) of this rank's texts: each pipeline stage waits for the features of the one before."""
+        axis = self.world.axis("pp")
+        if axis.size == 1:
+            return self._all_logits(self.cache.logits(ids, count))
+        x = ids
+        if axis.rank > 0:
+            x = torch.empty(*ids.shape, self.config.width, dtype=self.dtype, device=self.device)
+            dist.recv(x, group=axis.group, group_src=axis.rank - 1)
+        x = self.cache.logits(x, count)
+        if axis.rank < axis.size - 1:
+            dist.send(x.contiguous(), group=axis.group, group_dst=axis.rank + 1)
+            logits = torch.empty(len(ids), count, self.config.vocab_size, dtype=self.dtype, device=self.device)
+        else:
+            logits = self._all_logits(x).contiguous()
+        dist.broadcast(logits, group=axis.group, group_src=axis.size - 1)
+        return logits
+
     def _all_logits(self, logits: Tensor) -> Tensor:
-        """All-gather this rank's logits (B, V / n) to (B, V)."""
+        """All-gather this rank's logits (B, count, V / n) to (B, count, V)."""
         axis = self.world.axis("tp")
         if axis.size == 1:
             return logits
-        _, step = shard_range(self.vocab_size, axis.size, 0)
-        gathered = gather_rows(F.pad(logits, (0, step - logits.shape[1])), axis)
-        return gathered.unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)[:, : self.vocab_size]
+        _, step = shard_range(self.config.vocab_size, axis.size, 0)
+        gathered = gather_rows(F.pad(logits, (0, step - logits.shape[-1])), axis)
+        joined = gathered.unflatten(0, (axis.size, -1)).movedim(0, 2).flatten(2)
+        return joined[..., : self.config.vocab_size]

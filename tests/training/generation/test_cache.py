@@ -29,7 +29,7 @@ def logits_with_cache(model: Decoder, tokens: Tensor) -> list[list[Tensor]]:
     for row, length in enumerate(LENGTHS):
         prompts[row, longest - length :] = tokens[row, :length]
     cache.begin(longest - torch.tensor(LENGTHS), longest + STEPS)
-    logits = cache.next_logits(prompts)
+    logits = cache.logits(prompts)[:, 0]
     rows = list(range(len(LENGTHS)))
     found: list[list[Tensor]] = [[row] for row in logits]
     for step in range(STEPS):
@@ -37,7 +37,7 @@ def logits_with_cache(model: Decoder, tokens: Tensor) -> list[list[Tensor]]:
             cache.keep(torch.tensor([0, 2]))
             rows = [0, 2]
         further = torch.stack([tokens[row, LENGTHS[row] + step] for row in rows])
-        for row, values in zip(rows, cache.next_logits(further[:, None]), strict=True):
+        for row, values in zip(rows, cache.logits(further[:, None])[:, 0], strict=True):
             found[row].append(values)
     return found
 
@@ -60,9 +60,9 @@ def kept_features(config: ModelConfig, tokens: int) -> list[int]:
     model = build(config)
     cache = KeyValueCache(model)
     cache.begin(torch.tensor([0]), tokens)
-    cache.next_logits(ids(1, tokens - 3))
+    cache.logits(ids(1, tokens - 3))
     for token in ids(1, 3)[0]:
-        cache.next_logits(token[None, None])
+        cache.logits(token[None, None])
     return [sum(buffer.kept.numel() for buffer in layer.buffers if buffer.kept is not None) for layer in cache.layers]
 
 
@@ -85,6 +85,26 @@ def test_only_new_tokens_are_computed() -> None:
     shapes: list[tuple[int, ...]] = []
     model.blocks["1"].register_forward_pre_hook(lambda _, arguments: shapes.append(tuple(arguments[0].shape)))
     cache.begin(torch.tensor([0, 2]), 8)
-    cache.next_logits(ids(2, 4))
-    cache.next_logits(ids(2, 1))
+    cache.logits(ids(2, 4))
+    cache.logits(ids(2, 1))
     assert shapes == [(2, 4, 24), (2, 1, 24)]
+
+
+def test_logits_of_several_tokens_are_those_of_each() -> None:
+    model = build(MODELS["gpt_oss"]).double()
+    with torch.no_grad():
+        expected = model(ids(2))
+    cache = KeyValueCache(model)
+    cache.begin(torch.tensor([0, 0]), 12)
+    cache.logits(ids(2)[:, :4])
+    torch.testing.assert_close(cache.logits(ids(2)[:, 4:], 5), expected[:, 7:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama, grouped", "mistral", "deepseek_v3", "gpt_oss", "bloom"])
+def test_texts_of_one_length_need_no_padding(name: str) -> None:
+    model = build(MODELS[name]).double()
+    with torch.no_grad():
+        expected = model(ids(2))
+    cache = KeyValueCache(model)
+    cache.begin(torch.tensor([0, 0]), 12)
+    torch.testing.assert_close(cache.logits(ids(2), 12), expected, atol=1e-12, rtol=0)

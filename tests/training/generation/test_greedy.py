@@ -86,6 +86,9 @@ def test_repeated_tokens_are_penalized_as_transformers_does(
         ("olmoe", 2, {"ep": 2}),
         ("deepseek_v3", 2, {"tp": 2}),
         ("deepseek_v3", 4, {"tp": 2, "ep": 2}),
+        ("llama, tied, biases", 2, {"pp": 2}),
+        ("bloom", 4, {"tp": 2, "pp": 2}),
+        ("deepseek_v3", 4, {"pp": 2, "ep": 2}),
     ],
 )
 @pytest.mark.parametrize("options", [SamplingOptions(0.0), SamplingOptions(1.0, top_k=20)])
