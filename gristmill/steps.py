@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import GristmillError, UsageError
 
-VALUE_TYPES = ("bool", "int64", "uint64", "float64", "string")
+VALUE_TYPES = ("bool", "int64", "uint64", "float32", "float64", "string")
 VECTOR = "uint32["  # begins the type of a fact that is a row of numbers, such as uint32[128]
 Facts = Mapping[str, NDArray[Any]]
 

@@ -23,6 +23,7 @@ from gristmill.io.web.extraction import Extract
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.minimum_length import SizeUnit
+from preprocessing.steps.model_score import ScoreOptions
 from preprocessing.steps.user_function import StepOptions
 from preprocessing.train_tokenizer import ModelType
 
@@ -249,6 +250,8 @@ class _Corpus:
     """Tables [sources.NAME] of the file; the texts are written as the field that --text_column names."""
     steps: Annotated[tuple[StepOptions, ...], tyro.conf.Fixed] = ()
     """Tables [[steps]] of the file: functions of yours, which keep, score or rewrite documents after normalisation."""
+    scores: Annotated[dict[str, ScoreOptions], tyro.conf.Fixed] = field(default_factory=dict)
+    """Tables [scores.NAME] of the file: models that score documents, and which documents a score keeps."""
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have their own, dedup.seed."""
 

@@ -65,6 +65,7 @@ def mix(
     tokens: OfSources = "",
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
+    low_scores: Path | None = None,
 ) -> Counts:
     """Decide which documents are in the train set, how often, and which are held out.
 
@@ -85,6 +86,7 @@ def mix(
         tokenizer: The tokenizer that counts them, as encode takes it.
         keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
             dropped as short or duplicate, a document to drop always is.
+        low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
 
     Returns:
         Documents read, in the train set (written), repeated, held out, and left out, per source and reason. One of
@@ -103,7 +105,7 @@ def mix(
     noted, _ = prepare(input_dir, None, facts_dir, steps, options, text_column=text_column, stage=noting)
     counts = mix_facts(
         facts_dir, out_dir, duplicates, short_docs, weights, seed, holdout, options,
-        bytes=bytes, tokens=tokens, tokenizer=tokenizer, keep_list=keep_list,
+        bytes=bytes, tokens=tokens, tokenizer=tokenizer, keep_list=keep_list, low_scores=low_scores,
     )  # fmt: skip
     return _join_counts(noted, counts)
 
@@ -122,6 +124,7 @@ def mix_facts(
     tokens: Mapping[str, float] | str = "",
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
+    low_scores: Path | None = None,
 ) -> Counts:
     """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
 
@@ -143,7 +146,7 @@ def mix_facts(
         source_weight = source_weights(weights, sources)
         drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
+        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
         known = [
@@ -157,7 +160,7 @@ def mix_facts(
         decided = run.step(
             "decide", decide_tasks(known, outputs, epochs, limits, digests, seed, digest_bytes, documents)
         )
-        check_all_found(decided.counts, named, filter(None, (duplicates, short_docs, keep_list)))
+        check_all_found(decided.counts, named, filter(None, (duplicates, short_docs, low_scores, keep_list)))
         text_bytes = [of_group for of_task in decided.values(list[tuple[int, int]]) for of_group in of_task]
         decisions = [
             DecisionsFile(decisions_name(file.path), file.slices, *sizes)
@@ -168,7 +171,8 @@ def mix_facts(
         run.step("manifest", [Task("manifest", write_mix_manifest, {"manifest": manifest, "path": path}, (path,))])
         counts = run.finish(decided.counts.merge(run.note("files that are read", count_files(files))))
         if both and run.ran and not options.quiet:
-            print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
+            kinds = "short or low-scored" if low_scores else "short"
+            print(f"note: {both:,} of the {kinds} documents are duplicates, too, and count as {kinds}", file=sys.stderr)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts, amounts))
     if run.ran and not (options.quiet or options.of_run):  # a run says it with its own limits

@@ -76,6 +76,7 @@ def pass1(
     tokens: OfSources = "",
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
+    low_scores: Path | None = None,
 ) -> Counts:
     """Drop short documents and duplicates, weight the sources, and scatter all documents over random parts.
 
@@ -95,6 +96,7 @@ def pass1(
         tokenizer: The tokenizer that counts them, as tokenize_corpus takes it.
         keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
             dropped as short or duplicate, a document to drop always is.
+        low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason. Fewer may be dropped as duplicates than
@@ -116,7 +118,7 @@ def pass1(
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options)])
+        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
         source_weight, epochs = find_epochs(run, source_weight, amounts, groups, drops, seed, FAN_OUT)
@@ -131,7 +133,7 @@ def pass1(
             )
             for group, paths in placed.items()
         ])  # fmt: skip
-        check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs, keep_list)))
+        check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs, low_scores, keep_list)))
         manifest = _describe(mixed, placed, buckets, seed, source_weight, out_dir)
         bucket_files = [bucket for bucket, _ in placed.values()]
         if is_gathered:
@@ -144,7 +146,8 @@ def pass1(
         run.step("manifest", [Task("manifest", write_manifest, arguments, (manifest_path(out_dir),))])
         counts = run.finish(mixed.counts)
         if both and run.ran and not options.quiet:
-            print(f"note: {both:,} of the short documents are duplicates, too, and count as short", file=sys.stderr)
+            kinds = "short or low-scored" if low_scores else "short"
+            print(f"note: {both:,} of the {kinds} documents are duplicates, too, and count as {kinds}", file=sys.stderr)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts, amounts))
     if run.ran and not (options.quiet or options.of_run):  # a run says it with its own limits

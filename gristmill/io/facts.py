@@ -42,7 +42,10 @@ CORE = pa.schema(
     }
 )
 """Columns of all facts; `row` and `bytes` are null for records that were not written, `value` to `id` for others."""
-TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), "string": pa.string()}
+TYPES = {
+    "bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(),
+    "string": pa.string(),
+}  # fmt: skip
 
 
 class WrittenSlice(msgspec.Struct):

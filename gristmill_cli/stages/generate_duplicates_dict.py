@@ -33,7 +33,7 @@ class GenerateDuplicatesDict(StageSpec):
             run.duplicates,
             options=run.options,
             keep=spec.keep,
-            dropped=(run.short_documents,),
+            dropped=(run.short_documents, *([run.low_scores] if run.low_scores else [])),
             verify=spec.measure,
             corpus=run.corpus if reads_texts else None,
             text_column=run.config.text_column if reads_texts else "text",

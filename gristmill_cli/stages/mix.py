@@ -47,6 +47,7 @@ class Mix(StageSpec):
             tokens=config.mix.tokens,
             tokenizer=config.counting_tokenizer,
             keep_list=config.keep_list,
+            low_scores=run.low_scores,
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from gristmill.counts import Counts
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.document_pass import NOTED
 from preprocessing.prepare import STAGE, prepare
+from preprocessing.steps.model_score import score_step
 
 
 class NoteFacts(StageSpec):
@@ -37,5 +38,11 @@ class NoteFacts(StageSpec):
 
 
 def signature_settings(run: RunContext) -> dict[str, Any]:
-    """Return the parameters of the signatures, by name."""
-    return {name: getattr(run.config.dedup, name) for name in ("hash", "unit", "width", "permutations", "seed")}
+    """Return the parameters of the signatures, by name, and the models that score documents."""
+    settings: dict[str, Any] = {
+        name: getattr(run.config.dedup, name) for name in ("hash", "unit", "width", "permutations", "seed")
+    }
+    if run.config.scores:
+        steps = [score_step(name, options) for name, options in run.config.scores.items()]
+        settings["scores"] = [step.describe() for step in steps]
+    return settings

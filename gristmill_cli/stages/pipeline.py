@@ -9,6 +9,7 @@ import msgspec
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.apply import Apply
+from gristmill_cli.stages.choose_by_score import ChooseByScore
 from gristmill_cli.stages.decontaminate import Decontaminate
 from gristmill_cli.stages.dedup_train import DedupTrain
 from gristmill_cli.stages.encode import Encode
@@ -35,6 +36,7 @@ STAGES: tuple[StageSpec, ...] = (
     Decontaminate(),
     NoteFacts(),
     FilterShort(),
+    ChooseByScore(),
     GenerateExactPairs(),
     ToHash(),
     GenerateConnectedComponents(),

@@ -12,6 +12,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from preprocessing.steps.model_score import score_step
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
@@ -50,7 +51,8 @@ class RunContext:
     @property
     def fact_steps(self) -> list[DocumentStep]:
         """The steps that note what documents are filtered, compared and mixed by."""
-        steps: list[DocumentStep] = [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch)]
+        scores = [score_step(name, options) for name, options in self.config.scores.items()]
+        steps: list[DocumentStep] = [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch), *scores]
         if self.config.counting_tokenizer:
             steps.append(TokenCount.of(self.config.counting_tokenizer))
         return steps
@@ -59,6 +61,11 @@ class RunContext:
     def short_documents(self) -> Path:
         """The key set of the documents that are too short."""
         return self.out / "filtered.pickle"
+
+    @property
+    def low_scores(self) -> Path | None:
+        """The key set of the documents whose scores are too low; None if nothing is scored."""
+        return self.out / "low_scores.parquet" if self.config.scores else None
 
     @property
     def exact_pairs(self) -> Path:

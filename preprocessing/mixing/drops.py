@@ -24,10 +24,12 @@ from gristmill.storage.local import atomic_write
 
 SHORT = "short"
 DUPLICATE = "duplicate"
+LOW = "low score"
 LISTED = "in your list"
-DROPPED = (SHORT, DUPLICATE, LISTED)  # and the arrays of a file of drops
+DROPPED = (SHORT, DUPLICATE, LISTED, LOW)  # and the arrays of a file of drops
 _NO_ROWS = np.empty(0, np.int64)
-_SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _KEPT = range(5)  # reasons in a _DROP; files are numbered as in the groups
+# reasons in a _DROP; files are numbered as in the groups
+_SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _LOW, _KEPT = range(6)
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
 _NO_DROPS = np.empty(0, _DROP)
 # A duplicate and the document that was kept, files by number in name order.
@@ -40,11 +42,15 @@ class Drops(NamedTuple):
     short: Rows
     duplicate: Rows
     listed: Rows = _NO_ROWS
+    low: Rows = _NO_ROWS
 
     def reasons(self, rows: Rows) -> list[str]:
-        """The reason for each row to leave out, '' for the others; of several LISTED, then SHORT."""
-        short, duplicate, listed = (np.isin(rows, its) for its in (self.short, self.duplicate, self.listed))
-        return np.where(listed, LISTED, np.where(short, SHORT, np.where(duplicate, DUPLICATE, ""))).tolist()
+        """The reason for each row to leave out, '' for the others; of several LISTED, then SHORT, then LOW."""
+        reasons = np.full(len(rows), "", object)
+        for reason, own in ((DUPLICATE, self.duplicate), (LOW, self.low), (SHORT, self.short), (LISTED, self.listed)):
+            reasons[np.isin(rows, own)] = reason
+        found: list[str] = reasons.tolist()
+        return found
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
@@ -83,12 +89,14 @@ def drops_task(
     absent: tuple[str, ...],
     keep_list: Path | None,
     options: RunOptions,
+    low_scores: Path | None = None,
 ) -> Task:
-    """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
+    """The task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
     arguments = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
         "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
+        "low_scores": low_scores,
     }  # fmt: skip
     return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
@@ -102,23 +110,25 @@ def split_drops(
     outputs: list[Path],
     memory: int,
     keep_list: Path | None = None,
+    low_scores: Path | None = None,
 ) -> Result:
-    """Task: split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
+    """Task: split the key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
     `keep_list` has the last word: what it keeps is no drop, what it drops is one.
 
-    Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
-    replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one group are in memory. The
-    result's value is the number of documents to leave out, how many of them are short and duplicates, too, and whether
-    `provenance` is of no use, as it lists other duplicates. Raises InputError if a set names a file that the corpus
-    does not have.
+    Where the kept document of a cluster is short, has a low score, or is of one of the sources `absent`, which have
+    weight 0, a duplicate replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one
+    group are in memory. The result's value is the number of documents to leave out, how many duplicates of them are
+    short, or have a low score, too, and whether `provenance` is of no use, as it lists other duplicates. Raises
+    InputError if a set names a file that the corpus does not have.
     """
-    table = provenance if duplicates and (short_docs or absent) else None
+    unwanted = [key_set for key_set in (short_docs, low_scores) if key_set]
+    table = provenance if duplicates and (unwanted or absent) else None
     is_of_others = bool(table and duplicates and not _is_of(table, duplicates))
     places = {file: place for place, file in enumerate(file for files in groups for file in files)}
     drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
     with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
-        for reason, key_set in ((_SHORT, short_docs), (_DUPLICATE, duplicates)):
+        for reason, key_set in ((_SHORT, short_docs), (_LOW, low_scores), (_DUPLICATE, duplicates)):
             for file, rows in _only_known(iter_keys(key_set) if key_set else (), places, key_set):
                 sorter.add(_records(places[file], rows, reason))
         for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list) if keep_list else (), strict=False):
@@ -127,7 +137,7 @@ def split_drops(
         if table and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
             place = np.array([places[file] for file in numbers], np.uint32)
-            with PackedKeys.of([short_docs] if short_docs else [], numbers, short, memory // 4) as short_keys:
+            with PackedKeys.of(unwanted, numbers, short, memory // 4) as short_keys:
                 left_out = _LeftOut.of(short_keys, absent)
                 for found in _replacements(table, left_out, links, memory // 4):
                     sorter.add(_records(place[found["file"]], found["row"], _REPLACEMENT))
@@ -138,15 +148,17 @@ def split_drops(
             _save(output, of_files)
             for of_file in of_files:
                 named += len(np.unique(np.concatenate(of_file)))
-                both += len(np.intersect1d(of_file.short, of_file.duplicate, assume_unique=True))
+                unwanted_rows = np.union1d(of_file.short, of_file.low)
+                both += len(np.intersect1d(unwanted_rows, of_file.duplicate, assume_unique=True))
         return Result(Counts({}, []), (named, both, is_of_others))
 
 
 def _drops_of(records: NDArray) -> Drops:
-    short, duplicate, replacement, listed, kept = (
+    short, duplicate, replacement, listed, low, kept = (
         np.unique(records["row"][records["reason"] == it]) for it in range(_KEPT + 1)
     )
-    return Drops(np.setdiff1d(short, kept), np.setdiff1d(duplicate, np.union1d(replacement, kept)), listed)
+    copies = np.setdiff1d(duplicate, np.union1d(replacement, kept))
+    return Drops(np.setdiff1d(short, kept), copies, listed, np.setdiff1d(low, kept))
 
 
 def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:

@@ -25,6 +25,7 @@ TRAINING = {
 }  # run by test_readme.py
 FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
 FORMATS = {"guides/formats.md"}  # run by test_formats.py
+SCORES = {"guides/scores.md"}  # run by test_run_scores.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
 DATA = {
     "guides/pipeline.md",

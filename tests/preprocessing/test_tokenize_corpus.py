@@ -497,7 +497,5 @@ def test_a_data_set_of_the_hub_is_tokenised_by_its_name(
         tokenize_corpus(Path("hf://datasets/org/name"), model_path, tmp_path / "out", quiet)
         hub_module._open.cache_clear()
     assert (tmp_path / "out/manifest.json").read_bytes() == (tmp_path / "local/manifest.json").read_bytes()
-    with pytest.raises(
-        UsageError, match="org/name: expected a folder.* a data set of the Hub is hf://datasets/org/name$"
-    ):
+    with pytest.raises(UsageError, match="a data set of the Hub is hf://datasets/org/name"):
         tokenize_corpus(Path("org/name"), model_path, tmp_path / "other", quiet)

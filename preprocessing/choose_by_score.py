@@ -1,0 +1,206 @@
+"""Stage: list the documents whose scores are too low, from facts; the mix drops them. No text is read."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gristmill.batches import batched
+from gristmill.counts import READ, Counts
+from gristmill.engine.facts import count_files, list_facts, plan_facts
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.task import FileSet, Result, Stage, Task
+from gristmill.errors import InputError
+from gristmill.io.artefacts import is_table
+from gristmill.io.documents import source_of
+from gristmill.io.external_sort import ExternalSorter
+from gristmill.io.facts import written_by_file
+from gristmill.io.files import STATE_DIR
+from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
+from gristmill.storage.local import atomic_write_bytes
+
+STAGE = Stage("choose_by_score", version=1, libraries=("pyarrow",))
+KEPT = "kept"
+ALL = "*"  # the group of all sources; no source has this name
+_FACTS_FILES = 64  # read by one task
+_SCORE = np.dtype([("group", "<u4"), ("score", "<f4")])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which documents a score keeps: those from `min`, or from a `quantile` of each source or, `of_all`, of all.
+
+    `fact` is the score's name in the facts, `name` the one in its table.
+    """
+
+    name: str
+    fact: str
+    min: float | None = None
+    quantile: float | None = None
+    of_all: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The reason under which documents go."""
+        return f"low {self.name}"
+
+    def group(self, source: str) -> str:
+        """Return the group whose quantile decides on documents of a source."""
+        return ALL if self.of_all else source
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """The limit that a quantile gives: documents of a group, a source or ALL, whose score is below it go."""
+
+    name: str
+    group: str
+    limit: float
+
+
+def list_low_scores(
+    facts_dir: Path, output_file: Path, choices: Sequence[Choice], options: RunOptions = RunOptions()
+) -> tuple[Counts, list[Cut]]:
+    """List the documents that one of the choices does not keep.
+
+    Args:
+        facts_dir: Folder of facts that a pass wrote whose steps noted the scores.
+        output_file: The key set, .pickle or .parquet.
+        choices: What is kept, by score; a document goes by the first that does not keep it.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, kept and left out by each score, per source; and the limits that quantiles give.
+    """
+    is_table(output_file)  # raises for an unknown suffix now, before the work
+    choices = tuple(choices)
+    reads = {facts_dir: list_facts(facts_dir)}
+    with open_stage(
+        STAGE, output_file.parent, options, reads=reads, files=[output_file], label=output_file.name
+    ) as run:
+        files = plan_facts(run, facts_dir)
+        paths = [facts_dir / file.path for file in files]
+        cuts = _find_cuts(run, FileSet(tuple(paths)), choices)
+        tasks = list[Task]()
+        for bundle in batched(paths, count=_FACTS_FILES):
+            name = bundle[0].relative_to(facts_dir).as_posix()
+            output = run.ledger.root / STATE_DIR / run.output / f"{name}.low.parquet"
+            arguments = {"facts": FileSet(tuple(bundle)), "choices": choices, "cuts": cuts, "output": output}
+            tasks.append(Task(name, find_low_rows, arguments, (output,)))
+        found = run.step("find", tasks)
+        keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in found.records))
+        merging = {"keys": keys, "output_file": output_file}
+        run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
+        return run.finish(found.counts.merge(run.note("files that are read", count_files(files)))), cuts
+
+
+def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> list[Cut]:
+    """Return the limits of all groups, for the choices by a quantile."""
+    tasks = list[Task]()
+    for choice in choices:
+        if choice.quantile is not None:
+            output = run.work / "cuts" / f"{choice.fact}.json"
+            arguments = {"facts": facts, "choice": choice, "output": output}
+            tasks.append(Task(choice.name, find_cuts, arguments, (output,), memory=run.options.memory_bytes))
+    return [cut for of_choice in run.step("cuts", tasks).values(list[Cut]) for cut in of_choice]
+
+
+def find_cuts(facts: FileSet, choice: Choice, output: Path, memory: int) -> Result:
+    """Task: the value is the limit of each group that a quantile gives, as NumPy computes it from all its scores."""
+    assert choice.quantile is not None
+    numbers: dict[str, int] = {}
+    sizes = list[int]()
+    with ExternalSorter(output.with_name(f"{output.name}.sorted"), _SCORE, ("group", "score"), memory // 2) as sorter:
+        for path in facts.paths:
+            for name, rows in written_by_file(path, (choice.fact,)):
+                number = numbers.setdefault(choice.group(source_of(name)), len(numbers))
+                if number == len(sizes):
+                    sizes.append(0)
+                sizes[number] += rows.num_rows
+                records = np.empty(rows.num_rows, _SCORE)
+                records["group"] = number
+                records["score"] = _scores(rows, choice.fact, path)
+                sorter.add(records)
+        starts = np.cumsum([0, *sizes])[:-1].tolist()
+        ranks = [(size - 1) * choice.quantile for size in sizes]
+        pairs = [_neighbours(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
+        positions = {start + at for start, pair in zip(starts, pairs, strict=True) for at in pair}
+        scores = _scores_at(sorter, sorted(positions))
+    cuts = list[Cut]()
+    for group, number in numbers.items():
+        both = [scores[starts[number] + at] for at in pairs[number]]
+        limit = float(np.quantile(np.array(both), ranks[number] - floor(ranks[number])))
+        cuts.append(Cut(choice.name, group, limit))
+    atomic_write_bytes(output, msgspec.json.encode(cuts))
+    return Result(Counts({}, []), msgspec.to_builtins(cuts))
+
+
+def _neighbours(rank: float, size: int) -> tuple[int, int]:
+    """Return the ranks of the two of `size` scores between which a rank lies."""
+    return floor(rank), min(floor(rank) + 1, size - 1)
+
+
+def _scores_at(sorter: ExternalSorter, positions: Sequence[int]) -> dict[int, float]:
+    """Return the scores at some positions, ascending, of the sorted records."""
+    scores: dict[int, float] = {}
+    start = 0
+    for block in sorter:
+        stop = start + len(block)
+        for position in positions[len(scores) :]:
+            if position >= stop:
+                break
+            scores[position] = float(block["score"][position - start])
+        start = stop
+    return scores
+
+
+def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], output: Path) -> Counts:
+    """Task: write the keys of the documents in some files of facts that one of the choices does not keep."""
+    counts = Counts({}, [])
+    low = defaultdict[str, list[NDArray[np.int64]]](list)
+    limits = {(cut.name, cut.group): cut.limit for cut in cuts}
+    columns = tuple(dict.fromkeys(choice.fact for choice in choices))
+    for path in facts.paths:
+        for name, rows in written_by_file(path, ("bytes", *columns)):
+            source = source_of(name)
+            sizes = rows["bytes"].to_numpy()
+            left = np.ones(rows.num_rows, np.bool_)
+            counts.add(source, READ, int(sizes.sum()), rows.num_rows)
+            for choice in choices:
+                limit = _limit(choice, source, limits)
+                is_low = left & (_scores(rows, choice.fact, path).astype(np.float64) < limit)
+                left &= ~is_low
+                if is_low.any():
+                    counts.add(source, choice.reason, int(sizes[is_low].sum()), int(is_low.sum()))
+            if left.any():
+                counts.add(source, KEPT, int(sizes[left].sum()), int(left.sum()))
+            low[name].append(rows["row"].to_numpy()[~left])
+    write_keys(output, {name: np.concatenate(blocks) for name, blocks in low.items()})
+    return counts
+
+
+def _limit(choice: Choice, source: str, limits: dict[tuple[str, str], float]) -> float:
+    """Return below which score documents of a source go."""
+    if choice.quantile is not None:
+        return limits[choice.name, choice.group(source)]
+    return -np.inf if choice.min is None else choice.min
+
+
+def _scores(rows: pa.Table, fact: str, path: Path) -> NDArray[np.float32]:
+    column = rows.column(fact)
+    if column.null_count:
+        raise InputError(f"{path} has documents without the score {fact}: expected one for each; run prepare again")
+    scores: NDArray[np.float32] = column.to_numpy()
+    return scores
+
+
+def merge_low(keys: FileSet, output_file: Path, memory: int) -> None:
+    """Task: write the key set of all documents that go, ascending by file and row."""
+    with sort_keys(keys.paths, output_file.with_name(f"{output_file.name}.sorted"), memory // 2) as (names, blocks):
+        write_sorted_keys(output_file, names, blocks)

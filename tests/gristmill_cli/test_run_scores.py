@@ -1,0 +1,146 @@
+"""Runs with [scores.NAME]: documents go by the scores of a model, and another limit reads no text."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.config import load_config
+from gristmill.counts import READ, WRITTEN
+from gristmill.errors import UsageError
+from gristmill.io.keys import iter_keys
+from gristmill_cli.run import run
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_records import load_record
+from tests.gristmill_cli.documentation import PAGES, commands, shell
+from tests.preprocessing.fasttext_models import BAD, GOOD, write_model
+
+PAGE = "guides/scores.md"
+OPTIONS = ["--config", "pipeline.toml", "--mix.holdout", "0.05", "--tokenizer.vocab_size", "300"]
+OPTIONS += ["--tokenizer.exact", "false", "--alarms.source_loss", "0", "--workers", "1"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus of two sources, the first mostly advertisements, with the page's model and configuration."""
+    chance = random.Random(4)
+    for source, share in (("ads", 0.3), ("mills", 0.8)):
+        path = tmp_path / "corpus" / source / "a.jsonl"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            for _ in range(120):
+                words = [chance.choice(GOOD if chance.random() < share else BAD) for _ in range(60)]
+                file.write(json.dumps({"text": " ".join(words)}) + "\n")
+    write_model("softmax.bin", tmp_path / "edu.bin")
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGES[PAGE], re.DOTALL)
+    (tmp_path / "pipeline.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path, **replaced: str) -> RunConfig:
+    """The page's configuration, with lines of its table replaced."""
+    path = folder / "pipeline.toml"
+    text = path.read_text()
+    for old, new in replaced.items():
+        text = re.sub(rf"(?m)^{old} = .*$", new, text)
+    path.write_text(text)
+    return load_config(RunConfig, OPTIONS)
+
+
+def scores_in(folder: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for path in sorted((folder / "out/facts").rglob("*.facts.parquet")):
+        table = pq.read_table(path)
+        (name,) = [name for name in table.schema.names if name.startswith("edu@")]
+        found[path.parent.name] = table.column(name).to_pylist()
+    return found
+
+
+def counts_of(folder: Path, stage: str, reason: str, source: str | None = None) -> int:
+    record = load_record(folder / "out", stage)
+    assert record is not None
+    return record.counts.total(reason, source).documents
+
+
+def test_the_lines_of_the_page(folder: Path) -> None:
+    (block,) = commands(PAGE)
+    done = shell(f"cd {folder}\n" + block.replace("pipeline.toml", "pipeline.toml --workers 1", 1), on_one_core=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"choose_by_score: 240 read = \d+ kept \+ \d+ low edu \|", done.stderr)
+    assert "normalize_text: 240 read = 240 written | done already, nothing to do" in done.stderr
+
+
+def test_another_limit_reads_no_text_and_decides_the_mix(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(configure(folder))
+    scores = scores_in(folder)
+    low = {source: sum(score < 0.5 for score in own) for source, own in scores.items()}
+    assert low["ads"] > low["mills"] > 0
+    for source, count in low.items():
+        assert counts_of(folder, "choose_by_score", "low edu", source) == count
+        assert counts_of(folder, "mix", "low score", source) == count
+    capfd.readouterr()
+    run(configure(folder, min="quantile = 0.25"))
+    said = capfd.readouterr().err
+    for stage in ("normalize_text", "filter", "to_hash"):
+        assert re.search(rf"{stage}: 240 read = .* \| done already, nothing to do", said), said
+    rows = {file.partition("/")[0]: rows.tolist() for file, rows in iter_keys(folder / "out/low_scores.parquet")}
+    for source, own in scores.items():
+        lowest = sorted(range(120), key=own.__getitem__)[:30]
+        assert rows[source] == sorted(lowest)
+    assert counts_of(folder, "mix", "low score") == 60
+    assert counts_of(folder, "mix", READ) == 240
+
+
+def test_a_quantile_of_all_and_a_score_that_is_only_noted(folder: Path) -> None:
+    run(configure(folder, min='quantile = 0.5\nof = "all"'))
+    assert counts_of(folder, "choose_by_score", "low edu") == 120
+    assert counts_of(folder, "choose_by_score", "low edu", "ads") > 100
+    run(configure(folder, quantile="", of=""))
+    assert counts_of(folder, "choose_by_score", "low edu") == 0
+    assert counts_of(folder, "choose_by_score", "kept") == 240
+
+
+def test_a_near_duplicate_of_a_better_score_stays(folder: Path) -> None:
+    """The first of a cluster, which would be kept, is too low: its copy is kept in its place."""
+    good = [GOOD[i * 7 % len(GOOD)] for i in range(300)]
+    first = [*good, *(["click", "here"] * 10)]
+    second = [*good, *(["the", "mill"] * 10)]
+    path = folder / "corpus/mills/a.jsonl"
+    path.write_text("".join(json.dumps({"text": " ".join(words)}) + "\n" for words in (first, second)) * 1)
+    config = configure(folder)
+    run(config)
+    both = scores_in(folder)["mills"]
+    assert both[0] < both[1]
+    run(configure(folder, min=f"min = {(both[0] + both[1]) / 2}"))
+    assert counts_of(folder, "mix", "low score", "mills") == 1
+    assert counts_of(folder, "mix", "duplicate", "mills") == 0
+
+
+def test_text_that_is_kept_leaves_out_the_same(folder: Path) -> None:
+    configure(folder)
+    run(load_config(RunConfig, [*OPTIONS, "--keep", "train_text"]))
+    low = sum(score < 0.5 for own in scores_in(folder).values() for score in own)
+    assert counts_of(folder, "pass1", "low score") == low
+    assert counts_of(folder, "pass1", WRITTEN) == counts_of(folder, "choose_by_score", "kept") - counts_of(
+        folder, "pass1", "duplicate"
+    )
+
+
+def test_another_model_scores_anew(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
+    before = scores_in(folder)
+    write_model("hs.bin", folder / "edu.bin")
+    capfd.readouterr()
+    run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
+    assert "done already" not in capfd.readouterr().err.partition("\n")[0]
+    assert scores_in(folder) != before
+
+
+def test_what_cannot_be_is_said_before_anything_runs(folder: Path) -> None:
+    with pytest.raises(UsageError, match="expected label to be one of hq, cc, got 'edu'"):
+        run(configure(folder, label='label = "edu"'))
+    assert not (folder / "out/normalized").exists()

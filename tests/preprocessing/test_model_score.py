@@ -1,0 +1,133 @@
+"""Scores of fastText models are those of fastText itself, and facts beside the documents; wrong models are refused."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError, UsageError
+from gristmill.steps import Batch, DocumentStep, Outcome, run_steps
+from preprocessing.prepare import prepare
+from preprocessing.scoring.fasttext_file import read_fasttext
+from preprocessing.steps.model_score import ScoreOptions, finite_scores, score_step
+from tests.preprocessing.fasttext_models import SUPERVISED, TEXTS, scores_of, write_model
+
+
+def write_texts(folder: Path, texts: list[str], files: int = 1) -> Path:
+    for number in range(files):
+        path = folder / "web" / f"{number}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[number::files]))
+    return folder
+
+
+def facts_in(folder: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.rglob("*.facts.parquet"))])
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_scores_are_fasttexts_own(tmp_path: Path, name: str) -> None:
+    model = write_model(name, tmp_path / name)
+    step = score_step("edu", ScoreOptions(fasttext=str(model), label="hq"))
+    found = step.apply(Batch(tuple(TEXTS))).facts[step.fact]
+    assert found.dtype == np.float32
+    expected = [max(score, 0) for score in scores_of(name)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert max(expected) > 0.99 and min(expected) < 0.01
+
+
+def test_scores_are_facts_named_by_the_models_version_whatever_the_workers(tmp_path: Path) -> None:
+    texts = [text for text in TEXTS * 30 if text.strip()]
+    corpus = write_texts(tmp_path / "corpus", texts, files=5)
+    model = write_model("softmax.bin", tmp_path / "softmax.bin")
+    step = score_step("edu", ScoreOptions(fasttext=str(model), label="__label__hq"))
+    for workers in (1, 2):
+        prepare(corpus, None, tmp_path / f"facts{workers}", [step], RunOptions(workers=workers, quiet=True))
+    one, two = (sorted((tmp_path / f"facts{n}").rglob("*.parquet")) for n in (1, 2))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    table = facts_in(tmp_path / "facts1")
+    assert table.schema.field(step.fact).type == pa.float32()
+    known = dict(zip(TEXTS, scores_of("softmax.bin"), strict=True))
+    expected = [known[text] for number in range(5) for text in texts[number::5]]
+    np.testing.assert_allclose(table.column(step.fact).to_numpy(), expected, rtol=0, atol=1e-6)
+    other = score_step("edu", ScoreOptions(fasttext=str(write_model("hs.bin", tmp_path / "b.bin")), label="hq"))
+    assert step.fact.startswith("edu@") and other.fact.startswith("edu@") and step.fact != other.fact
+
+
+def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
+    for name in SUPERVISED:
+        assert read_fasttext(write_model(name, tmp_path / name)).labels in (
+            ("__label__cc", "__label__hq"),
+            ("__label__hq", "__label__cc"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({}, UsageError, r"\[scores.edu\]: expected a model, such as fasttext = 'model.bin', got none"),
+        ({"fasttext": "none.bin"}, UsageError, "none.bin: expected a fastText model, and there is no such file"),
+        ({"fasttext": "text.bin"}, InputError, "text.bin: expected a fastText model .*, got another file"),
+        ({"fasttext": "empty.bin"}, InputError, "empty.bin: expected a fastText model"),
+        ({"fasttext": "cut.bin", "label": "hq"}, InputError, "cut.bin is truncated: expected a whole fastText model"),
+        ({"fasttext": "skip.bin", "label": "hq"}, UsageError, "expected a supervised fastText model, got one of kind"),
+        ({"fasttext": "a.bin"}, UsageError, "expected label to be one of hq, cc, got ''"),
+        ({"fasttext": "a.bin", "label": "edu"}, UsageError, "expected label to be one of hq, cc, got 'edu'"),
+        ({"fasttext": "a.bin", "label": "hq", "min": 0.5, "quantile": 0.5}, UsageError, "min or quantile, got both"),
+        ({"fasttext": "a.bin", "label": "hq", "quantile": 1.0}, UsageError, "quantile 1.0: expected a number between"),
+        ({"fasttext": "a.bin", "label": "hq", "min": float("nan")}, UsageError, "min nan: expected a finite number"),
+        ({"fasttext": "a.bin", "label": "hq", "of": "all"}, UsageError, "of = 'all' has no effect without quantile"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch, options: dict, kind: type, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = write_model("softmax.bin", tmp_path / "a.bin").read_bytes()
+    write_model("unsupervised.bin", tmp_path / "skip.bin")
+    Path("cut.bin").write_bytes(content[:200])
+    Path("text.bin").write_text("the mill " * 50)
+    Path("empty.bin").write_bytes(b"")
+    with pytest.raises(kind, match=message) as refused:
+        score_step("edu", ScoreOptions(**options))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_key_and_a_wrong_type_are_refused() -> None:
+    for table in ({"fastext": "a.bin"}, {"fasttext": "a.bin", "of": "sources"}, {"min": "high"}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(table, ScoreOptions)
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_a_model_that_is_cut_anywhere_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_model(name, tmp_path / name)
+    content = path.read_bytes()
+    read_fasttext(path)
+    for size in [*range(64, len(content), 97), len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(InputError, match=f"{re.escape(name)} is truncated: expected a whole fastText model"):
+            read_fasttext(path)
+
+
+@dataclass(frozen=True)
+class Wrong(DocumentStep):
+    name = "wrong"
+    makes = {"wrong": "float32"}  # noqa: RUF012
+
+    def apply(self, batch: Batch) -> Outcome:
+        scores = np.array([np.nan if "bad" in text else 1.0 for text in batch.texts], np.float32)
+        return Outcome(facts={"wrong": finite_scores(scores)})
+
+
+def test_a_score_of_nan_names_its_document() -> None:
+    batch = Batch(("good", "bad"), place=lambda number: f"a.jsonl line {number + 1}")
+    with pytest.raises(UsageError, match=r"step 'wrong' failed at a\.jsonl line 2: .*expected a finite score, got nan"):
+        run_steps([Wrong()], batch)
