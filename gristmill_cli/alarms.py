@@ -6,9 +6,9 @@ from gristmill.counts import Counts, warn_of_losses
 from gristmill.errors import AlarmError
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import context_of, find_stage
-from preprocessing.mixing.drops import SHORT
+from preprocessing.mixing.drops import LOW, SHORT
 
-_AS_SHORT = f" as {SHORT}"
+_LOOK_AT = {SHORT: "--filter.threshold", LOW: "the tables [scores.NAME]"}  # where a reason is decided
 
 
 def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
@@ -17,9 +17,8 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
     if spec.look_at:
         losses = warn_of_losses(counts, "", config.alarms.source_loss, config.alarms.times_median)
         for source, line in losses.items():
-            is_of_short_documents = line.endswith(_AS_SHORT) or f"{_AS_SHORT};" in line
-            look_at = "--filter.threshold" if is_of_short_documents else spec.look_at.format(source=source)
-            yield f"{line}: look at {look_at}"
+            places = [place for reason, place in _LOOK_AT.items() if f" as {reason};" in f"{line};"]
+            yield f"{line}: look at {places[0] if places else spec.look_at.format(source=source)}"
     yield from spec.alarms(context_of(config, spec), counts)
 
 

@@ -23,6 +23,7 @@ EXTRAS = {
     "train": "training, evaluation, Hugging Face models",
     "tokenizers": "tokenizer.json and byte-level BPE",
     "web": "web archives and HTML",
+    "fasttext": "scores of fastText models",
     "language": "the rule `language` of recipes",
     "hub": "hf:// corpora",
     "report": "gristmill report",

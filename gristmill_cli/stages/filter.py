@@ -1,12 +1,14 @@
-"""Stage of a run: list the documents that are too short."""
+"""Stages of a run that list documents by their facts: those that are too short, and those whose scores are too low."""
 
 from typing import Any
 
 from gristmill.counts import Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
+from preprocessing.choose_by_score import Choice, list_low_scores
 from preprocessing.filter import KEPT, list_short
 from preprocessing.minimum_length import check_threshold
+from preprocessing.steps.model_score import ScoreOptions, score_step
 
 
 class FilterShort(StageSpec):
@@ -34,3 +36,46 @@ class FilterShort(StageSpec):
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return f"give longer documents, or a smaller --filter.threshold than {config.filter.threshold}"
+
+
+class ChooseByScore(StageSpec):
+    """List the documents whose scores are too low; the mix drops them."""
+
+    name = "choose_by_score"
+    output = "low_scores.parquet"
+    added_by = "scores"
+    keeps = KEPT
+    requests = 4.0
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the key set of the documents that go."""
+        choices = [_choice(name, options) for name, options in run.config.scores.items()]
+        counts, _ = list_low_scores(run.facts, self.path(run.config), choices, run.options)
+        return counts
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return what each score keeps."""
+        return {name: _describe(options) for name, options in run.config.scores.items()}
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise the error of a table or a model that cannot be used."""
+        for name, options in config.scores.items():
+            score_step(name, options)
+
+    def hint(self, config: RunConfig) -> str:
+        """Return what to try if no document is left."""
+        return "try a smaller min or quantile in the tables [scores.NAME]"
+
+
+def _choice(name: str, options: ScoreOptions) -> Choice:
+    fact = score_step(name, options).fact
+    return Choice(name, fact, options.min, options.quantile, options.of == "all")
+
+
+def _describe(options: ScoreOptions) -> str:
+    """Return what a score keeps, in a few words."""
+    if options.min is not None:
+        return f"min {options.min:g}"
+    if options.quantile is not None:
+        return f"quantile {options.quantile:g} of {options.of}"
+    return "noted"

@@ -9,11 +9,10 @@ import msgspec
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.apply import Apply
-from gristmill_cli.stages.choose_by_score import ChooseByScore
 from gristmill_cli.stages.decontaminate import Decontaminate
 from gristmill_cli.stages.dedup_train import DedupTrain
 from gristmill_cli.stages.encode import Encode
-from gristmill_cli.stages.filter import FilterShort
+from gristmill_cli.stages.filter import ChooseByScore, FilterShort
 from gristmill_cli.stages.filter_quality import FilterQuality
 from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict

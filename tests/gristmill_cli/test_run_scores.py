@@ -27,7 +27,7 @@ OPTIONS += ["--tokenizer.exact", "false", "--alarms.source_loss", "0", "--worker
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus of two sources, the first mostly advertisements, with the page's model and configuration."""
     chance = random.Random(4)
-    for source, share in (("ads", 0.3), ("mills", 0.8)):
+    for source, share in (("ads", 0.42), ("mills", 0.55)):
         path = tmp_path / "corpus" / source / "a.jsonl"
         path.parent.mkdir(parents=True)
         with path.open("w") as file:
