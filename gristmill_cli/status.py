@@ -1,4 +1,4 @@
-"""Command: how far the runs in an output folder are: stages, tasks of the step, who works, and what it has cost."""
+"""Command: how far the runs in an output folder are: stages or steps, who works, and what it has cost."""
 
 import re
 import socket
@@ -27,6 +27,7 @@ from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.run_config import recorded_options
 from gristmill_cli.stages.pipeline import stages_in_run
+from gristmill_cli.training_status import TrainingStatus, training_status
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN = "run"
@@ -87,6 +88,7 @@ class Status(msgspec.Struct):
 
     works: list[RunStatus]
     stages: dict[str, str]  # name: "finished", "running", "stopped" or "waiting"
+    training: TrainingStatus | None = None  # of the --out_dir of a training run
 
 
 def status(out: Positional[Path], json: bool = False) -> Group | Text:
@@ -95,7 +97,7 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     A process on another machine is watched for up to 15 s, half the time after which it would count as dead.
 
     Args:
-        out: The output folder of a run or of a stage; also s3://bucket/folder.
+        out: The output folder of a run, a stage or a training run; also s3://bucket/folder.
         json: Print JSON.
     """
     if not is_folder(out):
@@ -103,6 +105,8 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     report = find_status(out)
     if json:
         return Text(msgspec.json.encode(report).decode())
+    if report.training is not None:
+        return Group(*map(Text, report.training.lines))
     names = {state: [name for name, its in report.stages.items() if its == state]
              for state in ("finished", "running", "stopped", "waiting")}  # fmt: skip
     lines = [f"stages {state}: {', '.join(stages)}" for state, stages in names.items() if stages]
@@ -111,13 +115,7 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     parts: list[Text | Table] = [Text(line) for line in lines]
     for work in report.works:
         parts += [Text(), _table(work.processes)] if work.processes else []
-    if is_file(out / RUN_FILE) and not report.stages:
-        parts.append(
-            Text(
-                f"{out} belongs to a training run, and gristmill status covers data runs only: try gristmill plot {out}"
-            )
-        )
-    elif not is_folder(out / STATE_DIR):
+    if not is_folder(out / STATE_DIR) and not (is_file(out / RUN_FILE) and report.stages):
         parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)
 
@@ -129,7 +127,8 @@ def find_status(out: Path) -> Status:
         names = sorted(list_names(state))
         for name in dict.fromkeys(name.rpartition(".")[0] for name in names if name.endswith((_LOCK, _QUEUE))):
             works += _find_work(state, name, f"{name}{_QUEUE}" in names)
-    return Status(works, stages_of_run(out, next((work.state for work in works if work.name == _RUN), "")))
+    stages = stages_of_run(out, next((work.state for work in works if work.name == _RUN), ""))
+    return Status(works, stages, None if stages else training_status(out))
 
 
 def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:

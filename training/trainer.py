@@ -13,7 +13,8 @@ from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
-from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
+from training.checkpoint.run_file import CHECKPOINTS
+from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.data.batch_schedule import Sizes
@@ -35,6 +36,8 @@ from training.parallel.parallelize import parallelize
 from training.reporting.holdouts import Holdouts, unigram_loss
 from training.reporting.metrics import Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS, Summary, write_summary
+from training.reporting.run_clock import RunClock
+from training.reporting.run_start import describe_start, summarize_start
 from training.reporting.sample import Sampler
 from training.reporting.seen_tokens import SeenTokens
 from training.reporting.throughput import ThroughputMeter, peak_flops
@@ -57,6 +60,7 @@ class Trainer:
         self.model_config = plan.model
         self.tokens_per_step = plan.tokens_per_step
         self.world = world = build_world(plan.layout, device, config.seconds_to_wait)
+        clock = RunClock(world.size)
 
         self.batches = plan.batches(world)
         self.loader = PrefetchLoader(self.batches, device)
@@ -78,7 +82,8 @@ class Trainer:
         )  # fmt: skip
         self.stability = Stability(config.stability, config.precision)
 
-        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
+        self.start_record = describe_start(data, world.size, device)
+        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics, clock)
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.flops_per_token, peak, device)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, plan.split.micro_batch_size, data.mask_documents)
@@ -244,6 +249,7 @@ class Trainer:
             hugging_face=self.hugging_face,
             batch_sizes=self.batches.schedule.until(step),
             data=self.batches.progress(step),
+            start=self.start_record,
         )
         in_thread = self.config.checkpoint.async_save and not self.config.memory.on_disk  # too large to copy to memory
         (self.checkpoints.save_async if in_thread else self.checkpoints.save)(record, self._state())
@@ -297,6 +303,7 @@ class Trainer:
         plan = self.plan
         world = self.world
         batches = self.batches
+        self.reporter.say(summarize_start(self.start_record))
         self.reporter.say(
             f"{plan.header(self.parameters, self.active, world.size, world.device.type)}\n"
             f"train {plan.train.describe(batches.steps_per_epoch)}; "

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
@@ -30,10 +31,11 @@ from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.memory import RankMemory
 from gristmill_planner.planned_run import OptimizerStates, PlannedRun, layers_of_stages
 from gristmill_planner.timeline import describe, read_timeline
+from training.checkpoint.run_file import STARTS
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.profiling.profile_config import FOLDER
-from training.reporting.metrics_file import finite, table_of
+from training.reporting.metrics_file import finite, last_with, table_of
 from training.reporting.plot import Curve, read_panels
 
 _POINTS = 400  # of a curve
@@ -80,6 +82,7 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Marku
     yield _seen(runs)
     yield _texts(runs)
     yield _options(runs)
+    yield _starts(runs)
 
 
 def _totals(run: TrainingRun) -> Markup:
@@ -107,6 +110,13 @@ def _totals(run: TrainingRun) -> Markup:
     if speeds:
         median = statistics.median(speeds)
         numbers["tokens/s, median"] = Number(median, f"{median:,.0f}")
+    timed = last_with(run.of("step"), "elapsed_seconds")
+    if timed is not None:
+        where = run.where("step", timed["step"], "elapsed_seconds")
+        seconds = timed["elapsed_seconds"]
+        numbers["duration"] = Number(seconds, str(timedelta(seconds=round(seconds))), where)
+        on_gpus = first.get("device") == "cuda"
+        numbers["GPU hours" if on_gpus else "process hours"] = run.number(timed, ",.2f", "device_hours")
     tokens_per_step = first.get("tokens_per_step")
     if tokens_per_step and step:
         numbers["tokens seen"] = Number(tokens_per_step * step["step"])
@@ -354,7 +364,7 @@ def _options(runs: Sequence[TrainingRun]) -> Markup:
     options_of_runs = list[dict[str, Any]]()
     names = dict[str, None]()  # in order
     for run in runs:
-        options = dict(run.options)
+        options = {name: value for name, value in run.options.items() if name != STARTS}
         for name, value in table_of(run.last("run"), "layout").items():
             options[f"parallel.{name}"] = value
         options_of_runs.append(options)
@@ -372,3 +382,15 @@ def _options(runs: Sequence[TrainingRun]) -> Markup:
         table(head, differing, "differ") if differing else NOTHING,
         fold("all options that decide what is trained, and the layout", table(head, rows)) if rows else NOTHING,
     )
+
+
+def _starts(runs: Sequence[TrainingRun]) -> Markup:
+    """Return the section on when, where and with what each run was started."""
+    rows = list[Row]()
+    for run in runs:
+        for start in run.options.get(STARTS, []):
+            versions = ", ".join(f"{name} {number}" for name, number in table_of(start, "versions").items())
+            fields = [str(start.get(name, "")) for name in ("date", "host", "processes", "device")]
+            rows.append([run.name, *fields, versions, str(start.get("command", ""))])
+    head = ["", "date", "host", "processes", "device", "versions", "command"]
+    return section("Starts", fold("when, where and with what", table(head, rows))) if rows else NOTHING

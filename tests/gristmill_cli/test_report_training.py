@@ -70,6 +70,25 @@ def test_numbers_are_those_of_the_records(model: Path) -> None:
     assert (model / "again.html").read_text() == page
 
 
+def test_duration_and_starts_are_shown(model: Path) -> None:
+    """Of the last report, and from run.json."""
+    start = {"date": "2026-11-29T08:00:00+00:00", "host": "node1", "processes": 8, "device": "NVIDIA H100",
+             "versions": {"torch": "2.13.0"}, "command": "gristmill train <x>"}  # fmt: skip
+    options = json.loads((model / "run.json").read_text())
+    (model / "run.json").write_text(json.dumps(options | {"starts": [start]}))
+    with (model / "metrics.jsonl").open("a") as file:
+        for record in ({"kind": "run", "step": 1000, "device": "cuda"}, {"kind": "step", "step": 1001, "loss": 3.0,
+                       "elapsed_seconds": 7384.5, "device_hours": 16.41}):  # fmt: skip
+            file.write(json.dumps(record) + "\n")
+    report((model,))
+    page = (model / "report.html").read_text()
+    named = {name.removeprefix("metrics.jsonl#/") for name in check_recorded(model, page)}
+    assert {"step/1001/elapsed_seconds", "step/1001/device_hours"} <= named
+    text = Numbers(page).text
+    assert "2:03:04" in text and "GPU hours" in text and "node1" in text and "torch 2.13.0" in text
+    assert "gristmill train <x>" in text and "'date'" not in text
+
+
 def test_a_sparse_model_s_experts_are_drawn(model: Path) -> None:
     with (model / "metrics.jsonl").open("a") as file:
         for step in (500, 1000):

@@ -1,5 +1,6 @@
 """gristmill status: who works in a folder, how far, and that nobody does."""
 
+import fcntl
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -91,10 +93,54 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
     assert told(tmp_path).endswith(f"here {tmp_path} is neither the --out of a run nor the output folder of a stage")
     with pytest.raises(InputError, match="there is no such folder"):
         status(tmp_path / "none")
-    (tmp_path / "run.json").write_text('{"optim.steps": 9}')  # of a training run
-    assert told(tmp_path).endswith(
-        f"belongs to a training run, and gristmill status covers data runs only: try gristmill plot {tmp_path}"
-    )
+
+
+def write_training_run(out: Path, steps: int, total: int) -> Path:
+    """The files of a training run that recorded a report every second step, of a minute each, until 2026-11-29."""
+    out.mkdir()
+    start = {"date": "2026-11-29T08:00:00+00:00", "host": "node1", "processes": 8}
+    (out / "run.json").write_text(json.dumps({"steps": total, "optim.lr": 1e-3, "starts": [start, start]}))
+    records: list[dict[str, Any]] = [{"kind": "run", "step": 0, "parameters": 1234}]
+    for step in range(1, steps + 1):
+        record: dict[str, Any] = {"kind": "step", "step": step, "loss": 9 - step / 10, "tokens_per_second": 1000.0}
+        if step % 2 == 0:
+            times = {"time": 1795935600.0 + 60 * step, "elapsed_seconds": 60.0 * step, "device_hours": 8 * step / 60}
+            record |= {**times, "remaining_seconds": 60.0 * (total - step) if step < total else None}
+        records.append(record)
+    records.append({"kind": "eval", "step": steps, "loss": 8.5})
+    (out / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (out / f"checkpoints/step-{steps - 1:08}").mkdir(parents=True)
+    (out / "checkpoints/step-00000009.partial").mkdir()
+    (out / ".lock").touch()
+    return out
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The local clock is that of Greenwich."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_training_run_is_told(utc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill_cli.training_status.time.time", lambda: 1795936000.0)
+    out = write_training_run(tmp_path / "model", 5, 300)
+    head = "step 5 of 300 on node1, 8 processes, 2 starts loss 8.5000, holdout 8.5000, 1,000 tokens/s"
+    told_times = "0:04:00 until 2026-11-29 07:04:00, 0.53 device hours"
+    resumes = "nobody trains here; the same command resumes from the checkpoint of step 4"
+    assert told(out) == f"training: stopped, {head} {told_times} {resumes}"
+    with (out / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert told(out) == f"training: working, {head} {told_times} ends about 2026-11-29 12:00"
+    assert told(write_training_run(tmp_path / "done", 4, 4)).startswith("training: finished, step 4 of 4 on node1")
+    found = json.loads(str(status(out, json=True)))["training"]
+    assert (found["state"], found["checkpoint"], found["elapsed_seconds"]) == ("stopped", 4, 240.0)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/run.json").write_text('{"steps": 9}')  # killed before its first report
+    assert told(tmp_path / "new").startswith("training: stopped, step 0 of 9 nobody trains here; the same command")
 
 
 def test_a_step_without_shards_is_told_with_its_tasks(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     `checksum`: SHA-256 of the other fields, see `checksum_of`; empty in checkpoints of earlier releases.
     `hugging_face`: what an imported model's config.json and generation_config.json say and training does not use, such
     as ids of tokens, for its export. `data`: how far the data sets were read; unknown in earlier releases.
+    `start`: of the process that wrote it, when, where and with what it was started, see `describe_start`.
     """
 
     step: Count
@@ -46,6 +47,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     hugging_face: dict[str, dict[str, Any]] = {}
     batch_sizes: list[tuple[Count, Annotated[int, msgspec.Meta(gt=0, le=INT64)]]] = []
     data: MixPlace = MixPlace()
+    start: dict[str, Any] = {}
     version: int = VERSION
     checksum: str = ""
 

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
+from training.checkpoint.run_file import CHECKPOINTS, STARTS
 from training.distributed.process_group import main_only
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
 RUN = "run.json"
-CHECKPOINTS = "checkpoints"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
 _BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
@@ -56,10 +57,11 @@ class RunFolder:
         """
         return main_only(lambda: _describe_changed_decay(self, step))
 
-    def claim(self, counted_from: int = 0) -> None:
+    def claim(self, counted_from: int = 0, start: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start.
 
-        `counted_from`: the step after which it counts the tokens that it has seen.
+        `counted_from`: the step after which it counts the tokens that it has seen. `start`, of `describe_start`, is
+        added to those of the run.
         """
         run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step}
         if self.optim.cooldown_steps:
@@ -68,8 +70,11 @@ class RunFolder:
         run |= self.identity
 
         def write() -> None:
-            began = _began_from(self.out_dir) if _has_checkpoints(self.out_dir) else dict(self.began_from)
-            text = json.dumps(run if began is None else {**run, _BEGAN: began}, indent=2, default=str)
+            resumes = _has_checkpoints(self.out_dir)
+            began = _began_from(self.out_dir) if resumes else dict(self.began_from)
+            written = run if began is None else {**run, _BEGAN: began}
+            earlier = (read_run(self.out_dir / RUN) or {}).get(STARTS, []) if resumes else []
+            text = json.dumps(written | {STARTS: [*earlier, start]}, indent=2, default=str)
             atomic_write_bytes(self.out_dir / RUN, text.encode() + b"\n")
 
         main_only(write)

@@ -11,8 +11,9 @@ from typing import Any
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.wording import count_of
 from training.reporting.holdouts import HoldoutLosses
-from training.reporting.metrics_file import METRICS, finite
+from training.reporting.metrics_file import METRICS, finite, last_with, read_metrics
 from training.reporting.reporting_config import MetricsConfig
+from training.reporting.run_clock import RunClock
 from training.reporting.seen_tokens import SeenTokens
 from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases
 from training.reporting.throughput import Throughput
@@ -39,9 +40,10 @@ class StepMetrics:
 class Reporter:
     """Prints a run's metrics on rank 0 (`active`) and sends them to its sinks; does nothing on the other ranks."""
 
-    def __init__(self, out_dir: Path, active: bool, config: MetricsConfig) -> None:
+    def __init__(self, out_dir: Path, active: bool, config: MetricsConfig, clock: RunClock | None = None) -> None:
         """Raises UsageError for a sink whose library is not installed."""
         self.out_dir = out_dir
+        self.clock = clock or RunClock(1)
         self.active = active
         self.config = config
         self.sinks: list[MetricSink] = []
@@ -60,6 +62,8 @@ class Reporter:
         """
         if not self.active:
             return
+        earlier = read_metrics(self.out_dir / METRICS) if step else ()
+        self.clock.begin_steps(step, last_with(earlier, "elapsed_seconds"))
         group = self.out_dir.resolve().name
         with wrap_write_errors(self.out_dir / METRICS):
             self.sinks.append(JsonLines(self.out_dir / METRICS, step))
@@ -96,20 +100,24 @@ class Reporter:
     ) -> None:
         """Record every step, and after it those of the `others` (kind, step, values) that are of it.
 
-        Weights & Biases ignores what is of an earlier step than the last. Prints the skipped steps and the last one.
-        `speed`: the steps' average throughput.
+        Weights & Biases ignores what is of an earlier step than the last. Prints the skipped steps and the last one,
+        which has the times of the run, too. `speed`: the steps' average throughput.
         """
+        times = self.clock.read(steps[-1].step, total_steps)
         for step in steps:
-            values = {"lr": step.lr, "loss": finite(step.loss), "grad_norm": finite(step.grad_norm)}
+            values: dict[str, Any] = {"lr": step.lr, "loss": finite(step.loss), "grad_norm": finite(step.grad_norm)}
             if step.z_loss is not None:
                 values["z_loss"] = finite(step.z_loss)
-            self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
+            values |= asdict(speed)
+            if step is steps[-1]:
+                values |= asdict(times)
+            self.record("step", step.step, **values, **({"skipped": True} if step.skipped else {}))
             for kind, number, more in others:
                 if number == step.step:
                     self.record(kind, number, **more)
             if step.skipped:
                 self.say(f"skipped step {step.step}: {step.skipped}")
-        self.say(format_step(steps[-1], total_steps, speed))
+        self.say(f"{format_step(steps[-1], total_steps, speed)}  {times.describe()}")
 
     def log_eval(self, step: int, losses: Mapping[str, HoldoutLosses], unigram_loss: float, text: str) -> None:
         """Record and print an evaluation: each holdout's losses by its name, that of data.holdout by "".

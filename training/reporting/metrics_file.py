@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,15 @@ def read_metrics_and_damage(path: Path) -> tuple[list[dict[str, Any]], int]:
         *lines, _ = path.read_bytes().split(b"\n")
     records = [record for line in lines if (record := _parse_record(line)) is not None]
     return records, len(lines) - len(records)
+
+
+def last_with(records: Iterable[dict[str, Any]], key: str) -> dict[str, Any] | None:
+    """Return the last record that has a value of this key; None if none has."""
+    last = None
+    for record in records:
+        if record.get(key) is not None:
+            last = record
+    return last
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
@@ -64,8 +73,8 @@ _PARTS = ("sources", "lengths", "holdouts")
 class Summary:
     """The final numbers of a run. Losses in nats/token, NaN of a diverged run, in the file null; `bits_per_byte` is
     NaN, too, where the bytes of the holdout's text are not known. `tokens_per_second` is the median over the steps.
-    `sources`, `lengths` and `holdouts` are the last evaluation's, as in metrics.jsonl; they are not in the file where
-    there are none.
+    `elapsed_seconds` and `device_hours`: what the run has taken until its last step. `sources`, `lengths` and
+    `holdouts` are the last evaluation's, as in metrics.jsonl; they are not in the file where there are none.
     """
 
     steps: int
@@ -77,6 +86,8 @@ class Summary:
     parameters: int
     processes: int
     checkpoint: str
+    elapsed_seconds: float = 0.0
+    device_hours: float = 0.0
     sources: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
     holdouts: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +109,7 @@ def write_summary(
             "for summary.json; restore the file, or train on with more --optim.steps"
         )
     evaluated = evaluations[-1]
+    timed = last_with(logged, "elapsed_seconds") or {}
     summary = Summary(
         steps=steps,
         train_loss=_number(logged[-1]["loss"]),
@@ -108,6 +120,8 @@ def write_summary(
         parameters=parameters,
         processes=processes,
         checkpoint=str(checkpoint),
+        elapsed_seconds=timed.get("elapsed_seconds", 0.0),
+        device_hours=timed.get("device_hours", 0.0),
         **{part: evaluated.get(part, {}) for part in _PARTS},
     )
     values = {key: finite(value) if isinstance(value, float) else value for key, value in asdict(summary).items()}

@@ -15,6 +15,7 @@ from training.distributed.rank_pool import RankError
 from training.reporting.metrics import Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.reporting_config import MetricsConfig
+from training.reporting.run_clock import RunClock, RunTime
 from training.reporting.throughput import Throughput
 from training.train import train
 
@@ -75,7 +76,8 @@ def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
 ) -> None:
     steps = [StepMetrics(i, 1e-3, 2.0, 1.0, None, "") for i in (1, 2)]
     steps.append(StepMetrics(3, 5e-4, float("nan"), float("inf"), 512.0, "the loss is nan"))
-    with closing(Reporter(tmp_path, True, QUIET)) as reporter:
+    clock = RunClock(2, iter([0.0, 0.0, 10.0, 40.0]).__next__, lambda: 1795946400.0)
+    with closing(Reporter(tmp_path, True, QUIET, clock)) as reporter:
         reporter.start(0)
         reporter.log_steps(steps, 100, Throughput(0.5, 8192.0, 0.25, 2**30))
     records = list(read_metrics(tmp_path / METRICS))
@@ -83,10 +85,14 @@ def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
         "kind": "step", "step": 1, "lr": 1e-3, "loss": 2.0, "grad_norm": 1.0,
         "step_seconds": 0.5, "tokens_per_second": 8192.0, "mfu": 0.25, "memory_bytes": 2**30,
     }  # fmt: skip
+    times = {"time": 1795946400.0, "elapsed_seconds": 40.0, "device_hours": 0.022222, "remaining_seconds": 970.0}
+    assert {key: records[2][key] for key in times} == times
+    ends = f"{RunTime(1795946400.0, 40.0, 0.0, 970.0).describe()}"
     assert records[2]["loss"] is None and records[2]["grad_norm"] is None and records[2]["skipped"]
     assert capsys.readouterr().out == (
         "skipped step 3: the loss is nan\n"
-        "step   3/100  loss nan  lr 5.00e-04  grad inf  scale 512  500 ms  8,192 tokens/s  MFU 25.0%  1.00 GiB\n"
+        "step   3/100  loss nan  lr 5.00e-04  grad inf  scale 512  500 ms  8,192 tokens/s  MFU 25.0%  1.00 GiB  "
+        f"{ends}\n"
     )
 
 

@@ -1,0 +1,107 @@
+"""Status of a training run: how far it is, since when, how fast, and when it ends; from its files alone."""
+
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill.storage.lock import is_locked
+from gristmill.storage.stores import store_of
+from gristmill.wording import count_of
+from gristmill_cli.run_config import recorded_options
+from training.checkpoint.run_file import CHECKPOINTS, STARTS
+from training.reporting.metrics_file import METRICS, finite, last_with, read_metrics
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+class TrainingStatus(msgspec.Struct):
+    """A training run; losses in nats/token, None where nothing is recorded yet."""
+
+    state: str  # "working", "stopped" or "finished"
+    steps: int  # that are recorded
+    total_steps: int
+    starts: int
+    host: str = ""  # of rank 0, at the last start
+    processes: int = 0
+    began: str = ""  # the last start
+    loss: float | None = None
+    holdout_loss: float | None = None
+    tokens_per_second: float | None = None
+    elapsed_seconds: float | None = None
+    device_hours: float | None = None
+    recorded: float | None = None  # when the last step was recorded, in seconds since 1970
+    ends: float | None = None  # when it will be finished
+    checkpoint: int | None = None  # the last one's step
+
+    @property
+    def lines(self) -> list[str]:
+        """The status in words."""
+        starts = f", {count_of(self.starts, 'start')}" if self.starts else ""
+        where = f" on {self.host}, {count_of(self.processes, 'process', 'processes')}" if self.host else ""
+        lines = [f"training: {self.state}, step {self.steps:,} of {self.total_steps:,}{where}{starts}"]
+        if self.loss is not None:
+            holdout = "" if self.holdout_loss is None else f", holdout {self.holdout_loss:.4f}"
+            speed = "" if self.tokens_per_second is None else f", {self.tokens_per_second:,.0f} tokens/s"
+            lines.append(f"loss {self.loss:.4f}{holdout}{speed}")
+        if self.elapsed_seconds is not None and self.recorded is not None:
+            cost = f", {self.device_hours:,.2f} device hours" if self.device_hours is not None else ""
+            at = datetime.fromtimestamp(self.recorded)
+            lines.append(f"{timedelta(seconds=round(self.elapsed_seconds))} until {at:%Y-%m-%d %H:%M:%S}{cost}")
+        if self.state == "working" and self.ends is not None:
+            lines.append(f"ends about {datetime.fromtimestamp(self.ends):%Y-%m-%d %H:%M}")
+        if self.state == "stopped":
+            kept = "no checkpoint" if self.checkpoint is None else f"the checkpoint of step {self.checkpoint:,}"
+            lines.append(f"nobody trains here; the same command resumes from {kept}")
+        return lines
+
+
+def is_training(options: dict[str, Any]) -> bool:
+    """Return whether the options of a run.json are those of a training run."""
+    return "steps" in options and "dedup" not in options
+
+
+def training_status(out: Path) -> TrainingStatus | None:
+    """Return the status of the training run in `out`; None where there is none."""
+    options = recorded_options(out)
+    if store_of(out).needs_copies or not is_training(options):
+        return None
+    records = list(read_metrics(out / METRICS))
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluations = [record for record in records if record["kind"] == "eval"]
+    total = int(options["steps"])
+    starts = options.get(STARTS, [])
+    found = TrainingStatus(_state(out, steps, total), 0, total, len(starts))
+    if starts:
+        start = starts[-1]
+        found.host = start["host"]
+        found.processes = start["processes"]
+        found.began = start["date"]
+    if steps:
+        found.steps = steps[-1]["step"]
+        found.loss = finite(steps[-1].get("loss"))
+        found.tokens_per_second = finite(steps[-1].get("tokens_per_second"))
+    if evaluations:
+        found.holdout_loss = finite(evaluations[-1].get("loss"))
+    timed = last_with(steps, "elapsed_seconds")
+    if timed is not None:
+        found.elapsed_seconds = finite(timed["elapsed_seconds"])
+        found.device_hours = finite(timed.get("device_hours"))
+        found.recorded = finite(timed.get("time"))
+        remaining = finite(timed.get("remaining_seconds"))
+        if found.recorded is not None and remaining is not None:
+            found.ends = max(time.time(), found.recorded + remaining)
+    saved = [int(match[1]) for path in (out / CHECKPOINTS).glob("step-*") if (match := _STEP.fullmatch(path.name))]
+    found.checkpoint = max(saved, default=None)
+    return found
+
+
+def _state(out: Path, steps: Sequence[dict[str, Any]], total: int) -> str:
+    lock = out / ".lock"
+    if lock.is_file() and is_locked(lock):
+        return "working"
+    return "finished" if steps and steps[-1]["step"] >= total else "stopped"

@@ -1,0 +1,46 @@
+"""What a start of a run is recorded with, in run.json and in checkpoints: when, where, with which versions and data."""
+
+import platform
+import shlex
+import socket
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from training.data.data_config import DataConfig
+
+_LIBRARIES = ("gristmill", "torch", "numpy")
+
+
+def describe_start(data: DataConfig, processes: int, device: torch.device) -> dict[str, Any]:
+    """Return date, host of rank 0, command, versions, device and folders of data of a start."""
+    folders = {"train": list(data.train_folders), "holdout": [data.holdout]}
+    for name, folder in data.holdouts.items():
+        folders[f"holdout {name}"] = [folder]
+    return {
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "command": shlex.join(sys.orig_argv),
+        "processes": processes,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
+        "data": {name: [str(folder.absolute()) for folder in of] for name, of in folders.items()},
+    }
+
+
+def summarize_start(start: dict[str, Any]) -> str:
+    """Return the line of a log that says when, where and with which versions a run was started."""
+    versions = ", ".join(f"{name} {number}" for name, number in start["versions"].items())
+    return f"{start['date']} on {start['host']}: {versions}"
+
+
+def _version(library: str) -> str:
+    if library == "torch":
+        return str(torch.__version__)
+    try:
+        return version(library)
+    except PackageNotFoundError:  # a checkout that was not installed
+        return "unknown"
