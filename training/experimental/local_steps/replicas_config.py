@@ -36,8 +36,8 @@ class ReplicasConfig:
     local_steps: int = 50
     """Steps of a replica between two synchronizations."""
     deadline: float = 30.0
-    """Seconds that a replica waits for the others at each synchronization. Replicas that do not come are left out, and not
-    waited for again until they return."""
+    """Seconds that a replica waits for the others at each synchronization. Replicas that do not come are left out, and
+    not waited for again until they return."""
 
     def check(self, local_steps: int, timeout: float) -> None:
         """Raise UsageError for options that exclude each other.
