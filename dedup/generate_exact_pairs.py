@@ -181,8 +181,8 @@ def remove_exact_pairs(out_file: Path) -> None:
     for path in existing:
         if name_of(path) not in known:
             raise OutputError(
-                f"{path} exists, and {STAGE.name} did not write it: it is in the place of a file that is made with "
-                "exact pairs and removed without. Move it, or give another output folder"
+                f"{path} exists, and {STAGE.name} did not write it: the stage writes or removes a file of this name. "
+                "Move it, or give another output folder"
             )
     remove_files(existing)
     mark_finished(out_file.parent, ledger.file.stem)

@@ -112,7 +112,7 @@ def to_hash(
         )
     if skip:
         is_table(skip)  # UsageError unless it is a .pickle or .parquet
-        require(is_file(skip), f"--skip {skip}: expected a key set, and there is no file of that name")
+        require(is_file(skip), f"--skip {skip}: expected a key set, but there is no file of that name")
     target = ShardTarget.of(dataset_name, input_dir, output_dir)
     reject_overlapping_folders(input_dir, target.folder)
     source = source_folder(input_dir, dataset_name)

@@ -89,9 +89,8 @@ class MemoryReservation:
         budget = self._gate.budget
         needed = -(-size * budget.total // budget.most // _MIB)
         return UsageError(
-            f"{what} takes about {-(-size // _MIB):,} MiB of memory while it is worked on, and --memory "
-            f"{budget.total // _MIB}MiB leaves {budget.most // _MIB:,} MiB to one worker: give --memory {needed}MiB "
-            "or more"
+            f"{what} takes about {-(-size // _MIB):,} MiB of memory, but --memory {budget.total // _MIB}MiB leaves "
+            f"{budget.most // _MIB:,} MiB to one worker: give --memory {needed}MiB or more"
         )
 
     def grow(self, size: int) -> None:

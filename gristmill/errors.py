@@ -100,7 +100,7 @@ def require(condition: bool, message: str) -> None:
 
 LIMIT_HINTS = {  # of errors for which no file is to blame
     errno.EMFILE: "the limit of open files is reached: raise it (ulimit -n 4096), or give fewer --workers",
-    errno.ENFILE: "this machine has as many open files as it allows: end other programs, or give fewer --workers",
+    errno.ENFILE: "this machine has reached its limit of open files: stop other programs, or give fewer --workers",
 }
 _WRITE_HINTS = LIMIT_HINTS | {
     errno.ENOSPC: "the disk is full: free some space and run the same command again to resume",
@@ -134,7 +134,10 @@ def _dangling_link(path: Path) -> str:
     """Return what is wrong with a dangling link on the way to `path`; '' if there is none."""
     for folder in (path, *path.parents):
         if folder.is_symlink() and not folder.exists():
-            return f"{folder} is a link to {folder.readlink()}, which is not there: make it a folder, or remove it"
+            return (
+                f"{folder} is a link to {folder.readlink()}, which does not exist: create that folder, or remove the "
+                "link"
+            )
     return ""
 
 

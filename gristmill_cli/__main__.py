@@ -35,15 +35,17 @@ GROUPS: dict[str, dict[str, Command]] = {
         "normalize": Command(
             "preprocessing.normalize_text:normalize_text", "normalise text to Unicode NFC", ("normalize_text",)
         ),
-        "apply": Command("preprocessing.apply:apply", "run a function of yours over every document"),
-        "filter-quality": Command("preprocessing.filter_quality:filter_quality", "keep what a recipe's rules allow"),
+        "apply": Command("preprocessing.apply:apply", "run your own function over every document"),
+        "filter-quality": Command(
+            "preprocessing.filter_quality:filter_quality", "keep the documents that a recipe's rules allow"
+        ),
         "preview": Command("gristmill_cli.preview:preview", "show what each rule of a recipe would remove"),
-        "remove-lines": Command("dedup.remove_lines:remove_lines", "leave out lines that a corpus repeats"),
+        "remove-lines": Command("dedup.remove_lines:remove_lines", "remove lines or paragraphs that a corpus repeats"),
         "decontaminate": Command(
-            "preprocessing.decontaminate:decontaminate", "keep the items of benchmarks out of a corpus"
+            "preprocessing.decontaminate:decontaminate", "remove benchmark items from a corpus"
         ),
         "filter": Command("preprocessing.filter:filter", "list documents that are too short"),
-        "mix": Command("preprocessing.shuffle_holdout:pass1", "drop listed documents, weigh the sources", ("pass1",)),
+        "mix": Command("preprocessing.shuffle_holdout:pass1", "drop listed documents, weight the sources", ("pass1",)),
         "shuffle": Command("preprocessing.shuffle_holdout:pass2", "shuffle, and split off a holdout", ("pass2",)),
         "drop-holdout": Command(
             "dedup.dedup_train:dedup_train", "remove holdout documents from the train set", ("dedup_train",)
@@ -96,7 +98,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
         "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
         "duplicates": Command("gristmill_cli.duplicates:show_duplicates", "show what a run removed, and what it kept"),
-        "card": Command("gristmill_cli.data_card:card", "write a card of the data next to the tokens, as for the Hub"),
+        "card": Command("gristmill_cli.data_card:card", "write a dataset card next to the tokens"),
         "push": Command("gristmill_cli.data_card:push", "upload the tokens of a run and their card to the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
@@ -104,7 +106,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),
     },
-    "as in SlimPajama: the same stages with its own arguments": {
+    "SlimPajama: the same stages with its arguments": {
         "to_hash": Command("dedup.to_hash:to_hash", "as sign"),
         "generate_connected_components": Command(
             "dedup.generate_connected_components:generate_connected_components", "as cluster"

@@ -27,6 +27,6 @@ def check_strict(config: RunConfig, stage: str, alarms: list[str]) -> None:
     if config.strict and alarms:
         plural = "s" if len(alarms) > 1 else ""
         raise AlarmError(
-            f"{stage} raises {len(alarms)} alarm{plural}, and --strict allows none: "
-            f"{'; '.join(alarms)}. The same command without --strict continues, as with another limit in [alarms]"
+            f"{stage} raises {len(alarms)} alarm{plural}, and --strict allows none: {'; '.join(alarms)}. To continue, "
+            "run the same command without --strict, or with another limit in [alarms]"
         )

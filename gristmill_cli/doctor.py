@@ -79,7 +79,7 @@ def _machine() -> Table:
         "memory": f"{decimal(memory.available)} free of {decimal(memory.total)}",
         "disk": f"free: {free}",
         "kernels": f"{count_kernels():,} compiled",
-        "GPUs": ", ".join(_gpus()) or "none that a driver tells of",
+        "GPUs": ", ".join(_gpus()) or "none found",
         "torch": _torch(),
     }
     table = Table(box=None, show_header=False, pad_edge=False)

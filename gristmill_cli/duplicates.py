@@ -92,7 +92,7 @@ def show_duplicates(
     if of and not pairs:
         raise UsageError(
             f"--of {of}: {DUPLICATES} has no pair with it, as an id or a key: it was not removed as a duplicate, nor "
-            "kept for one, or there is no such document. What else stages took out: gristmill funnel, gristmill browse"
+            "kept for one, or there is no such document. For other removals, see gristmill funnel and gristmill browse"
         )
     if source and not pairs:
         raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")

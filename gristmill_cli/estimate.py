@@ -135,7 +135,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     first, end = _check(config)
     names = ("workers", "scratch_size", "shard", "executor", "address")
     if unused := [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]:
-        print(f"note: {', '.join(unused)} say where a run works and do not change an estimate", file=sys.stderr)
+        print(f"note: {', '.join(unused)} do not change an estimate: they only say where a run works", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
         folder = Path(name)
         corpus = config.corpus
@@ -170,7 +170,7 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
     for option in ("bytes", "tokens"):
         require(
             not getattr(config.mix, option),
-            f"--mix.{option}: expected --mix.weights, as the epochs of an amount follow from a whole run",
+            f"--mix.{option}: expected --mix.weights, as the epochs for an amount are known only after a whole run",
         )
     if config.corpus is None:
         require(
@@ -386,8 +386,8 @@ def explanation(found: Estimate, given: float | None) -> str:
     return (
         f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
         f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\n"
-        "Linear in the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
-        "cluster, remove and train_tokenizer end in one process, whatever the cores.\n"
+        "Scaled linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
+        "cluster, remove and train_tokenizer end in one process, whatever the number of cores.\n"
         f"Duplicates: {duplicates}.\n"
         f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
         f"{count_of(found.sample.documents, 'document')}."

@@ -48,7 +48,7 @@ def parity(
     from gristmill_parity.certificate import as_json, as_markdown, plan_certificate, report, run_cases
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
+        raise UsageError("device is cuda, but torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
     plan = replace(plan, refused={}) if only else plan
     cases = [case for case in plan.cases if only in str(case)]

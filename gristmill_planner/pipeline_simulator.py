@@ -91,7 +91,7 @@ def simulate(layout: ParallelConfig, costs: list[PassCosts]) -> Timeline:
                 done[_direction(timed.kind), timed.stage, timed.micro_batch] = timed.end
                 left -= 1
         if left == before:
-            raise ValueError(f"schedule {layout.schedule} waits for itself: {layout}")
+            raise ValueError(f"schedule {layout.schedule} deadlocks: {layout}")
     return Timeline(layout, taken)
 
 

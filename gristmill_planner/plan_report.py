@@ -53,7 +53,10 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
 def trust(device: Device, gpu: str | None, software: Software) -> str:
     """What the plan's constants were measured on, and what no plan has been compared with."""
     if gpu is not None and gpu.endswith(SUFFIX):
-        return f"The constants are those that --calibrate measured ({gpu}): of two processes there, and of no network."
+        return (
+            f"The constants are those that --calibrate measured ({gpu}): for two processes on one machine, without a "
+            "network."
+        )
     if software != GRISTMILL:
         return (
             "How far to trust this: it is for the program of published runs of 2021 and 2022, on V100s and A100s, "

@@ -233,7 +233,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (set, frozenset)):
-        raise TypeError("a set has no order of its own; give a sorted list")
+        raise TypeError("a set has no fixed order; give a sorted list")
     return value
 
 
@@ -241,7 +241,9 @@ def _as_text(value: Any) -> str:
     """Write as text what tables have and JSON has not; an object's address is no value."""
     text = str(value)
     if f"{id(value):x}" in text:
-        raise TypeError(f"a {type(value).__name__} has no JSON; give text, numbers, lists or dictionaries")
+        raise TypeError(
+            f"a {type(value).__name__} cannot be written as JSON; give text, numbers, lists or dictionaries"
+        )
     return text
 
 

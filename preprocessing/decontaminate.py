@@ -177,8 +177,8 @@ def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
         outer = resolved(corpus)
         if inner.is_relative_to(outer) or outer.is_relative_to(inner):
             raise UsageError(
-                f"--against {path} and the corpus {corpus} lie in one another, so that items of the benchmark would be "
-                "documents, too: move the benchmark out of the corpus"
+                f"--against {path} and the corpus {corpus} overlap, so items of the benchmark would also be read as "
+                "documents: move the benchmark out of the corpus"
             )
 
 
@@ -226,7 +226,7 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
     )
     files = list[CorpusFile]()
     for path in against:
-        require(exists(path), f"--against {path}: expected a file or a folder, and there is none of that name")
+        require(exists(path), f"--against {path}: expected a file or a folder, but there is none of that name")
         if is_task_file(path):
             files += list_task(path, template)
         elif is_file(path):

@@ -260,8 +260,8 @@ def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:
     for inner, outer in ((train_dir, holdout_dir), (holdout_dir, train_dir)):
         if inner.resolve().is_relative_to(outer.resolve()):
             raise UsageError(
-                f"--train_dir {train_dir} --holdout_dir {holdout_dir}: one lies in the other, and stages that read it "
-                "would read both: expected two folders apart"
+                f"--train_dir {train_dir} --holdout_dir {holdout_dir}: one contains the other, so stages that read it "
+                "would read both: give two separate folders"
             )
 
 

@@ -99,16 +99,16 @@ class EvaluateConfig:
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
         require(
             bool(self.text) or not self.stride,
-            f"stride is {self.stride}, and there is no --text: only sequences of a text overlap; try --stride 0",
+            f"stride is {self.stride}, but there is no --text: only sequences of a text overlap; try --stride 0",
         )
         require(
             bool(self.text) or self.tokenizer is None,
-            f"tokenizer is {self.tokenizer}, and there is no --text: TOKENS are encoded; leave --tokenizer out",
+            f"tokenizer is {self.tokenizer}, but there is no --text: TOKENS are encoded; leave --tokenizer out",
         )
         for name in ("weights", "lengths", "sequences"):
             require(
                 bool(self.tokens or not getattr(self, name)),
-                f"{name} is given, and there are no TOKENS: a text is one document, of no source, and read to its end; "
+                f"{name} is given, but there are no TOKENS: a text is one document, of no source, and read to its end; "
                 f"leave --{name} out",
             )
 

@@ -156,8 +156,8 @@ def missing_input(path: Path | str, more: str = "") -> InputError:
     """The error for a file that a stage wrote and that is gone; `more`: how many others are."""
     stage = writer_of(path) or "the stage before"
     return InputError(
-        f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it anew, and then the same "
-        f"command. (If it was removed on purpose: copy its folder without {STATE_DIR} to another place, and give that.)"
+        f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it, then this command again. "
+        f"(If you removed it on purpose, copy its folder without {STATE_DIR} to another place and give that copy.)"
     )
 
 
@@ -166,8 +166,8 @@ def changed_input(path: Path | str) -> InputError:
     stage = writer_of(path) or "the stage before"
     return InputError(
         f"{path} is not what {stage} wrote: it was changed or damaged since. Remove it, run {stage} again, which "
-        f"writes it anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
-        "another place, and give that.)"
+        f"writes it, then this command again. (If the change is intended, copy its folder without {STATE_DIR} to "
+        "another place and give that copy.)"
     )
 
 

@@ -86,11 +86,11 @@ class RunOptions:
         if self.scratch:
             reject_remote(self.scratch, option="--scratch")
         if self.scratch and not is_folder(self.scratch) and os.access(self.scratch, os.F_OK):  # a device, too
-            raise UsageError(f"--scratch {self.scratch}: expected a folder, and it is a file")
+            raise UsageError(f"--scratch {self.scratch}: expected a folder, got a file")
         if self.shard:
             Shard.parse(self.shard)
         if self.address and self.executor != "ray":
-            raise UsageError(f"--address {self.address}: only --executor ray connects to a cluster: give it, too")
+            raise UsageError(f"--address {self.address}: only --executor ray connects to a cluster: add it")
         if self.shard and self.executor == "ray":
             raise UsageError("--shard and --executor ray: give one, as Ray shares the tasks among its nodes itself")
         if self.executor == "ray" and not find_spec("ray"):
@@ -102,8 +102,8 @@ class RunOptions:
         """Raise UsageError for a size if `arguments`, all that a command works with, name no object to fetch."""
         if self.scratch_size and not any(store_of(path).needs_copies for path in paths_in(arguments)):
             raise UsageError(
-                f"--scratch_size {self.scratch_size} has no effect, as it bounds copies of what lies in a bucket, and "
-                "all paths are local: leave it out"
+                f"--scratch_size {self.scratch_size} has no effect: it limits copies of files in a bucket, and all "
+                "paths are local; leave it out"
             )
 
     @property

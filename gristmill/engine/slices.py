@@ -164,6 +164,6 @@ def _reject_written(slices: Sequence[Slice], damaged: dict[str, Damage]) -> None
     for path, damage in ((part.path, damaged[part.name]) for part in slices if part.name in damaged):
         if stage := writer_of(path):
             raise InputError(
-                f"{path} is damaged, and {stage} wrote it: {damage.detail} It is no raw input, so it is not left out: "
-                f"remove it, run {stage} again, which writes it anew, and then the same command"
+                f"{path} is damaged, and {stage} wrote it: {damage.detail} It is not raw input, so it is not left out: "
+                f"remove it, run {stage} again, which writes it, then this command"
             )

@@ -102,7 +102,8 @@ def scan_corpus(
     require(bool(text_column), "--text_column: expected the name of a column or field, such as text")
     require(
         text_column != KEY_FIELD,
-        f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
+        f"--text_column {KEY_FIELD}: shuffle_holdout would overwrite the texts with keys of documents: rename the "
+        "column",
     )
     for name in (read_also,) if isinstance(read_also, str) else read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
@@ -124,8 +125,8 @@ def scan_corpus(
             files.append(CorpusFile(path, name, size, text_column, Reading(extract=extract)))
     if odd and not skip_odd_names:
         raise UsageError(
-            f"{len(odd):,} file name{'s' * (len(odd) > 1)} cannot be part of a key: {_some(odd)}. "
-            "Rename them, or leave these files out by --skip_odd_names"
+            f"{len(odd):,} file name{'s' * (len(odd) > 1)} cannot be part of a key: {_some(odd)}. Rename them, or "
+            "leave these files out with --skip_odd_names"
         )
     if not files:
         raise UsageError(f"{root} holds no corpus file: expected {READABLE}, in it or below{_list_reasons(unread)}")

@@ -107,10 +107,11 @@ def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
     refresh(folder)
     with listed_once(folder):
         if not is_folder(folder):
-            found = "it is a file" if is_file(folder) else "there is none"
-            may_be_of_hub = found == "there is none" and len(folder.parts) == 2 and not scheme_of(folder)
+            if is_file(folder):
+                raise UsageError(f"{folder}: expected {what}, got a file. Check the path")
+            may_be_of_hub = len(folder.parts) == 2 and not scheme_of(folder)
             of_hub = f"; a data set of the Hub is hf://datasets/{folder}" if may_be_of_hub else ""
-            raise UsageError(f"{folder}: expected {what}, and {found} of that name. Check the path{of_hub}")
+            raise UsageError(f"{folder}: expected {what}, but there is none of that name. Check the path{of_hub}")
         reject_unfinished(folder)
         return list(walk_all(folder, STATE_DIR))
 

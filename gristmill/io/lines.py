@@ -331,7 +331,7 @@ def _stream_chunks(
     """Decompress all streams of a file. bz2.open and lzma.open would ignore a stream whose first bytes are corrupt."""
     data = _skip_zeros(file, b"")
     if not data:
-        raise EOFError("there are zeros in the file, and no stream")
+        raise EOFError("the file has only zeros, and no compressed stream")
     while data:
         stream = new()
         while not stream.eof:

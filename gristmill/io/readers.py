@@ -244,7 +244,7 @@ def read_chosen(part: Slice, rows: Sequence[int]) -> Iterator[Document]:
             document = _to_document(record, DocKey(part.name, row), part)
         except Malformed as error:
             raise InputError(
-                f"{part.path} line {line_of(record, row)} is malformed ({error}), and was a document before: run the "
+                f"{part.path} line {line_of(record, row)} is malformed ({error}), but was a document before: run the "
                 "stages that read it again"
             ) from error
         if len(document.text) > _LONG_TEXT:

@@ -217,7 +217,7 @@ def _split_fields(text: str) -> dict[str, Any]:
 
 
 def _too_deep() -> Malformed:
-    return Malformed("nested too deeply", "arrays and objects lie hundreds of levels deep in one another")
+    return Malformed("nested too deeply", "arrays and objects are nested hundreds of levels deep")
 
 
 def _no_object(start: str) -> Malformed:

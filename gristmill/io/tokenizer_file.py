@@ -348,7 +348,7 @@ def find_tokenizer_file(given: Path) -> Path:
     if not given.exists() and _REPOSITORY.fullmatch(str(given)):
         return _download(str(given))
     raise UsageError(
-        f"{given}: expected a tokenizer, and there is no such file: give a tokenizer.json, a SentencePiece model, a "
+        f"{given}: expected a tokenizer, but there is no such file; give a tokenizer.json, a SentencePiece model, a "
         "rank file of tiktoken, a folder with one, or a repository ORG/NAME of the Hub; or train one with "
         "train_tokenizer"
     )

@@ -135,6 +135,6 @@ def _has_empty_struct(kind: pa.DataType) -> bool:
 
 def _unwritable(name: str, fault: str) -> UsageError:
     return UsageError(
-        f"{name} cannot be written as Parquet, whose fields have one type each: {fault}. Change it by a "
-        "function of yours (gristmill apply), or try --format jsonl"
+        f"{name} cannot be written as Parquet, whose fields have one type each: {fault}. Change it with your own "
+        "function (gristmill apply), or try --format jsonl"
     )

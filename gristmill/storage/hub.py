@@ -169,7 +169,9 @@ def _ask(name: ObjectName, url: str, method: Any = "GET", **options: Any) -> tup
         try:
             return answer.json(), answer.links.get("next", {}).get("url", "")
         except ValueError as error:
-            raise StorageError(f"cannot read {name.url}: what answers is not the Hub: {CHECK_NETWORK}") from error
+            raise StorageError(
+                f"cannot read {name.url}: the server that answered is not the Hub: {CHECK_NETWORK}"
+            ) from error
 
 
 def _info(entry: dict[str, Any]) -> FileInfo:
@@ -215,5 +217,5 @@ def hub_library(name: ObjectName) -> Iterator[None]:
         raise UsageError(f"{name.url}: no dataset has such a name: expected hf://datasets/ORG/NAME/folder") from error
     except HTTPError as error:
         raise StorageError(
-            f"cannot read {name.url}: the Hub cannot be reached, or does not answer to the end: {CHECK_NETWORK}"
+            f"cannot read {name.url}: the Hub cannot be reached, or its answer was cut off: {CHECK_NETWORK}"
         ) from error

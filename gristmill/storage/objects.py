@@ -120,7 +120,7 @@ def upload(source: Path, path: Path) -> FileInfo:
         except FileNotFoundError as error:
             if Refusal.read(str(error)).code == "NoSuchBucket":
                 raise  # else the upload in parts has ended, and the answer was lost
-            raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
+            raise StorageError(f"cannot write {name.url}: its multipart upload no longer exists") from error
 
     return FileInfo(size, e_tag=_tag(_repeated(path, put, writes=True)))
 

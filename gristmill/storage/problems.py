@@ -32,8 +32,10 @@ _BY_CODE = {
     "PermanentRedirect": f"the bucket is in another region: {_REGION}",
     "AuthorizationHeaderMalformed": f"the bucket is in another region: {_REGION}",
     "IllegalLocationConstraintException": f"the bucket is in another region: {_REGION}",
-    "NotImplemented": "the store lacks conditional writes (If-None-Match, If-Match), which are needed: take another",
-    "RequestTimeTooSkewed": "this machine's clock is wrong, and the store refuses it: set the clock",
+    "NotImplemented": (
+        "the store lacks conditional writes (If-None-Match, If-Match), which are needed: use another store"
+    ),
+    "RequestTimeTooSkewed": "this machine's clock is wrong, so the store refuses requests: set the clock",
 }
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 CHECK_NETWORK = "check the network and HF_ENDPOINT"
@@ -42,7 +44,7 @@ _KEY_SERVERS = {"169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.
 _WORDS = {
     "redirect": _BY_CODE["PermanentRedirect"],
     "error sending request": _NO_ANSWER,
-    "request or response body error": "its answers end too early, also when asked for again: check the network",
+    "request or response body error": "its responses are cut off, even after retries: check the network",
     "builder error": "the endpoint is not a URL: look at AWS_ENDPOINT_URL",
     "Account must be specified": "no account is given: set AZURE_STORAGE_ACCOUNT_NAME",
 }
@@ -121,13 +123,17 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
         )
     answer = f"{status} {code}".strip()
     if answer.startswith("5") or status in _BUSY or code in _BUSY:
-        return StorageError(f"{doing}: the store fails or is too busy ({answer}). Run the same command again to resume")
+        return StorageError(
+            f"{doing}: the store failed or is too busy ({answer}). Run the same command again to resume"
+        )
     for word, meaning in _WORDS.items():
         if word in refusal.words:
             kind = StorageError if word in _PASSING else UsageError
             return kind(f"{doing}: {meaning}")
     if answer.startswith("4") and not answer.startswith("404"):
-        return UsageError(f"{doing}: the store refuses it ({answer}): look at the credentials, the region and the name")
+        return UsageError(
+            f"{doing}: the store refused the request ({answer}): check the credentials, the region and the name"
+        )
     first = hide_passwords(message.split("\n")[0]).split(": ", 1)[-1][:300]
     return StorageError(f"{doing}: {first}. Run the same command again to resume")
 
@@ -155,5 +161,5 @@ def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillEr
             "more requests are allowed"
         )
     if status >= 500 or status == 408:
-        return StorageError(f"{doing}: the Hub fails or is too busy ({status}). Run the same command again to resume")
-    return UsageError(f"{doing}: the Hub refuses it ({status}{code and f' {code}'}): check the name")
+        return StorageError(f"{doing}: the Hub failed or is too busy ({status}). Run the same command again to resume")
+    return UsageError(f"{doing}: the Hub refused the request ({status}{code and f' {code}'}): check the name")

@@ -106,7 +106,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         is_own_page = origin is None or origin.removeprefix("http://") in own
         if self.headers.get("Host") in own and is_own_page:
             return True
-        self._send_message(HTTPStatus.FORBIDDEN, "Only pages of this server may ask.")
+        self._send_message(HTTPStatus.FORBIDDEN, "Only pages of this server may send requests.")
         return False
 
     def _send_message(self, status: HTTPStatus, message: str, has_link: bool = False) -> None:

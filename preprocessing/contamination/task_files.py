@@ -154,7 +154,7 @@ def _local(path: Path, name: str) -> CorpusFile:
             info = file_info(found)
             assert info is not None
             return CorpusFile(found, found.name, info.size)
-    raise UsageError(f"--against {path}: expected its data file {name}, and there is none of that name")
+    raise UsageError(f"--against {path}: expected its data file {name}, but there is none of that name")
 
 
 def _has(name: str, part: str) -> bool:

@@ -163,7 +163,7 @@ def _drops_of(records: NDArray) -> Drops:
 
 def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
     """The keys to keep and those to drop, of lines `keep KEY` and `drop KEY`. Raises UsageError that names the line."""
-    require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, and there is none")
+    require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, but there is none")
     lines = read_file(path).decode("utf-8", "replace").splitlines()
     found: dict[str, dict[str, set[int]]] = {"keep": {}, "drop": {}}
     for number, line in enumerate(lines, 1):

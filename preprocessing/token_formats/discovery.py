@@ -29,7 +29,7 @@ def find_token_files(tokens: Path, column: str, dtype: str) -> list[TokenFile]:
         tokens = tokens.with_suffix(".bin")
     if not exists(tokens):
         raise UsageError(
-            f"{tokens}: expected a file or folder of tokens, and there is none; a data set of the Hub is "
+            f"{tokens}: expected a file or folder of tokens, but there is none; a data set of the Hub is "
             "hf://datasets/ORG/NAME"
         )
     paths = [tokens] if is_file(tokens) else sorted(walk(tokens), key=lambda path: path.parts)
@@ -57,7 +57,7 @@ def _describe(path: Path, source: str, column: str, dtype: str) -> list[TokenFil
         reject_remote(path)
         return find_mosaic_files(path, source, column, dtype)
     if path.suffix == ".idx" and not path.with_suffix(".bin").is_file():
-        raise InputError(f"{path}: expected {path.with_suffix('.bin').name} beside it, and there is none")
+        raise InputError(f"{path}: expected {path.with_suffix('.bin').name} beside it, but there is none")
     if path.suffix in _TABLES:
         info = file_info(path)
         return [TokenFile(path, source, "table", info.size if info else 0, column=column)]

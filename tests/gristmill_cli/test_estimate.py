@@ -67,7 +67,7 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
         main([str(corpus), "--sample", "300kB", "--json", "--tokenizer.file", str(tokenizer), "--workers", "3"])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
-    assert "--workers say where a run works and do not change an estimate" in printed.err
+    assert "--workers do not change an estimate: they only say where a run works" in printed.err
 
 
 @pytest.mark.thorough

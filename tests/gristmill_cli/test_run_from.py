@@ -124,7 +124,7 @@ def test_a_corpus_may_be_removed_once_it_was_read(ended: RunConfig, tmp_path: Pa
         with pytest.raises(UsageError, match=r"--mix.weights.*nowhere"):
             run(replace(ended, from_="filter", mix=Mix(weights={"nowhere": 1.0})))
         for first in (None, "normalize_text"):
-            with pytest.raises(UsageError, match="expected a folder, and there is none of that name"):
+            with pytest.raises(UsageError, match="expected a folder, but there is none of that name"):
                 run(replace(ended, from_=first))
 
 

@@ -137,8 +137,8 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
 @pytest.mark.parametrize(
     ("folder", "wanted"),
     [
-        ("none", "expected a folder, and there is none"),
-        ("in/book/a.jsonl", "expected a folder, and it is a file"),
+        ("none", "expected a folder, but there is none"),
+        ("in/book/a.jsonl", "expected a folder, got a file"),
         ("empty", "holds no corpus file: expected *.jsonl"),
         ("clash", "a.arrow and a.parquet would be written to one file, "),
     ],
@@ -185,7 +185,7 @@ def test_an_output_that_is_a_link_to_nothing_is_named(tmp_path: Path, fails, tar
     put(tmp_path / "in" / "a.jsonl", GOOD)
     (tmp_path / "link").symlink_to("nowhere")
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
-    assert code == 1 and f"{tmp_path}/link is a link to nowhere, which is not there: make it a folder" in text
+    assert code == 1 and f"{tmp_path}/link is a link to nowhere, which does not exist: create that folder" in text
 
 
 def test_the_limit_of_file_sizes_is_named(tmp_path: Path) -> None:

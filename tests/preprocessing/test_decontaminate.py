@@ -282,7 +282,7 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
     write(tmp_path / "other/quiz.jsonl", [{"question": ITEM}])
     for changes, fault in (
         ({"against": ()}, "expected files or folders of benchmarks, got none"),
-        ({"against": (tmp_path / "none",)}, "none: expected a file or a folder, and there is none"),
+        ({"against": (tmp_path / "none",)}, "none: expected a file or a folder, but there is none"),
         ({"against": (quiz, tmp_path / "other/quiz.jsonl")}, r"got quiz.jsonl twice; rename one"),
         ({"template": "{text}"}, r"quiz.jsonl line 1: .*text.*; name the fields that there are, as in --template"),
         ({"template": "question"}, "--template 'question': expected names of fields in braces"),
@@ -292,8 +292,8 @@ def test_a_mistake_is_refused_in_a_sentence(tmp_path: Path) -> None:
             "empty.jsonl: expected items, a record each",
         ),
         ({"against": (tmp_path / "bad.jsonl",)}, r"bad.jsonl line 1: broken JSON.*; fix or remove the record"),
-        ({"against": (tmp_path / "corpus/web",)}, "items of the benchmark would be documents, too"),
-        ({"against": (tmp_path,)}, "items of the benchmark would be documents, too"),
+        ({"against": (tmp_path / "corpus/web",)}, "items of the benchmark would also be read as documents"),
+        ({"against": (tmp_path,)}, "items of the benchmark would also be read as documents"),
         ({"margin": -1}, "--margin: expected 0 or more, got -1"),
         ({"min_ngrams": 0}, "--min_ngrams: expected 1 or more, got 0"),
         ({"near": 0.2}, "--near: expected 0, or a share of 0.5 to 1, got 0.2; try --near 0.6"),

@@ -377,7 +377,7 @@ def only_text(folder: Path) -> None:
         (bad_pointers, InputError, "a.idx is damaged: expected sequences that follow each other"),
         (bad_dtype, InputError, "expected version 1 with integer ids, got version 1 with float32"),
         (bad_index, InputError, "expected Megatron's index, which begins with"),
-        (no_bin, InputError, "a.idx: expected a.bin beside it, and there is none"),
+        (no_bin, InputError, "a.idx: expected a.bin beside it, but there is none"),
         (no_ids, UsageError, "expected a column input_ids or tokens of token ids, got text; try --column"),
         (floats, UsageError, "expected lists of integer ids in input_ids, got list<"),
         (null_id, InputError, "expected an id everywhere in input_ids, got null"),

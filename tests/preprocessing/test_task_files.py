@@ -104,7 +104,7 @@ def test_a_data_set_of_the_hub_by_its_configuration_and_split(corpus: Path, monk
          "got the code !function utils.text as doc_to_text, which is not run; name the fields .* --template"),
         ("task: winds", "process_docs: !function utils.docs", "got the code !function utils.docs as process_docs"),
         ("{{question.strip()}}", "{{question", "doc_to_text is no Jinja template"),
-        ("items.jsonl", "none.jsonl", "expected its data file none.jsonl, and there is none"),
+        ("items.jsonl", "none.jsonl", "expected its data file none.jsonl, but there is none"),
         ("dataset_path: json", "group: all", "expected a task with a dataset_path, got none"),
         ("task: winds", "task: [", "expected a task file of lm-eval, got broken YAML"),
         ("{{choices.text}}", "{{options}}", "no options, only question.*; name the fields that there are"),
@@ -124,5 +124,5 @@ def test_a_task_without_fields_is_refused(corpus: Path) -> None:
 
 def test_items_within_the_corpus_are_refused(corpus: Path) -> None:
     task = write_task(corpus.parent / "tasks", TASK.replace("items.jsonl", str(corpus / "web/a.jsonl")))
-    with pytest.raises(GristmillError, match="items of the benchmark would be documents"):
+    with pytest.raises(GristmillError, match="items of the benchmark would also be read as documents"):
         found(corpus, task)

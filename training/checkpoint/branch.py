@@ -51,7 +51,7 @@ class BranchSource:
         stored = group.main_only(lambda: read_run(run))
         if stored is None:
             raise UsageError(
-                f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
+                f"branch_from is {checkpoint}, but there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
         reads = {key: stored.get(key) for key in _READ}

@@ -116,8 +116,8 @@ class DataConfig:
         )
         require(
             all(weight > 0 and math.isfinite(weight) for weight in self.weights),
-            f"data.weights are {' '.join(map(str, self.weights))}; expected finite numbers above 0; leave folders out "
-            "of data.train that shall not be read",
+            f"data.weights are {' '.join(map(str, self.weights))}; expected finite numbers above 0; leave folders that "
+            "should not be read out of data.train",
         )
         require(
             folders == 1 or self.order == "keyed",

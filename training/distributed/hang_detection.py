@@ -240,7 +240,7 @@ def _collect_activities(store: dist.Store, size: int) -> dict[int, Activity]:
 def _advice() -> str:
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         return "torchrun restarts all ranks; they resume from the last checkpoint"
-    return "run the same command to resume from the last checkpoint; torchrun --max-restarts 3 restarts by itself"
+    return "run the same command to resume from the last checkpoint; torchrun --max-restarts 3 restarts automatically"
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:

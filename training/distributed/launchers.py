@@ -55,8 +55,8 @@ def _of_mpi(environ: MutableMapping[str, str], names: Mapping[str, str]) -> dict
     require(
         found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] or "MASTER_ADDR" in environ,
         f"mpirun started {found['WORLD_SIZE']} processes, {found['LOCAL_WORLD_SIZE']} of them here, and does not say "
-        "where the first is: give its machine's name to all by mpirun -x MASTER_ADDR=HOST, of MPICH "
-        "-genv MASTER_ADDR HOST, or start them with torchrun",
+        "where the first one is: give its host name to all with mpirun -x MASTER_ADDR=HOST (MPICH: -genv MASTER_ADDR "
+        "HOST), or start them with torchrun",
     )
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMI_PORT", "")
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(zlib.crc32(job.encode()))}

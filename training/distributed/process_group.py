@@ -66,7 +66,7 @@ def _device_kind(asked: str) -> str:
     available = torch.cuda.is_available()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if asked == "cuda" and not available:
-        raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --device cpu")
+        raise UsageError("--device is cuda, but torch finds no GPU on this machine; try --device cpu")
     if asked != "cpu" and available and local_ranks > torch.cuda.device_count():
         raise UsageError(
             f"{count_of(local_ranks, 'process', 'processes')} and {count_of(torch.cuda.device_count(), 'GPU')} on this "

@@ -45,7 +45,7 @@ class Preset:
 def find_preset(name: str) -> Preset:
     """The preset of this name. Raises UsageError for an unknown one, naming the most similar."""
     if name not in PRESETS:
-        raise UsageError(f"model.preset is {name!r}, and there is no such preset; {one_of(name, PRESETS)}")
+        raise UsageError(f"model.preset is {name!r}, but there is no such preset; {one_of(name, PRESETS)}")
     return PRESETS[name]
 
 

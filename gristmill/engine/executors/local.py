@@ -183,9 +183,8 @@ class LocalExecutor:
         how = how_ended(self._started)
         if self._foreign:
             return (
-                f"a worker process died in {self._foreign} ({how}): a function and its module must not end their "
-                "process, as os._exit(), a signal, or a crash of a library in C does. Or the machine ran out of "
-                "memory: then try fewer --workers"
+                f"a worker process died in {self._foreign} ({how}): it ended its own process (os._exit(), a signal, or "
+                "a crash in a C library), or the machine ran out of memory; in that case try fewer --workers"
             )
         return (
             f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a "
@@ -234,7 +233,7 @@ def _explain_start() -> Iterator[None]:
     except OSError as error:
         hints = {
             errno.EMFILE: "raise the limit of open files (ulimit -n 1024)",
-            errno.ENOENT: "the working folder is gone: change to another one",
+            errno.ENOENT: "the current folder was removed: change to another one",
         }
         hint = hints.get(error.errno or 0, f"{error}. Set TMPDIR to a folder with a short name, such as /var/tmp")
         raise GristmillError(f"cannot start worker processes: {hint}, or give --workers 1") from error

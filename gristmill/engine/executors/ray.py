@@ -97,8 +97,8 @@ def ray_executor(address: str, memory: int, scratch: NodeScratch) -> Iterator[Ra
     except Exception as error:  # Ray raises a plain one if a node of its own does not start
         first = str(error).strip().split("\n")[0]
         raise UsageError(
-            f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers there ({first}). Does it run? Does it "
-            "ask for a token (then set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)?"
+            f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers at this address ({first}). Check that it "
+            "runs; if it needs a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error
     try:
         _check_room(memory)
@@ -132,7 +132,7 @@ def _check_room(memory: int) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     most = max((node.get("memory", 0) for node in nodes), default=0)
     if not nodes:
-        raise UsageError("the Ray cluster has no node with a core to work on: add one")
+        raise UsageError("the Ray cluster has no node with CPU cores: add one")
     if most < memory:
         raise UsageError(
             f"a task takes {memory:,} bytes, and no node of the Ray cluster offers more than {most:,.0f}: give a "
@@ -153,9 +153,9 @@ def _result(reference: Any, foreign: str) -> tuple[Any, int]:
         first = str(error).strip().split("\n")[0]
         where = f" in {foreign}, which must not end its process" if foreign else ""
         raise GristmillError(
-            f"Ray gave up a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give "
-            "a larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again "
-            "to resume"
+            f"Ray gave up on a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give a "
+            "larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again to "
+            "resume"
         ) from error
     if isinstance(found, Failure):
         raise found.error()

@@ -280,7 +280,7 @@ def _names_full_disk(scratch: Scratch) -> Iterator[None]:
         disk = shutil.disk_usage(scratch.folder)
         raise OutputError(
             f"--scratch {scratch.folder.parent} is full: its disk has {disk.free:,} of {disk.total:,} bytes free. Give "
-            "a folder on a larger disk, or a --scratch_size that is there, so that fewer tasks work at a time"
+            "a folder on a larger disk, or a --scratch_size that fits, so that fewer tasks run at the same time"
         ) from error
 
 
@@ -336,7 +336,9 @@ def _no_object(path: Path, seen: FileInfo | None) -> InputError:
         what = f"{path} was removed while it was read: run the same command again"
     else:
         what = f"cannot read {path}: there is no such object. Check the path, or run the stage that writes it"
-    return InputError(f"{what}. (A key that ends in a slash, {path.name}/, is no file's name: rename such an object.)")
+    return InputError(
+        f"{what}. (An object whose key ends in a slash, {path.name}/, cannot be read as a file: rename it.)"
+    )
 
 
 def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges]]:

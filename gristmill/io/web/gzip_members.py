@@ -59,7 +59,7 @@ def gzip_members(file: BinaryIO) -> Iterator[bytes]:
                 raise
             yield Gap.after(member.streamed)
     if not has_member:
-        raise EOFError("there are zeros in the file, and no member")
+        raise EOFError("the file has only zeros, and no gzip member")
 
 
 class _Member:

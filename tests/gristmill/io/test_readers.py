@@ -256,7 +256,7 @@ def test_read_corpus_yields_every_document_with_its_fields(tmp_path: Path) -> No
     assert one.value("url") == "http://x" and math.isnan(one.value("n")) and two.value("url") is None
     with pytest.raises(UsageError, match="known format"):
         list(read_corpus(Path(__file__)))
-    with pytest.raises(UsageError, match="expected a folder, and there is none"):
+    with pytest.raises(UsageError, match="expected a folder, but there is none"):
         list(read_corpus(tmp_path / "gone"))
 
 

@@ -129,7 +129,7 @@ def test_sources_have_folders_files_and_formats_of_their_own(tmp_path: Path) -> 
         ("web", Source(column="chat", message="role"), "expected names of a message's fields in braces"),
         ("web", Source(template="{a}", message="{role}"), "and no template with it"),
         ("web", Source(format="arrow"), "holds no file of the format arrow, only jsonl"),
-        ("gone", Source(), "expected a folder, and there is none"),
+        ("gone", Source(), "expected a folder, but there is none"),
         ("web", Source(path="web/a.pdf"), "expected a folder, or a"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_file_is_found_in_a_folder_of_a_model(file: Path, tmp_path: Path) -> N
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UsageError, match=r"tokenizer_config\.json is damaged"):
         read_config(companions_of(file))
-    with pytest.raises(UsageError, match=r"expected a tokenizer, and there is no such file: give a tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"expected a tokenizer, but there is no such file; give a tokenizer\.json"):
         find_tokenizer_file(tmp_path / "none.json")
 
 

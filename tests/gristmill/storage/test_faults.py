@@ -158,6 +158,6 @@ def test_an_upload_in_parts(folder: Path, store, large: Path, monkeypatch, of: A
 def test_an_upload_in_parts_that_fails_leaves_nothing(folder: Path, store, large: Path, monkeypatch) -> None:
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
     store.fault = Times(unavailable, 1000, puts_part)
-    with pytest.raises(StorageError, match=r"the store fails or is too busy \(503 SlowDown\)"):
+    with pytest.raises(StorageError, match=r"the store failed or is too busy \(503 SlowDown\)"):
         upload(large, folder / "large")
     assert find_object(folder / "large") is None

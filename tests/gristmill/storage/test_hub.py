@@ -122,7 +122,7 @@ def test_a_file_is_found_without_a_listing(hub: Hub) -> None:
         assert file_info(Path(root, "b")) is None and file_info(Path(root)) is None
         assert read_file(Path(root, "a")) == b"x"
     assert not any("/tree/" in path for _, path in hub.requests)
-    with pytest.raises(UsageError, match="expected a folder, and it is a file"):
+    with pytest.raises(UsageError, match="expected a folder, got a file"):
         scan_corpus(Path(f"{ROOT}@{sha}", "a"))
 
 
@@ -170,7 +170,7 @@ def test_requests_that_are_too_many_are_made_later(hub: Hub) -> None:
     [
         ("org/other/data", UsageError, r"cannot read hf://datasets/org/other: there is no hf://datasets/org/other, or"),
         ("org/name@v9/data", UsageError, r"the dataset has no revision v9: give a branch"),
-        ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: expected a folder, and there is none"),
+        ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: expected a folder, but there is none"),
         ("org/na--me/data", UsageError, r"no dataset has such a name"),
         ("org", UsageError, r"hf://datasets/org: expected hf://datasets/ORG/NAME/folder"),
     ],
@@ -187,7 +187,7 @@ def test_a_name_that_is_not_there(hub: Hub, path: str, error: type[Exception], m
         (status(403, **{"X-Error-Code": "GatedRepo"}), UsageError, "accept the terms on the dataset's page, and set"),
         (status(429), StorageError, r"limits the rate of requests \(429\).*with HF_TOKEN"),
         (status(500), StorageError, r"too busy \(500\)"),
-        (status(400), UsageError, r"refuses it \(400\)"),
+        (status(400), UsageError, r"refused the request \(400\)"),
     ],
 )
 def test_answers_that_are_errors(hub: Hub, fault: Fault, error: type[Exception], message: str) -> None:
@@ -215,7 +215,9 @@ def test_without_a_network_or_the_package(
     assert not caplog.records  # it was not asked again, which the library says with two lines each time
     hub.faults = [lambda *_: (200, {}, b"<html>")]
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    with pytest.raises(StorageError, match="what answers is not the Hub: check the network and HF_ENDPOINT"):
+    with pytest.raises(
+        StorageError, match="the server that answered is not the Hub: check the network and HF_ENDPOINT"
+    ):
         is_folder(ROOT / "data")
     monkeypatch.setenv("HF_ENDPOINT", "localhost")
     with pytest.raises(UsageError, match="HF_ENDPOINT 'localhost' is not a URL: expected https://host"):

@@ -34,14 +34,18 @@ REFUSALS = [
     ("403 Forbidden", "InvalidAccessKeyId", KEYS.format("InvalidAccessKeyId")),
     ("403 Forbidden", "SignatureDoesNotMatch", KEYS.format("SignatureDoesNotMatch")),
     ("400 Bad Request", "ExpiredToken", KEYS.format("ExpiredToken")),
-    ("403 Forbidden", "RequestTimeTooSkewed", "this machine's clock is wrong, and the store refuses it: set the clock"),
+    (
+        "403 Forbidden",
+        "RequestTimeTooSkewed",
+        "this machine's clock is wrong, so the store refuses requests: set the clock",
+    ),
     ("301 Moved Permanently", "PermanentRedirect", REGION),
     ("400 Bad Request", "AuthorizationHeaderMalformed", REGION),
     ("404 Not Found", "NoSuchBucket", "there is no bucket of that name: check the name, or create it"),
-    ("418 Teapot", "Unheard", r"the store refuses it \(418 Unheard\)"),
+    ("418 Teapot", "Unheard", r"the store refused the request \(418 Unheard\)"),
 ]
 PASSING = [
-    (unavailable, r"the store fails or is too busy \(503"),
+    (unavailable, r"the store failed or is too busy \(503"),
     (dropped, "it cannot be reached, or does not answer"),
 ]
 
@@ -67,7 +71,11 @@ def test_a_refusal(folder: Path, store, call, status: str, code: str, sentence: 
 
 @pytest.mark.parametrize(
     ("status", "sentence"),
-    [("403 Forbidden", "no permission: allow"), ("400 Bad Request", "refuses it"), ("301 Moved Permanently", REGION)],
+    [
+        ("403 Forbidden", "no permission: allow"),
+        ("400 Bad Request", "refused the request"),
+        ("301 Moved Permanently", REGION),
+    ],
 )
 def test_a_refusal_of_a_request_whose_answer_has_no_body(folder: Path, store, status: str, sentence: str) -> None:
     store.fault = refuse(status, "")
@@ -212,7 +220,9 @@ def test_an_object_whose_key_ends_in_a_slash(folder: Path, store, tmp_path: Path
     store.put(f"{object_name(folder).key}/a.jsonl/", b"data")
     (file,) = list_corpus(folder)
     task = Task("read", Counts, {"path": file.path})
-    with pytest.raises(InputError, match=r"no such object\. Check the path, .* slash, a\.jsonl/, is no file"):
+    with pytest.raises(
+        InputError, match=r"no such object\. Check the path, .* slash, a\.jsonl/, cannot be read as a file"
+    ):
         staged(task, {}, Scratch(tmp_path)).__enter__()
     with pytest.raises(
         InputError, match=r"was removed while it was read: run the same command again\. .* slash, a\.jsonl/, is no"

@@ -99,7 +99,7 @@ def test_listed_rows_of_the_full_certificate_have_up_to_16_processes() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_told() -> None:
-    with pytest.raises(UsageError, match="device is cuda, and torch finds no GPU on this machine; try --device cpu"):
+    with pytest.raises(UsageError, match="device is cuda, but torch finds no GPU on this machine; try --device cpu"):
         parity(device="cuda")
 
 

@@ -56,7 +56,7 @@ def test_options_beside_a_preset_take_the_place_of_its_values() -> None:
 def test_an_unknown_preset_names_the_most_similar(name: str, said: str) -> None:
     with pytest.raises(UsageError) as told:
         ModelConfig(preset=name).resolve(9, 8)
-    assert f"model.preset is {name!r}, and there is no such preset; {said}" in str(told.value)
+    assert f"model.preset is {name!r}, but there is no such preset; {said}" in str(told.value)
 
 
 def test_a_tokenizer_or_sequence_that_does_not_fit_a_published_model_is_refused() -> None:

@@ -90,8 +90,8 @@ class Rendezvous:
             if (last := self._last()) < least:
                 raise InputError(
                     f"the files of round {least} in {self.folder} are gone or damaged, which replica "
-                    f"{self.config.number} needs; end all replicas and start them again, first the one with the latest "
-                    "checkpoint"
+                    f"{self.config.number} needs; stop all replicas and start them again, the one with the latest "
+                    "checkpoint first"
                 )
             return last
 

@@ -125,8 +125,8 @@ class RendezvousFolder:
             found: dict[str, Any] = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{path} is gone or damaged; remove {self.path}, end all replicas and start them again, first the one "
-                "with the latest checkpoint: the others take its shared weights"
+                f"{path} is gone or damaged; remove {self.path}, stop all replicas and start them again, the one with "
+                "the latest checkpoint first: the others take its shared weights"
             ) from error
         return found
 

@@ -43,8 +43,8 @@ def work(plan: RunPlan, device: torch.device, on_part: Callable[[Part], None] = 
             return worker.run(link, on_part)
         except (EOFError, OSError) as error:
             raise ServerLostError(
-                f"the server at host {config.host}, port {config.port} is gone or did not hear of this worker for its "
-                "--timeout; start what is gone again: both resume"
+                f"the server at host {config.host}, port {config.port} has stopped, or did not hear from this worker "
+                "within its --timeout; start what has stopped again: both resume"
             ) from error
 
 

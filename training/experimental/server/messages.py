@@ -79,7 +79,7 @@ class Link:
                 values = torch.empty(0) if into is None else into
                 self._connection.recv_bytes_into(values.view(torch.uint8).numpy())
         except (ValueError, TypeError, KeyError, RecursionError, BufferTooShort) as error:  # of another program
-            raise OSError(f"received what is no message: {error}") from error
+            raise OSError(f"received something that is not a message: {error}") from error
         return header
 
     def close(self) -> None:

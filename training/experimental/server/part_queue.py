@@ -37,7 +37,7 @@ class PartQueue:
 
     def give(self, worker: int, part: Part) -> None:
         """A worker's part is done."""
-        assert self._taken.get(part) == worker, f"worker {worker} gives {part}, which it has not taken"
+        assert self._taken.get(part) == worker, f"worker {worker} returned {part}, which it had not taken"
         del self._taken[part]
         self._done.add(part)
         while (parts := {(self.oldest, number) for number in range(self.parts)}) <= self._done:

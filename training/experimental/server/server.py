@@ -178,7 +178,7 @@ class GradientServer:
             del self._workers[worker]
             for step, number in self.queue.drop(worker):
                 self.say(
-                    f"worker {worker} is gone: part {number} of step {step + 1} goes to another; "
+                    f"worker {worker} has stopped: part {number} of step {step + 1} goes to another; "
                     f"{count_of(len(self._workers), 'worker')} active"
                 )
             self._changed.notify_all()

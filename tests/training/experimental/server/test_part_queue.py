@@ -45,5 +45,5 @@ def test_a_worker_waits_for_the_slowest() -> None:
     assert queue.take(1) is None  # part (0, 0) is not done
     queue.give(0, (0, 0))
     assert queue.take(1) == (2, 0)
-    with pytest.raises(AssertionError, match="which it has not taken"):
+    with pytest.raises(AssertionError, match="which it had not taken"):
         queue.give(0, (2, 0))

@@ -96,7 +96,7 @@ def test_a_silent_worker_leaves_its_part_to_another(serve: Callable) -> None:
             assert link.receive(torch.zeros(3))["part"] == [0, 0]
             link.send({"loss": 0.5}, torch.full((3,), 2.0))
             assert collecting.result() == 0.5
-    assert "worker 1 is gone: part 0 of step 1 goes to another; 1 worker active" in said
+    assert "worker 1 has stopped: part 0 of step 1 goes to another; 1 worker active" in said
 
 
 @pytest.mark.parametrize("sent", [b"[1]", b"no JSON", b"[" * 60_000, b'{"identity": 1}'])

@@ -100,7 +100,7 @@ def test_without_staleness_a_run_is_synchronous_and_a_killed_worker_loses_its_pa
         train_async(exact)
     assert [process.exitcode for process in started] == [0, -signal.SIGKILL]
     said = capfd.readouterr().out
-    assert "is gone: part" in said and "of step 1 goes to another; 1 worker active" in said
+    assert "has stopped: part" in said and "of step 1 goes to another; 1 worker active" in said
     assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
 
 
