@@ -225,6 +225,6 @@ def test_an_object_whose_key_ends_in_a_slash(folder: Path, store, tmp_path: Path
     ):
         staged(task, {}, Scratch(tmp_path)).__enter__()
     with pytest.raises(
-        InputError, match=r"was removed while it was read: run the same command again\. .* slash, a\.jsonl/, is no"
+        InputError, match=r"was removed while it was read: run the same command again\. .* slash, a\.jsonl/, cannot"
     ):
         staged(task, {file.path: FileInfo(4)}, Scratch(tmp_path)).__enter__()
