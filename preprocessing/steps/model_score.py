@@ -4,6 +4,7 @@ A score is a fact, float32, whose name has the model's version: edu@3f9c2a1b. Ch
 (preprocessing/choose_by_score.py), so that a new limit reads no text.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,22 +17,29 @@ import numpy as np
 
 from gristmill.errors import UsageError, require
 from gristmill.steps import Batch, DocumentStep, Outcome
+from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
 
 Of = Literal["source", "all"]
+Device = Literal["cpu", "cuda"]
 _SHOWN_DIGITS = 8  # of a model's version in the name of a score
 
 
 class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A table [scores.NAME] of a run's TOML: a model, and which documents its score keeps.
 
-    `fasttext` is a supervised model, .bin or .ftz, whose probability of `label` is the score. A document whose score is
-    below `min` goes; or, with `quantile`, one that is below this quantile of the scores, `of` its source or of all.
-    Without either, scores are noted and nothing goes.
+    `fasttext` is a supervised model, .bin or .ftz; `transformers` a sequence classifier, as a folder or a repository
+    ORG/NAME, which reads the first `max_tokens` of a text on a `device`. The score is the probability of `label`, or
+    the output of a classifier that has one alone. A document whose score is below `min` goes; or, with `quantile`, one
+    that is below this quantile of the scores, `of` its source or of all. Without either, scores are noted and nothing
+    goes.
     """
 
     fasttext: str = ""
+    transformers: str = ""
     label: str = ""
+    max_tokens: int = 512
+    device: Device = "cpu"
     min: float | None = None
     quantile: float | None = None
     of: Of = "source"
@@ -39,7 +47,17 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
         table = f"[scores.{name}]"
-        require(bool(self.fasttext), f"{table}: expected a model, such as fasttext = 'model.bin', got none")
+        given = " and ".join(model for model in (self.fasttext, self.transformers) if model)
+        require(
+            bool(self.fasttext) != bool(self.transformers),
+            f"{table}: expected one model, such as fasttext = 'model.bin' or transformers = 'ORG/NAME', got "
+            f"{given or 'none'}",
+        )
+        require(
+            bool(self.transformers) or (self.max_tokens, self.device) == (512, "cpu"),
+            f"{table}: max_tokens and device have no effect on a fastText model; leave them out",
+        )
+        require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
         require(
             self.min is None or self.quantile is None,
             f"{table}: expected min or quantile, got both; leave one out, or make a second table",
@@ -55,30 +73,12 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
 
-def score_step(name: str, options: ScoreOptions) -> "FastTextScore":
-    """Return the step of a table [scores.NAME]. UsageError, or InputError, if its model cannot be used."""
-    options.check(name)
-    require(
-        find_spec("fasttext") is not None,
-        f"[scores.{name}]: a fastText model needs the library fasttext: pip install 'gristmill[fasttext]'",
-    )
-    model = Path(options.fasttext)
-    require(model.is_file(), f"[scores.{name}]: {model}: expected a fastText model, and there is no such file")
-    label = read_fasttext(model).find_label(model, options.label)
-    return FastTextScore(name, model, label, version_of_file(model))
-
-
 @dataclass(frozen=True)
-class FastTextScore(DocumentStep):
-    """Note a fastText model's probability of `label` for each text, whose line ends count as spaces.
-
-    Where the model says nothing of a text, such as an empty one, the score is 0.
-    """
+class ModelScore(DocumentStep):
+    """Note a score of each text as a fact, which is named after `score` and the model's `version`, a SHA-256."""
 
     score: str
-    model: Path
-    label: str
-    sha256: str
+    model_version: str
 
     @property
     def name(self) -> str:
@@ -87,24 +87,66 @@ class FastTextScore(DocumentStep):
     @property
     def fact(self) -> str:
         """The name of the fact."""
-        return f"{self.score}@{self.sha256[:_SHOWN_DIGITS]}"
-
-    def describe(self) -> str:
-        """Return the score in a few words, as settings of a run show it."""
-        return f"{self.fact} {self.model.name} {self.label}"
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        return ("fasttext-predict",)
+        return f"{self.score}@{self.model_version[:_SHOWN_DIGITS]}"
 
     @property
     def makes(self) -> dict[str, str]:
         return {self.fact: "float32"}
 
     def apply(self, batch: Batch) -> Outcome:
-        model = _load(self.model, self.sha256)
-        scores = np.fromiter((self._score(model, text) for text in batch.texts), np.float32, len(batch))
-        return Outcome(facts={self.fact: finite_scores(scores)})
+        return Outcome(facts={self.fact: finite_scores(self.compute(batch.texts))})
+
+    @abstractmethod
+    def compute(self, texts: tuple[str, ...]) -> np.ndarray:
+        """Return the score of each text."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the score in a few words, as settings of a run show it."""
+
+
+def score_step(name: str, options: ScoreOptions) -> ModelScore:
+    """Return the step of a table [scores.NAME]. UsageError, or InputError, if its model cannot be used."""
+    options.check(name)
+    if options.transformers:
+        require(
+            find_spec("transformers") is not None and find_spec("torch") is not None,
+            f"[scores.{name}]: a classifier needs transformers and torch: pip install 'gristmill[classifier]'",
+        )
+        found = read_classifier(options.transformers, options.label)
+        return ClassifierScore(
+            name, found.version, found.files, found.output, found.is_multi, options.max_tokens, options.device
+        )
+    require(
+        find_spec("fasttext") is not None,
+        f"[scores.{name}]: a fastText model needs the library fasttext: pip install 'gristmill[fasttext]'",
+    )
+    model = Path(options.fasttext)
+    require(model.is_file(), f"[scores.{name}]: {model}: expected a fastText model, and there is no such file")
+    label = read_fasttext(model).find_label(model, options.label)
+    return FastTextScore(name, version_of_file(model), model, label)
+
+
+@dataclass(frozen=True)
+class FastTextScore(ModelScore):
+    """Score texts by a fastText model's probability of `label`; line ends count as spaces.
+
+    Where the model says nothing of a text, such as an empty one, the score is 0.
+    """
+
+    model: Path
+    label: str
+
+    def describe(self) -> str:
+        return f"{self.fact} {self.model.name} {self.label}"
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("fasttext-predict",)
+
+    def compute(self, texts: tuple[str, ...]) -> np.ndarray:
+        model = _load_fasttext(self.model, self.model_version)
+        return np.fromiter((self._score(model, text) for text in texts), np.float32, len(texts))
 
     def _score(self, model: Any, text: str) -> float:
         labels, probabilities = model.predict(text.replace("\n", " "), k=-1)
@@ -114,8 +156,30 @@ class FastTextScore(DocumentStep):
         return 0.0
 
 
+@dataclass(frozen=True)
+class ClassifierScore(ModelScore):
+    """Score texts by a sequence classifier of these files; see ClassifierFiles."""
+
+    files: tuple[Path, ...]
+    output: int
+    is_multi: bool
+    max_tokens: int
+    device: Device
+
+    def describe(self) -> str:
+        return f"{self.fact} {self.files[0].parent.name} output {max(self.output, 0)} of {self.max_tokens} tokens"
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("transformers", "torch", "tokenizers")
+
+    def compute(self, texts: tuple[str, ...]) -> np.ndarray:
+        model = _load_classifier(self.files[0].parent, self.model_version, self.device, self.max_tokens)
+        return model.score(texts, self.output, self.is_multi)
+
+
 @lru_cache(maxsize=4)
-def _load(path: Path, _sha256: str) -> Any:
+def _load_fasttext(path: Path, _version: str) -> Any:
     """Return a model, which stays in memory. UsageError if the library refuses it."""
     import fasttext  # here, as it is an extra
 
@@ -123,6 +187,12 @@ def _load(path: Path, _sha256: str) -> Any:
         return fasttext.load_model(str(path))
     except (ValueError, RuntimeError, MemoryError) as error:
         raise UsageError(f"{path} is no fastText model that can be read ({error}); fetch it again") from error
+
+
+@lru_cache(maxsize=2)
+def _load_classifier(folder: Path, _version: str, device: str, max_tokens: int) -> Classifier:
+    """Return a classifier, which stays in memory."""
+    return Classifier(folder, device, max_tokens)
 
 
 def finite_scores(scores: np.ndarray) -> np.ndarray:

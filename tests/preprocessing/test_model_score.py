@@ -43,7 +43,10 @@ def test_scores_are_fasttexts_own(tmp_path: Path, name: str) -> None:
     assert max(expected) > 0.99 and min(expected) < 0.01
 
 
-def test_scores_are_facts_named_by_the_models_version_whatever_the_workers(tmp_path: Path) -> None:
+def test_scores_are_facts_named_by_the_models_version_whatever_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)  # a task for each file
     texts = [text for text in TEXTS * 30 if text.strip()]
     corpus = write_texts(tmp_path / "corpus", texts, files=5)
     model = write_model("softmax.bin", tmp_path / "softmax.bin")
@@ -52,6 +55,7 @@ def test_scores_are_facts_named_by_the_models_version_whatever_the_workers(tmp_p
         prepare(corpus, None, tmp_path / f"facts{workers}", [step], RunOptions(workers=workers, quiet=True))
     one, two = (sorted((tmp_path / f"facts{n}").rglob("*.parquet")) for n in (1, 2))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert len(one) == 5
     table = facts_in(tmp_path / "facts1")
     assert table.schema.field(step.fact).type == pa.float32()
     known = dict(zip(TEXTS, scores_of("softmax.bin"), strict=True))
@@ -72,7 +76,9 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, UsageError, r"\[scores.edu\]: expected a model, such as fasttext = 'model.bin', got none"),
+        ({}, UsageError, r"\[scores.edu\]: expected one model, such as fasttext = 'model.bin' or .*, got none"),
+        ({"fasttext": "a.bin", "transformers": "org/name"}, UsageError, "got a.bin and org/name"),
+        ({"fasttext": "a.bin", "label": "hq", "device": "cuda"}, UsageError, "have no effect on a fastText model"),
         ({"fasttext": "none.bin"}, UsageError, "none.bin: expected a fastText model, and there is no such file"),
         ({"fasttext": "text.bin"}, InputError, "text.bin: expected a fastText model .*, got another file"),
         ({"fasttext": "empty.bin"}, InputError, "empty.bin: expected a fastText model"),
