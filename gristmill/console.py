@@ -16,10 +16,13 @@ class OutputConsole(Console):
     """Console whose errors are an OutputError, or the end of the program if its reader has ended."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        parts = [part for it in objects for part in (it.renderables if isinstance(it, Group) else [it])]
+        parts = list[Any]()
+        for item in objects:
+            parts += item.renderables if isinstance(item, Group) else [item]
         wide = self.options.update(width=10_000)
-        tables = [Measurement.get(self, wide, part).minimum for part in parts if isinstance(part, Table)]
-        self.width = max([self.width, *tables])  # rather than cut a number: the terminal breaks its lines
+        for part in parts:
+            if isinstance(part, Table):  # rather than cut a number: the terminal breaks its lines
+                self.width = max(self.width, Measurement.get(self, wide, part).minimum)
         try:
             with wrap_write_errors(Path("standard output")):
                 super().print(*objects, **options)
@@ -33,6 +36,6 @@ class OutputConsole(Console):
 
 
 def wide_console() -> Console:
-    """Console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
+    """Return a console on standard output; 160 columns wide if that is no terminal, so that tables are not cut."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by `>&-`
     return OutputConsole(soft_wrap=True, width=None if is_terminal else 160)

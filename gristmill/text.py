@@ -23,7 +23,7 @@ def matching_form(text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster, and a long text in pieces."""
+    """Return the bytes of a text in UTF-8; ASCII text is not encoded, which is faster, and a long text in pieces."""
     if text.isascii():
         return len(text)
     if len(text) <= _PIECE:
@@ -32,13 +32,14 @@ def utf8_size(text: str) -> int:
 
 
 def text_digest(text: str) -> bytes:
-    """SHA-256 of a text in UTF-8, 32 bytes."""
+    """Return the SHA-256 of a text in UTF-8, 32 bytes."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def working_memory(text: str, record: Any) -> int:
-    """Bytes that a document takes while it is worked on: its text and its line, if that is its record, each twice.
+    """Return the bytes that a document takes while it is worked on: its text and its line, if it has one, each twice.
 
     A text takes one byte a character if all are of Latin-1, else two or four.
     """
-    return 2 * sys.getsizeof(text) + 2 * (len(record) if isinstance(record, bytes) else 0)
+    line = len(record) if isinstance(record, bytes) else 0
+    return 2 * sys.getsizeof(text) + 2 * line

@@ -7,7 +7,9 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     >>> count_of(1, "layer"), count_of(1_200, "layer"), count_of(2, "process", "processes")
     ('1 layer', '1,200 layers', '2 processes')
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 def verb_for(number: int, singular: str, plural: str) -> str:
@@ -27,6 +29,7 @@ def message_of(error: BaseException) -> str:
     >>> message_of(ValueError("UTF-8 is required.")), message_of(ValueError())
     ('UTF-8 is required', 'ValueError')
     """
-    first = str(error).strip().partition("\n")[0].rstrip(".")
-    is_word = first[:1].isupper() and first[1:2].islower()
-    return first[0].lower() + first[1:] if is_word else first or type(error).__name__
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    if line[:1].isupper() and line[1:2].islower():  # a word, not an abbreviation
+        return line[0].lower() + line[1:]
+    return line or type(error).__name__

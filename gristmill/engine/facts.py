@@ -16,7 +16,7 @@ from gristmill.io.files import list_finished
 
 def list_facts(folder: Path) -> list[Path]:
     """Return the paths of all facts in a folder. UsageError if it has none, InputError if a pass is not finished."""
-    paths = [found.path for found in list_finished(folder, "a folder of facts") if not found.reason]
+    paths = [file.path for file in list_finished(folder, "a folder of facts") if not file.reason]
     if folder / INDEX_FILE not in paths:
         raise UsageError(f"{folder}: expected the facts of a corpus, got no {INDEX_FILE}; run prepare first")
     return paths
@@ -40,7 +40,10 @@ def load_index(index: Path) -> Result:
 
 def count_files(files: Sequence[FactsFile]) -> Counts:
     """Return the number of files per source that documents were written to."""
+    names = dict[str, None]()  # in order
+    for file in files:
+        names |= dict.fromkeys(part.file for part in file.slices)
     counts = Counts({}, [])
-    for name in dict.fromkeys(part.file for file in files for part in file.slices):
+    for name in names:
         counts.add_read_file(source_of(name))
     return counts

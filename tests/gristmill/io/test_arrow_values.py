@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.io.arrow_tables import records, to_python
+from gristmill.io.arrow_tables import records
+from gristmill.io.arrow_values import to_python
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.text_records import BadRecord
 
