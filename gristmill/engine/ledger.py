@@ -87,6 +87,7 @@ class DoneRecord(msgspec.Struct):
 
     @property
     def id(self) -> TaskId:
+        """Return the step and the name of the task."""
         return self.step, self.task
 
 
@@ -98,14 +99,14 @@ class StepResult:
 
     @property
     def counts(self) -> Counts:
-        """The counts of all tasks."""
+        """Return the counts of all tasks."""
         total = Counts({}, [])
         for record in self.records:
             total.merge(record.counts)
         return total
 
     def values(self, kind: type[_Value]) -> list[_Value]:
-        """The value that each task returned, as `kind`."""
+        """Return the value that each task returned, as `kind`."""
         return [msgspec.convert(record.value, kind) for record in self.records]
 
 
@@ -113,13 +114,21 @@ _Record = TypeVar("_Record", DoneRecord, BriefRecord)
 
 
 def run_name(stage: str, label: str = "", part: str = "") -> str:
-    """The name of a call of a stage, with the label of its output, and the part of the work that it does.
+    """Return the name of a call of a stage, with the label of its output, and the part of the work that it does.
 
     >>> run_name("to_hash", part="book/0-10"), run_name("filter", "short+200.pickle")
     ('to_hash+book+0-10', 'filter-short%2B200.pickle')
     """
-    label, part = (text.replace("%", "%25").replace(PART, "%2B") for text in (label, part))
-    return f"{stage}{label and f'-{label}'}{part and PART + part.replace('/', PART)}"
+    name = stage
+    if label:
+        name += f"-{_escaped(label)}"
+    if part:
+        name += PART + _escaped(part).replace("/", PART)
+    return name
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace(PART, "%2B")
 
 
 class Ledger:
@@ -133,26 +142,29 @@ class Ledger:
 
     @property
     def stage(self) -> str:
-        """The name of the stage, without that of its output and of the part of its work."""
+        """Return the name of the stage, without that of its output and of the part of its work."""
         return stage_in(self.file.stem)
 
     @property
     def parts(self) -> list["Ledger"]:
-        """The ledgers of calls that did parts of this one's work."""
-        state = self.file.parent
-        top = f"{self.file.stem}{PART}"
-        return [ledger for ledger in Ledger.all_in(state) if ledger.file.stem.startswith(top)]
+        """Return the ledgers of calls that did parts of this one's work."""
+        prefix = f"{self.file.stem}{PART}"
+        return [ledger for ledger in Ledger.all_in(self.file.parent) if ledger.file.stem.startswith(prefix)]
 
     @property
     def wholes(self) -> list["Ledger"]:
-        """The ledgers of calls that this one's work is a part of, the nearest first."""
+        """Return the ledgers of calls that this one's work is a part of, the nearest first."""
         names = self.file.stem.split(PART)
-        return [Ledger(self.file.parent, PART.join(names[:end])) for end in range(len(names) - 1, 0, -1)]
+        wholes = list[Ledger]()
+        for end in range(len(names) - 1, 0, -1):
+            wholes.append(Ledger(self.file.parent, PART.join(names[:end])))
+        return wholes
 
     @property
     def others(self) -> list["Ledger"]:
-        """The ledgers of all other calls of the same stage with the same output."""
-        top = (self.wholes or [self])[-1]
+        """Return the ledgers of all other calls of the same stage with the same output."""
+        wholes = self.wholes
+        top = wholes[-1] if wholes else self
         return [ledger for ledger in (top, *top.parts) if ledger.file != self.file]
 
     def take_over(self, part: str = "") -> None:
@@ -161,39 +173,63 @@ class Ledger:
         The tasks of `part`, such as a data set, have names that begin with it.
         """
         for whole in self.wholes:
-            earlier = [it for it in whole._read(DoneRecord) if it.step and it.task.startswith(f"{part}/")]
-            if earlier:
-                self._add([*earlier, *self._read(DoneRecord)])
-                whole.compact((), {record.id for record in earlier})
-        if parts := [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]:
-            own = list(self._read(DoneRecord))
-            found = [it for ledger in parts for it in ledger._read(DoneRecord)]
-            reads = [it for it in own if it.id == READS_OF_PARTS] + [it for it in found if it.id == READS]
-            pairs = dict.fromkeys((key.partition(" of ")[0], it.identity[key]) for it in reads for key in it.identity)
-            identity = {f"{key} of {number}": names for number, (key, names) in enumerate(pairs)}
-            found = [record for record in found if record.step or record.task.startswith(CLAIMS)]
-            self._add([*own, *found, DoneRecord(*READS_OF_PARTS, identity, [], Counts({}, []))])
-            for ledger in parts:
-                remove_folder(ledger.loose)
-                remove_folder(ledger.file.with_suffix(".work"))
-            remove_files(ledger.file for ledger in parts)
+            own_tasks = list[DoneRecord]()
+            for record in whole._read(DoneRecord):
+                if record.step and record.task.startswith(f"{part}/"):
+                    own_tasks.append(record)
+            if own_tasks:
+                self._add([*own_tasks, *self._read(DoneRecord)])
+                whole.compact((), {record.id for record in own_tasks})
+        parts = [ledger for ledger in self.parts if ledger.file.suffix == LEDGER]
+        if parts:
+            self._take_over_parts(parts)
 
-    def _add(self, found: Sequence[DoneRecord]) -> None:
+    def _take_over_parts(self, parts: Sequence["Ledger"]) -> None:
+        """Move the records of calls for parts of this work here; their inputs become one record."""
+        own = list(self._read(DoneRecord))
+        of_parts = list[DoneRecord]()
+        for ledger in parts:
+            of_parts += ledger._read(DoneRecord)
+        reads = [record for record in own if record.id == READS_OF_PARTS]
+        reads += [record for record in of_parts if record.id == READS]
+        inputs = dict[tuple[str, str], None]()  # in order
+        for record in reads:
+            for key, names in record.identity.items():
+                inputs[key.partition(" of ")[0], names] = None
+        identity = {f"{key} of {number}": names for number, (key, names) in enumerate(inputs)}
+        kept = [record for record in of_parts if record.step or record.task.startswith(CLAIMS)]
+        self._add([*own, *kept, DoneRecord(*READS_OF_PARTS, identity, [], Counts({}, []))])
+        for ledger in parts:
+            remove_folder(ledger.loose)
+            remove_folder(ledger.file.with_suffix(".work"))
+        remove_files(ledger.file for ledger in parts)
+
+    def _add(self, added: Sequence[DoneRecord]) -> None:
         """Write the last record of each task; the files that only earlier ones name stay claimed."""
-        records = {record.id: record for record in found if record.id != _LINES}
-        earlier = [record for record in found if records.get(record.id) is not record or record.id == _REPLACED]
-        if names := {output.path for record in earlier for output in record.outputs}:
-            outputs = [OutputRecord(name, -1, 0, "") for name in sorted(names)]
+        records = {record.id: record for record in added if record.id != _LINES}
+        replaced = set[str]()  # names of files
+        for record in added:
+            if records.get(record.id) is not record or record.id == _REPLACED:
+                replaced.update(output.path for output in record.outputs)
+        if replaced:
+            outputs = [OutputRecord(name, -1, 0, "") for name in sorted(replaced)]
             records[_REPLACED] = DoneRecord(*_REPLACED, {}, outputs, Counts({}, []))
         self.compact(records.values())
 
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
-        """The ledgers of all stages that keep their state in `state`, or have written to its folder; see announce."""
-        found = sorted(list_names(state))
-        own = dict.fromkeys(Path(name).stem for name in found if Path(name).suffix in (LEDGER, _LOOSE))
-        elsewhere = [state / name for name in found if name.endswith(_ELSEWHERE)]
-        return [cls(state, name) for name in own] + [cls._copy(path) for path in elsewhere]
+        """Return the ledgers of stages that keep their state in `state`, or have written to its folder; see announce.
+
+        A stage that has not ended may have loose records alone.
+        """
+        stages = dict[str, None]()  # in order
+        copies = list[Ledger]()
+        for name in sorted(list_names(state)):
+            if Path(name).suffix in (LEDGER, _LOOSE):
+                stages[Path(name).stem] = None
+            elif name.endswith(_ELSEWHERE):
+                copies.append(cls._copy(state / name))
+        return [*(cls(state, stage) for stage in stages), *copies]
 
     @classmethod
     def _copy(cls, path: Path) -> "Ledger":
@@ -207,39 +243,45 @@ class Ledger:
         others = [folder for folder in map(absolute, folders) if not folder.is_relative_to(root)]
         outputs = sorted(self.outputs().items()) if others else []
         for folder in others:
-            top = f"{name_of(folder)}/"
-            written = [
-                msgspec.structs.replace(output, path=name[len(top) :])
-                for name, output in outputs
-                if name.startswith(top) and output.size >= 0
-            ]
-            place = os.path.relpath(root, folder).encode()
-            copy = DoneRecord("", "copy", {}, written, Counts({}, []))
-            path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
-            parts = (name for name in list_names(path.parent) if name.startswith(f"{self.file.stem}{PART}"))
-            remove_files(path.parent / name for name in parts if name.endswith(_ELSEWHERE))  # were taken over
-            data = place + b"\n" + _encode(copy)
-            if next(read_files([path]), None) != data:
-                with locked_file(self.file.with_suffix(".compacting")):
-                    remove_partial_files([path])
-                    write_file(path, data)
+            prefix = f"{name_of(folder)}/"
+            written = list[OutputRecord]()
+            for name, output in outputs:
+                if name.startswith(prefix) and output.size >= 0:
+                    written.append(msgspec.structs.replace(output, path=name.removeprefix(prefix)))
+            self._announce_in(folder, os.path.relpath(root, folder), written)
+
+    def _announce_in(self, folder: Path, root: str, written: list[OutputRecord]) -> None:
+        """Write in a folder that the ledger in the folder `root` has written some files there."""
+        path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
+        of_parts = list[Path]()  # which were taken over
+        for name in list_names(path.parent):
+            if name.startswith(f"{self.file.stem}{PART}") and name.endswith(_ELSEWHERE):
+                of_parts.append(path.parent / name)
+        remove_files(of_parts)
+        copy = DoneRecord("", "copy", {}, written, Counts({}, []))
+        data = root.encode() + b"\n" + _encode(copy)
+        if next(read_files([path]), None) != data:
+            with locked_file(self.file.with_suffix(".compacting")):
+                remove_partial_files([path])
+                write_file(path, data)
 
     def announced(self, folders: Iterable[Path]) -> set[Path]:
-        """The files that a ledger of this name and place, which may be gone, said to be in other folders; see announce.
+        """Return the files that a ledger of this name and place, which may be gone, announced to be in folders.
 
         Such as the holdout of a pass2 of which the train set was removed.
         """
         root = name_of(self.root)
-        found = set[Path]()
+        files = set[Path]()
         for folder in folders:
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
-            place = next(read_files([path]), b"").partition(b"\n")[0].decode(errors="replace")
-            if place and join(name_of(folder), place) == root:
-                found.update(map(Path, Ledger._copy(path).outputs()))
-        return found
+            first_line = next(read_files([path]), b"").partition(b"\n")[0]
+            relative_root = first_line.decode(errors="replace")
+            if relative_root and join(name_of(folder), relative_root) == root:
+                files.update(map(Path, Ledger._copy(path).outputs()))
+        return files
 
     def read(self) -> dict[TaskId, DoneRecord]:
-        """The last record of each task."""
+        """Return the last record of each task."""
         return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
 
     def costs(self) -> list[BriefRecord]:
@@ -248,33 +290,44 @@ class Ledger:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a line of the ledger is no record, or lines are missing, so that some outputs are unknown."""
+        """Return whether a line of the ledger is no record, or lines are missing, so that some outputs are unknown."""
         lines = self._lines()
-        found = [record for line in lines for record in _decode(line, BriefRecord)]
-        counted = [msgspec.json.decode(record.value) for record in found if (record.step, record.task) == _LINES]
-        return len(found) < len(lines) or counted not in ([], [len(lines)])
+        counted = list[int]()
+        for line in lines:
+            records = _decode(line, BriefRecord)
+            if not records:
+                return True
+            for record in records:
+                if (record.step, record.task) == _LINES:
+                    counted.append(msgspec.json.decode(record.value))
+        return counted not in ([], [len(lines)])
 
     def outputs(self) -> dict[str, OutputRecord]:
-        """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
+        """Return the record of every file that the stage wrote, or claimed (size -1), by absolute path."""
         root = name_of(self.root)
-        found = dict[str, OutputRecord]()
+        outputs = dict[str, OutputRecord]()
         for record in self._read(BriefRecord):
             for output in record.outputs:
                 name = join(root, output.path)
-                if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
-                    found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
-        return found
+                known = outputs.get(name)
+                # Of two tasks, such as of two shares of a corpus, that which wrote the file last has its record.
+                if known is None or (output.size >= 0 and output.mtime_ns >= known.mtime_ns):
+                    outputs[name] = output
+        return outputs
 
     def outputs_of_its_own(self) -> set[str]:
-        """The files that this call may remove: no other call of the stage has written them, too."""
-        return self.outputs().keys() - {name for ledger in self.others for name in ledger.outputs()}
+        """Return the files that this call may remove: no other call of the stage has written them, too."""
+        own = set(self.outputs())
+        for ledger in self.others:
+            own -= ledger.outputs().keys()
+        return own
 
     def path(self, output: OutputRecord) -> Path:
-        """The absolute path of an output."""
+        """Return the absolute path of an output."""
         return Path(join(name_of(self.root), output.path))
 
     def relative(self, path: Path | str) -> str:
-        """The name of an output in a record."""
+        """Return the name of an output in a record."""
         return relative_to(name_of(self.root), name_of(path))
 
     def write(self, record: DoneRecord) -> None:
@@ -284,14 +337,15 @@ class Ledger:
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
         new = {record.id: record for record in own}
-        gone = {*removed, _LINES}
+        forgotten = {*removed, _LINES}
         with locked_file(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
-            lines = [_encode(record) for task, record in sorted(records.items()) if task not in gone]
+            lines = [_encode(record) for task, record in sorted(records.items()) if task not in forgotten]
             lines.insert(0, _encode(DoneRecord(*_LINES, {}, [], Counts({}, []), len(lines) + 1)))
             remove_partial_files([self.file])
-            write_file(self.file, b"".join(line + b"\n" for line in lines))
-        remove_files(loose := list(map(self._loose_path, (*new, *gone))))
+            write_file(self.file, b"\n".join([*lines, b""]))
+        loose = list(map(self._loose_path, (*new, *forgotten)))
+        remove_files(loose)
         remove_partial_files(loose)
         with suppress(OSError):  # another process's records are in it, or there is none
             self.loose.rmdir()
@@ -301,7 +355,8 @@ class Ledger:
         remove_files(map(self._loose_path, tasks))
 
     def _loose_path(self, task: TaskId) -> Path:
-        return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
+        name = hashlib.sha256("\0".join(task).encode()).hexdigest()[:32]
+        return self.loose / f"{name}.json"
 
     def _read(self, kind: type[_Record]) -> Iterator[_Record]:
         """Decode the ledger, then the loose records, which are newer.
@@ -324,15 +379,17 @@ class Ledger:
 
 
 def _encode(record: DoneRecord) -> bytes:
-    """A record as JSON, after a checksum of 8 digits."""
+    """Return a record as JSON, after a checksum of 8 digits."""
     data = msgspec.json.encode(record)
     return b"%08x %b" % (zlib.crc32(data), data)
 
 
 def _decode(line: bytes, kind: type[_Record]) -> list[_Record]:
-    """The record of a line; nothing if it is damaged, or of another schema."""
+    """Return the record of a line; nothing if it is damaged, or of another schema."""
     checksum, _, data = line.partition(b" ")
     try:
-        return [msgspec.json.decode(data, type=kind)] if int(checksum, 16) == zlib.crc32(data) else []
+        if int(checksum, 16) != zlib.crc32(data):
+            return []
+        return [msgspec.json.decode(data, type=kind)]
     except (ValueError, RecursionError):
         return []

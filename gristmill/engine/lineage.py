@@ -30,15 +30,17 @@ class Producer:
 
     @cached_property
     def outputs(self) -> dict[str, OutputRecord]:
-        """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
+        """Return the record of every file that the stage wrote, or claimed (size -1), by absolute path."""
         return self.ledger.outputs()
 
     def below(self, folder: str) -> Iterator[str]:
-        """The files in a folder, at any depth, that the stage wrote, without hidden ones and malformed records."""
-        top = f"{folder.rstrip('/')}/"
+        """Yield the files below a folder that the stage wrote, without hidden ones and malformed records."""
+        prefix = f"{folder.rstrip('/')}/"
         for name, record in self.outputs.items():
-            is_below = record.size >= 0 and name.startswith(top)
-            if is_below and "/." not in name[len(top) - 1 :] and not name.endswith(REJECTS_SUFFIX):
+            if record.size < 0 or not name.startswith(prefix):
+                continue
+            is_hidden = "/." in name[len(prefix) - 1 :]
+            if not is_hidden and not name.endswith(REJECTS_SUFFIX):
                 yield name
 
 
@@ -56,13 +58,15 @@ class FileTags:
     _hashed: dict[str, str] = field(default_factory=dict)
 
     def stat(self, path: Path | str) -> FileInfo | None:
-        """The file's size and version, from one listing of its folder; None if there is no such file."""
+        """Return the file's size and version, from one listing of its folder; None if there is no such file."""
         folder, _, file = name_of(path).rpartition("/")
-        return self._level(folder or "/")[1].get(file)
+        _, files = self._level(folder or "/")
+        return files.get(file)
 
     def folders_in(self, folder: str) -> list[str]:
-        """The names of the folders directly in a folder, without hidden ones."""
-        return [name for name in self._level(folder)[0] if name[0] != "."]
+        """Return the names of the folders directly in a folder, without hidden ones."""
+        folders, _ = self._level(folder)
+        return [name for name in folders if not name.startswith(".")]
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
@@ -70,17 +74,17 @@ class FileTags:
             self._levels.pop(name_of(folder), None)
 
     def of(self, path: Path | str) -> str:
-        """The tag of a file; MISSING if there is none."""
+        """Return the tag of a file; MISSING if there is none."""
         name = name_of(path)
-        found = self.stat(name)
-        if found is None:
+        info = self.stat(name)
+        if info is None:
             return MISSING
         if name in self._hashed:
             return self._hashed[name]
         record = self._record(name)
-        if record and matches(found, record):
+        if record and matches(info, record):
             return record.sha256
-        return f"{found.size}{_SIZE_AND_TIME}{found.e_tag or found.mtime_ns}"
+        return f"{info.size}{_SIZE_AND_TIME}{info.e_tag or info.mtime_ns}"
 
     def touched(self, paths: Iterable[Path | str]) -> list[Path]:
         """Return the paths that have the recorded size and another modification time: only their hash tells more."""
@@ -92,23 +96,37 @@ class FileTags:
         self._hashed[str(path)] = sha256
 
     def differs(self, path: Path) -> bool:
-        """Whether a file is not what the stages that wrote it recorded, or is gone; call `touched` before."""
+        """Return whether a file is not what the stages that wrote it recorded, or is gone; call `touched` before."""
         name = name_of(path)
         records = [record for record in self._records(name) if record.size >= 0]
-        found = self.stat(name) if records else None
-        if not records or any(found and matches(found, record) for record in records):
+        if not records:
             return False
-        return self._hashed.get(name, "") not in (record.sha256 for record in records)
+        info = self.stat(name)
+        if info and any(matches(info, record) for record in records):
+            return False
+        return self._hashed.get(name, "") not in [record.sha256 for record in records]
 
     def producers(self, folder: str) -> list[Producer]:
-        """The stages that keep their ledgers in a folder or a parent of it."""
+        """Return the stages that keep their ledgers in a folder or a parent of it."""
         if folder not in self._producers:
-            parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
-            has_none = folder in self._levels and STATE_DIR not in self._levels[folder][0]  # which needs no request
-            here = [] if has_none else Ledger.all_in(Path(folder, STATE_DIR))
-            found = [Producer(ledger) for ledger in here if ledger.file != self.own_ledger]
-            self._producers[folder] = found + (self.producers(parent) if parent != folder else [])
+            producers = list[Producer]()
+            if self._may_have_ledgers(folder):
+                for ledger in Ledger.all_in(Path(folder, STATE_DIR)):
+                    if ledger.file != self.own_ledger:
+                        producers.append(Producer(ledger))
+            if not is_top(folder):
+                parent = os.path.dirname(folder)  # noqa: PTH120
+                if parent != folder:
+                    producers += self.producers(parent)
+            self._producers[folder] = producers
         return self._producers[folder]
+
+    def _may_have_ledgers(self, folder: str) -> bool:
+        """Return whether a state folder may be in a folder: a listing that is known needs no request."""
+        if folder not in self._levels:
+            return True
+        folders, _ = self._levels[folder]
+        return STATE_DIR in folders
 
     def _level(self, folder: str) -> Level:
         if folder not in self._levels:
@@ -116,44 +134,58 @@ class FileTags:
         return self._levels[folder]
 
     def _is_touched(self, name: str) -> bool:
-        if name in self._hashed or not (found := self.stat(name)) or not (record := self._record(name)):
+        if name in self._hashed:
             return False
-        return found.size == record.size and not matches(found, record)
+        info = self.stat(name)
+        record = self._record(name) if info else None
+        if not info or not record:
+            return False
+        return info.size == record.size and not matches(info, record)
 
     def _record(self, name: str) -> OutputRecord | None:
-        """The record of the file by the stage that wrote it, the one that fits best if several stages did."""
+        """Return the record of the file by the stage that wrote it, the one that fits best if several stages did."""
         records = self._records(name)
-        if len(records) > 1 and (found := self.stat(name)):
-            records.sort(key=lambda record: (matches(found, record), record.size == found.size), reverse=True)
-        return records[0] if records else None
+        if not records:
+            return None
+        info = self.stat(name) if len(records) > 1 else None
+        if info is None:
+            return records[0]
+        return max(records, key=lambda record: (matches(info, record), record.size == info.size))
 
     def _records(self, name: str) -> list[OutputRecord]:
-        """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
-        above = self.producers(name.rpartition("/")[0] or "/")
-        found = [producer.outputs[name] for producer in above if name in producer.outputs]
-        return [*found, self.own[name]] if name in self.own else found
+        """Return the records of a file by stages whose ledgers are in a parent folder, or by this one."""
+        folder = name.rpartition("/")[0] or "/"
+        records = list[OutputRecord]()
+        for producer in self.producers(folder):
+            if name in producer.outputs:
+                records.append(producer.outputs[name])
+        if name in self.own:
+            records.append(self.own[name])
+        return records
 
 
 def is_hash(tag: str) -> bool:
-    """Whether a tag is a SHA-256, not the size and time of a file that no stage wrote."""
+    """Return whether a tag is a SHA-256, not the size and time of a file that no stage wrote."""
     return _SIZE_AND_TIME not in tag
 
 
-def matches(found: FileInfo, record: OutputRecord) -> bool:
-    """Whether a file has the size, and the modification time or ETag, that its record gives."""
-    return found == FileInfo(record.size, record.mtime_ns, record.e_tag)
+def matches(info: FileInfo, record: OutputRecord) -> bool:
+    """Return whether a file has the size, and the modification time or ETag, that its record gives."""
+    return info == FileInfo(record.size, record.mtime_ns, record.e_tag)
 
 
 def writer_of(path: Path | str) -> str:
-    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file."""
+    """Return the stage that wrote a file, by a ledger in a parent folder; '' for a raw file."""
     name = name_of(path)
     producers = FileTags().producers(name.rpartition("/")[0] or "/")
-    named = (producer.ledger.stage for producer in producers if name in producer.outputs)
-    return next(named, "the stage before" if producers else "")
+    for producer in producers:
+        if name in producer.outputs:
+            return producer.ledger.stage
+    return "the stage before" if producers else ""
 
 
 def missing_input(path: Path | str, more: str = "") -> InputError:
-    """The error for a file that a stage wrote and that is gone; `more`: how many others are."""
+    """Return the error for a file that a stage wrote and that is gone; `more`: how many others are."""
     stage = writer_of(path) or "the stage before"
     return InputError(
         f"{path}, which {stage} wrote, is missing{more}. Run {stage} again, which writes it, then this command again. "
@@ -162,7 +194,7 @@ def missing_input(path: Path | str, more: str = "") -> InputError:
 
 
 def changed_input(path: Path | str) -> InputError:
-    """The error for a file that is not what the stage that wrote it recorded."""
+    """Return the error for a file that is not what the stage that wrote it recorded."""
     stage = writer_of(path) or "the stage before"
     return InputError(
         f"{path} is not what {stage} wrote: it was changed or damaged since. Remove it, run {stage} again, which "
@@ -178,20 +210,23 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
     found. One is foreign if no ledger names it, and one that is in its folder, or in a parent, names others.
     """
     top = name_of(folder)
-    found = set(map(name_of, paths))
-    inside = (os.path.join(top, name) for name in tags.folders_in(top))  # of which all files may be missing
-    holders = sorted({top, *inside, *map(os.path.dirname, found)})
-    producers = list(dict.fromkeys(producer for holder in holders for producer in tags.producers(holder)))
-    missing = sorted({
-        name for each in producers for name in each.below(top) if name not in found and not tags.stat(name)
-    })  # fmt: skip
+    present = set(map(name_of, paths))
+    producers = _producers_around(top, present, tags)
+    missing = set[str]()
+    for producer in producers:
+        for name in producer.below(top):
+            if name not in present and not tags.stat(name):
+                missing.add(name)
     if missing:
-        raise missing_input(missing[0], f" (and {len(missing) - 1:,} more)" if missing[1:] else "")
-    owned = {producer: next(iter(found & producer.outputs.keys()), "") for producer in producers}
-    for name in sorted(found):
+        others = f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
+        raise missing_input(min(missing), others)
+    writers = {producer for producer in producers if not present.isdisjoint(producer.outputs)}
+    for name in sorted(present):
         above = tags.producers(os.path.dirname(name))  # noqa: PTH120
-        if not any(name in producer.outputs for producer in above):
-            for producer in (producer for producer in above if owned[producer]):
+        if any(name in producer.outputs for producer in above):
+            continue
+        for producer in above:
+            if producer in writers:
                 ledger = producer.ledger.file
                 stage = producer.ledger.stage
                 raise InputError(
@@ -199,6 +234,17 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
                     f"Run {stage} again, and then the same command. (If it is to be read with the other files, copy "
                     f"{folder} without {STATE_DIR} to another place, and give that; else move it away.)"
                 )
+
+
+def _producers_around(top: str, present: Iterable[str], tags: FileTags) -> list[Producer]:
+    """Return the stages whose ledgers may name files in a folder, or are above a file that is present."""
+    holders = {top, *map(os.path.dirname, present)}
+    for name in tags.folders_in(top):  # of which all files may be missing
+        holders.add(os.path.join(top, name))
+    producers = dict[Producer, None]()  # in order
+    for holder in sorted(holders):
+        producers |= dict.fromkeys(tags.producers(holder))
+    return list(producers)
 
 
 def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:

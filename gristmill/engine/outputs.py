@@ -1,21 +1,16 @@
-"""Outputs of a stage: which are done and as recorded, which files it may overwrite, marks of what is not finished."""
+"""Outputs of a stage: which files it may overwrite and remove, and marks of what is not finished."""
 
-import hashlib
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from gristmill.counts import Counts
+from gristmill.engine.done_tasks import DoneTasks, Records, with_rejects
 from gristmill.engine.ledger import CLAIMS, READS, READS_OF_PARTS, DoneRecord, Ledger, OutputRecord, TaskId
-from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
-from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
+from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import (
     INTERRUPTED,
@@ -24,202 +19,15 @@ from gristmill.io.files import (
     is_unfinished,
     mark_finished,
     mark_unfinished,
-    rejects_name,
 )
 from gristmill.paths import absolute, folders_above, join, name_of
 from gristmill.storage.files import (
-    FileInfo,
     exists,
     is_file,
     is_folder,
-    remove_if_unused,
-    remove_partial_files,
     walk,
 )
-from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
-
-Records = dict[TaskId, DoneRecord]
-
-
-class DoneTasks:
-    """The done tasks of a stage with temporary files in `work`: those of earlier runs, and those of this run.
-
-    Attributes:
-        before: Records of earlier runs, by id.
-        earlier: The names of all files that these runs wrote, those of replaced records included.
-        records: Records of this run's tasks, those that were skipped included, by id.
-        planned: Identities of this run's tasks that are not done yet, by id.
-        written: Records of the outputs of this run's tasks, by name (see name_of).
-        known: The names of all files that the stage ever wrote or claimed, in any part of its work.
-        seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
-        is_changed: Whether `records` is to be written to the ledger.
-    """
-
-    def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
-        self.stage = stage
-        self.ledger = ledger
-        self.read_again()
-        self.before, self.earlier = ledger.read(), self.tags.own.keys()
-        self.records: dict[TaskId, DoneRecord] = {}
-        self.planned: dict[TaskId, dict[str, str]] = {}
-        self.written: dict[str, OutputRecord] = {}
-        self.known = set(self.tags.own).union(*(other.outputs() for other in ledger.others))
-        self.seen: dict[str, FileInfo] = {}
-        self.is_changed = False
-        self._work_prefix = name_of(work) + os.sep
-        self._set_tags: dict[FileSet, str] = {}
-        self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
-        self._read_sets: dict[tuple[TaskId, FileSet], None] = {}  # by the tasks that ran
-
-    def read_again(self) -> None:
-        """List folders and read the ledgers of others anew: other processes may have written to them."""
-        self.__dict__.pop("of_others", None)
-        self.tags = FileTags(own=self.ledger.outputs(), own_ledger=Path(name_of(self.ledger.file)))
-
-    @cached_property
-    def of_others(self) -> dict[TaskId, list[DoneRecord]]:
-        """The records of calls that did other parts of the stage's work, or all of it, by id."""
-        found: dict[TaskId, list[DoneRecord]] = {}
-        for record in (record for ledger in self.ledger.others for record in ledger.read().values()):
-            found.setdefault(record.id, []).append(record)
-        return found
-
-    def identity(self, task: Task) -> dict[str, str]:
-        """All that a task's outputs depend on, as its inputs are now."""
-        return identify(task, self.stage.identity, self._tag)
-
-    def plan(self, step: str, task: Task) -> dict[str, str]:
-        """The identity of a task of this run, which is kept until the task is done: it is of many files, maybe."""
-        identity = self.planned[step, task.name] = self.identity(task)
-        return identity
-
-    def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
-        """The record of an earlier run of this very task, if its outputs are as recorded."""
-        record = self.before.get((step, task.name))
-        if not record or record.identity != identity:
-            others = self.of_others.get((step, task.name), [])
-            record = next((other for other in others if other.identity == identity), None)
-        if not record:
-            return None
-        record = self._relocated(task, record)
-        paths = [*task.outputs, *map(self.ledger.path, record.outputs[len(task.outputs) :])]
-        is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
-        return record if is_intact else None
-
-    def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
-        """Add a record to those of this run; an old one with the present times of outputs that were copied."""
-        if not is_new:
-            self._refresh(task, record)
-        self.records[record.id] = record
-        self.planned.pop(record.id, None)
-        self.is_changed |= is_new or record.id not in self.before
-        names = list(map(name_of, task.outputs))
-        self.known.update(names)
-        self.written.update(zip(names, record.outputs, strict=False))
-
-    def states(self, task: Task) -> dict[Path, FileInfo]:
-        """Return the state of a task's inputs now: of all objects, and of local files that this run did not write."""
-        copied = (path for path in paths_read_by([task]) if store_of(path).needs_copies)
-        written = {path: self.written.get(name_of(path)) for path in copied}
-        objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
-        single = (path for path in task.inputs if isinstance(path, Path))
-        paths = (path for path in (*single, *written) if name_of(path) not in self.written)
-        return {path: info for path in paths if (info := self.tags.stat(path))} | objects
-
-    def found(self, step: str, task: Task) -> dict[str, Any]:
-        """The arguments of run_task on the inputs of a task that is about to run; the sets it reads are remembered."""
-        self._read_sets |= {((step, task.name), files): None for files in task.inputs if isinstance(files, FileSet)}
-        identity = self.planned.get((step, task.name)) or self.identity(task)
-        return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
-
-    def hashes(self, task: Task) -> dict[Path, str]:
-        """The SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""
-        return {path: sha256 for found in task.inputs for path, sha256 in self._hashes_of(found).items()}
-
-    def changed_inputs(self) -> list[str]:
-        """The names of inputs that are not as they were any more; the records of tasks that may have read them so go.
-
-        Those that read single files have looked themselves, and it is too late for the record of a set's readers.
-        """
-        now = FileTags(self.tags.own, self.tags.own_ledger)  # whose records, one a task so far, are not read for it
-        changed = [name for name, info in self.seen.items() if now.stat(name) != info]
-        if changed:
-            names = set(changed)
-            self.ledger.forget(
-                task for task, found in self._read_sets if not names.isdisjoint(map(name_of, found.paths))
-            )
-        return changed
-
-    def is_own(self, path: Path) -> bool:
-        """Whether a file is temporary, or an output of this run."""
-        name = name_of(path)
-        return name in self.written or self.is_temporary(name)
-
-    def is_temporary(self, path: Path | str) -> bool:
-        """Whether a file is removed at the end of the stage."""
-        return name_of(path).startswith(self._work_prefix)
-
-    def is_present(self, path: Path) -> bool:
-        """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output = self.written.get(name_of(path))
-        found = self.tags.stat(path)
-        return found is not None and (output is None or matches(found, output))
-
-    def remove_leftovers(self) -> None:
-        """Remove what killed workers left next to outputs, also of skipped tasks, and of inputs that are gone."""
-        remove_if_unused(self.ledger.loose)  # if there are no records
-        remove_partial_files(file for name in {*self.written, *self.earlier} for file in (name, rejects_name(name)))
-
-    def _is_intact(self, path: Path, output: OutputRecord) -> bool:
-        """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
-        return self.is_temporary(path) or self.tags.of(path) == output.sha256
-
-    def _relocated(self, task: Task, record: DoneRecord) -> DoneRecord:
-        """A record whose temporary outputs were those of a call for another part, with the names they have here."""
-        names = list(map(self.ledger.relative, task.outputs))
-        renamed = {output.path: name for output, name in zip(record.outputs, names, strict=False)}
-        if all(old == name for old, name in renamed.items()):
-            return record
-        renamed |= {rejects_name(old): rejects_name(name) for old, name in renamed.items()}
-        outputs = [msgspec.structs.replace(it, path=renamed.get(it.path, it.path)) for it in record.outputs]
-        return msgspec.structs.replace(record, outputs=outputs)
-
-    def _refresh(self, task: Task, record: DoneRecord) -> None:
-        for i, output in enumerate(record.outputs):
-            path = task.outputs[i] if i < len(task.outputs) else self.ledger.path(output)
-            found = self.tags.stat(path)
-            if found and not matches(found, output) and not self.is_temporary(path):
-                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
-                self.is_changed = True
-
-    def note_read(self, name: str) -> None:
-        """Note that a file that another stage or a user wrote was read."""
-        if name not in self.tags.own and not self.is_temporary(name) and (info := self.tags.stat(name)):
-            self.seen.setdefault(name, info)
-
-    def _hashes_of(self, found: Path | FileSet) -> dict[Path, str]:
-        """Return the SHA-256 of each remote file of an input, cached for each file set."""
-        if found in self._set_hashes:
-            return self._set_hashes[found]
-        read = found.paths if isinstance(found, FileSet) else (found,)
-        copied = (path for path in read if store_of(path).needs_copies)
-        hashes = {path: tag for path in copied if (tag := self._tag(path)) != MISSING and is_hash(tag)}
-        if isinstance(found, FileSet):
-            self._set_hashes[found] = hashes
-        return hashes
-
-    def _tag(self, found: Path | FileSet) -> str:
-        if isinstance(found, FileSet):
-            if found not in self._set_tags:
-                tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
-                self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
-            return self._set_tags[found]
-        name = name_of(found)
-        if written := self.written.get(name):
-            return written.sha256
-        self.note_read(name)
-        return self.tags.of(name)
 
 
 class Ownership:
@@ -241,10 +49,13 @@ class Ownership:
 
     def check_outputs(self, tasks: Sequence[Task]) -> None:
         """Raise UsageError if a task would overwrite an input of the stage."""
-        self._inputs.update(name for name in map(name_of, paths_read_by(tasks)) if name not in self.done.written)
-        for path in (path for task in tasks for path in task.outputs):
-            if name_of(path) in self._inputs:
-                raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
+        for name in map(name_of, paths_read_by(tasks)):
+            if name not in self.done.written:
+                self._inputs.add(name)
+        for task in tasks:
+            for path in task.outputs:
+                if name_of(path) in self._inputs:
+                    raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
     def claim(self, step: str, outputs: Sequence[Path]) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
@@ -252,12 +63,14 @@ class Ownership:
         What runs before claimed that did not end stays claimed: this one may not end either, and some of these files
         may be of inputs that are gone. Raises OutputError as `reject_foreign_files`.
         """
-        files = [file for name in map(name_of, outputs) for file in (name, rejects_name(name))]
+        files = with_rejects(map(name_of, outputs))
         self.reject_foreign_files(files)
-        task = "", f"{CLAIMS}: {step}"
-        earlier = self.done.before[task].outputs if task in self.done.before else []
-        names = dict.fromkeys([*map(self.ledger.relative, files), *(output.path for output in earlier)])
-        self.ledger.write(DoneRecord(*task, {}, [OutputRecord(name, -1, 0, "") for name in names], Counts({}, [])))
+        task = ("", f"{CLAIMS}: {step}")
+        names = dict.fromkeys(map(self.ledger.relative, files))
+        if task in self.done.before:
+            names |= dict.fromkeys(output.path for output in self.done.before[task].outputs)
+        claimed = [OutputRecord(name, -1, 0, "") for name in names]
+        self.ledger.write(DoneRecord(*task, {}, claimed, Counts({}, [])))
         return task
 
     def reject_foreign_files(self, names: Iterable[str]) -> None:
@@ -265,13 +78,18 @@ class Ownership:
 
         All are named as by name_of. What is in a state folder is nobody else's.
         """
-        found = (name for name in names if name not in self.done.known and f"/{STATE_DIR}/" not in name)
-        unknown = set(map(Path, filter(self.done.tags.stat, found)))
+        unknown = set[Path]()
+        for name in names:
+            if name not in self.done.known and f"/{STATE_DIR}/" not in name and self.done.tags.stat(name):
+                unknown.add(Path(name))
         if not unknown or self.ledger.is_damaged:
             return
         for ledger in (self.ledger, *self.ledger.others):  # maybe by another process since they were read
             unknown -= set(map(Path, ledger.outputs()))
-        unknown -= self.ledger.announced({folder for file in unknown for folder in folders_above(file)})
+        folders = set[Path]()
+        for file in unknown:
+            folders.update(folders_above(file))
+        unknown -= self.ledger.announced(folders)
         for path in sorted(unknown):
             raise OutputError(
                 f"{path} exists, and {self.ledger.file.stem} did not write it: it would be overwritten. Give another "
@@ -282,29 +100,39 @@ class Ownership:
         """Raise UsageError if another input was read for the present output."""
         if self.inputs_vary and self._reads_an_earlier_input():
             return
-        before = self.done.before
-        records = self.done.records
-        is_same = any(it.outputs for (step, _), it in records.items() if step)  # an input that is gone has moved
-        known = [(before, READS, False), (before, READS_OF_PARTS, True)]
-        known += [(whole.read(), READS, True) for whole in self.ledger.wholes]
-        for records, task, is_part in known:
-            record = records.get(task)
-            if self._lacks_files or not any(it.outputs for (step, _), it in records.items() if step):
-                continue  # nothing would be lost
-            inputs = [(int(key.split()[1]), names) for key, names in record.identity.items()] if record else []
-            for names, now in ((names, self.reads[at]) for at, names in inputs if at < len(self.reads)):
-                relative, earlier = names.split("\0")[:2]
-                has_moved = is_same and not _is_there(Path(earlier))
-                pairs = (relative, self.ledger.relative(now)), (earlier, name_of(now))
-                if not has_moved and not any(_is_same(Path(one), Path(other), is_part) for one, other in pairs):
-                    raise UsageError(self._refusal(Path(earlier), now))
+        is_same = _has_outputs(self.done.records)  # an input that is gone has moved
+        self._check_recorded_reads(self.done.before, READS, is_same, is_part=False)
+        self._check_recorded_reads(self.done.before, READS_OF_PARTS, is_same, is_part=True)
+        for whole in self.ledger.wholes:
+            self._check_recorded_reads(whole.read(), READS, is_same, is_part=True)
+
+    def _check_recorded_reads(self, records: Records, task: TaskId, is_same: bool, is_part: bool) -> None:
+        """Raise UsageError if the inputs that `task` recorded are not the present ones, and outputs would be lost."""
+        record = records.get(task)
+        if record is None or self._lacks_files or not _has_outputs(records):
+            return
+        for key, names in record.identity.items():
+            number = int(key.split()[1])
+            if number >= len(self.reads):
+                continue
+            now = self.reads[number]
+            relative, earlier = names.split("\0")[:2]
+            if is_same and not _is_there(Path(earlier)):
+                continue
+            is_same_relative = _is_same(Path(relative), Path(self.ledger.relative(now)), is_part)
+            is_same_absolute = _is_same(Path(earlier), Path(name_of(now)), is_part)
+            if not is_same_relative and not is_same_absolute:
+                raise UsageError(self._refusal(Path(earlier), now))
 
     def _reads_an_earlier_input(self) -> bool:
         """Return whether one of the recorded inputs is among the present ones."""
         record = self.done.before.get(READS)
-        earlier = record.identity.values() if record else ()
-        earlier_names = {name for names in earlier for name in names.split("\0")[:2]}
-        present_names = {name for path in self.reads for name in (self.ledger.relative(path), name_of(path))}
+        if record is None:
+            return False
+        earlier_names = set[str]()
+        for names in record.identity.values():
+            earlier_names.update(names.split("\0")[:2])
+        present_names = {*map(self.ledger.relative, self.reads), *map(name_of, self.reads)}
         return not earlier_names.isdisjoint(present_names)
 
     def record_reads(self, is_changed: bool) -> Records:
@@ -312,27 +140,40 @@ class Ownership:
 
         Unless those recorded are there still, and no output `is_changed`: then the present inputs are copies of them.
         """
-        names = (f"{self.ledger.relative(path)}\0{name_of(path)}" for path in self.reads)
-        record = DoneRecord(*READS, {f"input {i}": name for i, name in enumerate(names)}, [], Counts({}, []))
+        identity = dict[str, str]()
+        for number, path in enumerate(self.reads):
+            identity[f"input {number}"] = f"{self.ledger.relative(path)}\0{name_of(path)}"
         known = self.done.records.get(READS) or self.done.before.get(READS)
-        earlier = known.identity if known else {}
-        is_there = all(_is_there(Path(name.split("\0")[1])) for name in earlier.values())
-        if known and (earlier == record.identity or (is_there and not is_changed and not self._lacks_files)):
+        if known and known.identity == identity:
             return {READS: known}
+        if known and not is_changed and not self._lacks_files:
+            earlier = [Path(names.split("\0")[1]) for names in known.identity.values()]
+            if all(map(_is_there, earlier)):
+                return {READS: known}
+        record = DoneRecord(*READS, identity, [], Counts({}, []))
         self.ledger.write(record)
         return {READS: record}
 
     def stale_tasks(self) -> list[TaskId]:
-        """Tasks of earlier runs that this run has not planned: their inputs are gone; and claims that never ended."""
-        left = (task for task in self.done.before if task not in self.done.records)
-        return [task for task in left if task[0] or task[1].startswith(CLAIMS) or task == READS_OF_PARTS]
+        """Return tasks of earlier runs that this run has not planned, and claims that never ended."""
+        stale = list[TaskId]()
+        for task in self.done.before:
+            step, name = task
+            is_task = bool(step) or name.startswith(CLAIMS) or task == READS_OF_PARTS
+            if is_task and task not in self.done.records:
+                stale.append(task)
+        return stale
 
     def stale_files(self) -> list[Path]:
-        """Files of earlier runs, ended or not, that this run does not write, and no other call has written."""
+        """Return files of earlier runs, ended or not, that this run does not write, and no other call has written."""
         root = name_of(self.ledger.root)
-        current = (join(root, output.path) for record in self.done.records.values() for output in record.outputs)
-        found = set(self.done.earlier).difference(current) if self.done.earlier else set()
-        return sorted(filter(is_file, map(Path, found & self.ledger.outputs_of_its_own()))) if found else []
+        stale = set(self.done.earlier)
+        for record in self.done.records.values():
+            stale.difference_update(join(root, output.path) for output in record.outputs)
+        if not stale:
+            return []
+        stale &= self.ledger.outputs_of_its_own()
+        return sorted(filter(is_file, map(Path, stale)))
 
     def _refusal(self, earlier: Path, now: Path) -> str:
         """Return the message for an output that was made of another input."""
@@ -350,7 +191,7 @@ class Ownership:
 
     @property
     def _lacks_files(self) -> bool:
-        """Whether the run writes single files, and none is there."""
+        """Return whether the run writes single files, and none is there."""
         return bool(self.files) and not any(map(is_file, self.files))
 
 
@@ -369,8 +210,11 @@ class Marks:
 
     @property
     def _places(self) -> dict[Path, tuple[Path, ...]]:
-        """The folders with marks, and the single files that each is of; none: it is of all in the folder."""
-        return ({self.files[0].parent: self.files} if self.files else {}) | dict.fromkeys(self.folders, ())
+        """Return the folders with marks, and the single files that each is of; none: it is of all in the folder."""
+        places = dict[Path, tuple[Path, ...]]()
+        if self.files:
+            places[self.files[0].parent] = self.files
+        return places | dict.fromkeys(self.folders, ())
 
     def set(self, reason: str = "") -> None:
         """Mark what the run writes as unfinished; a mark that is there stays, unless there is another reason."""
@@ -394,13 +238,20 @@ class Marks:
             mark_finished(folder, self.name)
 
 
+def _has_outputs(records: Records) -> bool:
+    """Return whether a task of a step has written a file."""
+    return any(record.outputs for (step, _), record in records.items() if step)
+
+
 def _is_same(earlier: Path, now: Path, is_part: bool) -> bool:
-    """Whether two inputs are one; or, if one was read for a part of what is made of the other, one is in the other."""
-    return earlier == now or (is_part and (earlier.is_relative_to(now) or now.is_relative_to(earlier)))
+    """Return whether two inputs are one or, if one was read for a part of what is made of the other, one is in it."""
+    if earlier == now:
+        return True
+    return is_part and (earlier.is_relative_to(now) or now.is_relative_to(earlier))
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file or a folder of this name; what a stage wrote in a bucket is not listed for it."""
+    """Return whether there is a file or folder of this name; what a stage wrote in a bucket is not listed for it."""
     return is_folder(path / STATE_DIR) or exists(path)
 
 
@@ -409,13 +260,13 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
 
     The next stage reads all of the folder, so files of another run would become part of its corpus.
     """
-    known = {name_of(path) for path in planned}
-    unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known
+    unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)}
+    unknown -= set(map(name_of, planned))
     for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
         if unknown:
             time.sleep(wait)
-            for each in (ledger, *ledger.others):
-                unknown -= each.outputs().keys()
+            for any_ledger in (ledger, *ledger.others):
+                unknown -= any_ledger.outputs().keys()
     if unknown:
         raise OutputError(
             f"{folder} holds {count_of(len(unknown), 'file')} that {ledger.file.stem} did not write, such as "

@@ -47,12 +47,13 @@ class StepNote(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, state: Path, run: str) -> tuple["StepNote", int] | None:
-        """The step of a run whose state is in a folder, and how many of its tasks are done; None if it tells none."""
+        """Return the step that a run is at, and how many of its tasks are done; None if none is noted."""
         try:
             note = msgspec.json.decode((state / f"{run}{_NOTE}").read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
             return None
-        return note, max(0, _records_in(state / note.loose) - note.before)
+        done = _records_in(state / note.loose) - note.before
+        return note, max(0, done)
 
 
 def _records_in(folder: Path) -> int:
@@ -63,14 +64,14 @@ def _records_in(folder: Path) -> int:
 def step_progress(
     step: str, tasks: Sequence[Task], options: RunOptions, run: str, ledger: Ledger
 ) -> Iterator[Callable[[int, int], None]]:
-    """Context: tell those who look at this process's terminal or log, and `gristmill status`; see _progress_bar."""
+    """Tell who looks at this process's terminal or log, and `gristmill status`; yields as _progress_bar."""
     with _step_note(step, run, ledger, len(tasks), options), _progress_bar(step, tasks, options.quiet) as advance:
         yield advance
 
 
 @contextmanager
 def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOptions) -> Iterator[None]:
-    """Context: a file next to the ledger says which step of a run is at work; none where it would cost requests."""
+    """Note in a file next to the ledger which step of a run is at work; not where it would cost requests."""
     path = ledger.file.with_name(f"{run}{_NOTE}")
     if options.shard or store_of(path).needs_copies:
         yield
@@ -87,36 +88,37 @@ def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOpti
 
 @contextmanager
 def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task,
-    and with how many were tried again so far.
+    """Show a progress bar of the bytes that tasks read; not on a terminal, it is a line a minute.
 
-    Not on a terminal, it is a line a minute. Prints the notices of the tasks first.
+    Yields the function to call with the bytes of each task, and with how many were tried again so far. Prints the
+    notices of the tasks first.
     """
     for task in tasks:
         if task.notice and not quiet:
             print(f"{name.partition(':')[0]}: {task.notice}", file=sys.stderr, flush=True)
-    if not quiet and not Console(stderr=True).is_terminal:
-        lines = _LogLines(name, len(tasks), sum(task.size for task in tasks))
+    size = sum(task.size for task in tasks)
+    console = Console(stderr=True)
+    if not quiet and not console.is_terminal:
+        lines = _LogLines(name, len(tasks), size)
         with log_lines(lines.line):
             yield lines.advance
         return
-    size = sum(task.size for task in tasks)
-    counted = (DownloadColumn(), TransferSpeedColumn()) if size else (MofNCompleteColumn(), TextColumn("tasks"))
-    columns = (TextColumn("{task.description}"), BarColumn(), *counted)
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
+    columns = [TextColumn("{task.description}"), BarColumn()]
+    columns += [DownloadColumn(), TransferSpeedColumn()] if size else [MofNCompleteColumn(), TextColumn("tasks")]
+    columns.append(TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task(name, total=size or len(tasks))
         yield lambda done, _: progress.advance(bar, done if size else 1)
 
 
 def log_seconds() -> float:
-    """Seconds between two lines of a log; GRISTMILL_LOG_SECONDS, or a minute."""
+    """Return the seconds between two lines of a log; GRISTMILL_LOG_SECONDS, or a minute."""
     return seconds_in("GRISTMILL_LOG_SECONDS", _LINE_SECONDS)
 
 
 @contextmanager
 def log_lines(line: Callable[[], str]) -> Iterator[None]:
-    """Context: print what `line` returns once a minute (GRISTMILL_LOG_SECONDS), in a thread, however long tasks last.
+    """Print what `line` returns once a minute (GRISTMILL_LOG_SECONDS), in a thread, however long tasks last.
 
     A task may run in this process: nobody else has time to look at the clock.
     """
@@ -155,33 +157,34 @@ class _LogLines:
         self.retried = retried
 
     def line(self) -> str:
-        """How far the step is now."""
+        """Return how far the step is now."""
         seconds = time.monotonic() - self.started
         share = self.bytes_done / self.size if self.size else self.tasks_done / self.tasks
-        worked = timedelta(seconds=round(seconds))
-        left = f"{timedelta(seconds=round(seconds / share - seconds))} left" if share else f"{worked} so far"
+        if share:
+            left = f"{timedelta(seconds=round(seconds / share - seconds))} left"
+        else:
+            left = f"{timedelta(seconds=round(seconds))} so far"
+        retried = f", {count_of(self.retried, 'task')} retried" if self.retried else ""
+        megabytes = self.bytes_done / 1e6
         return (
-            f"{self.name}: {self.tasks_done:,} of {count_of(self.tasks, 'task')}, {self.bytes_done / 1e6:,.0f} of "
-            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left}"
-            + (f", {count_of(self.retried, 'task')} retried" if self.retried else "")
+            f"{self.name}: {self.tasks_done:,} of {count_of(self.tasks, 'task')}, {megabytes:,.0f} of "
+            f"{self.size / 1e6:,.0f} MB, {megabytes / max(seconds, 1e-9):,.1f} MB/s, {left}{retried}"
         )
 
 
 def explain(stage: str, reasons: Sequence[tuple[str, str]], tasks: int, details: bool) -> None:
     """Print why tasks run, by name: with `details` each on a line, else the first of them and how many there are."""
-    shown = reasons if details else reasons[:1]
-    for name, reason in shown:
-        more = (
-            f" ({len(reasons)} of {count_of(tasks, 'task')} to run; --explain_tasks lists them)"
-            if reasons[len(shown) :]
-            else ""
-        )
-        said = reason if details else _HASH.sub("…", reason)
-        print(f"{stage}: {name}: {said}{more}", file=sys.stderr, flush=True)
+    more = ""
+    if not details:
+        if len(reasons) > 1:
+            more = f" ({len(reasons)} of {count_of(tasks, 'task')} to run; --explain_tasks lists them)"
+        reasons = [(name, _HASH.sub("…", reason)) for name, reason in reasons[:1]]
+    for name, reason in reasons:
+        print(f"{stage}: {name}: {reason}{more}", file=sys.stderr, flush=True)
 
 
 def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
-    """Why a task runs: it is new, its identity differs from its record, or an output was changed."""
+    """Return why a task runs: it is new, its identity differs from its record, or an output was changed."""
     if record is None:
         return "no earlier run finished it"
     changed = [name for name in identity | record.identity if identity.get(name) != record.identity.get(name)]
@@ -190,31 +193,49 @@ def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
     name = changed[0]
     before = record.identity.get(name, "none")
     now = identity.get(name, "none")
-    return f"{name} was {before[:60]}, is now {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
+    others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+    return f"{name} was {before[:60]}, is now {now[:60]}{others}"
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
     """Print one line: documents read and repeated, those per outgoing reason, files not read, speed, tasks skipped."""
-    names = sorted(counts.reasons, key=lambda reason: (reason not in _PASSED_ON, reason))
-    found = {reason: counts.total(reason).documents for reason in names}
-    some = {READ: found.get(READ, 0)} | {reason: count for reason, count in found.items() if count}
-    incoming, outgoing = (
-        " + ".join(f"{count:,} {reason}" for reason, count in some.items() if (reason in INCOMING) == is_incoming)
-        for is_incoming in (True, False)
-    )
-    megabytes = counts.total(READ).bytes / 1e6
-    speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
-    rate = speed if megabytes else f"{seconds:.1f} s"
-    skipped = f", {tasks - ran} of {count_of(tasks, 'task')} done before" if ran < tasks else ""
-    done = rate + skipped if ran else "done already, nothing to do"
+    incoming = list[str]()
+    outgoing = list[str]()
+    for reason in sorted({READ, *counts.reasons}, key=_summary_order):
+        documents = counts.total(reason).documents
+        if documents or reason == READ:
+            (incoming if reason in INCOMING else outgoing).append(f"{documents:,} {reason}")
+    files = ""
     unread = counts.unread_files()
-    files = f" | files not read: {unread}" if unread else ""
-    files += f" | left out: {counts.damaged_files()}" if counts.damaged else ""
-    print(f"{stage}: {incoming} = {outgoing or 'nothing'}{files} | {done}", file=sys.stderr, flush=True)
+    if unread:
+        files += f" | files not read: {unread}"
+    if counts.damaged:
+        files += f" | left out: {counts.damaged_files()}"
+    done = _done_in_words(counts, ran, tasks, seconds)
+    sums = f"{' + '.join(incoming)} = {' + '.join(outgoing) or 'nothing'}"
+    print(f"{stage}: {sums}{files} | {done}", file=sys.stderr, flush=True)
+
+
+def _summary_order(reason: str) -> tuple[bool, bool, str]:
+    """Return the place of a reason in a summary: what was read, what was passed on, and all others by name."""
+    return reason != READ, reason not in _PASSED_ON, reason
+
+
+def _done_in_words(counts: Counts, ran: int, tasks: int, seconds: float) -> str:
+    """Return how long the tasks took that ran, and how many were done before."""
+    if not ran:
+        return "done already, nothing to do"
+    megabytes = counts.total(READ).bytes / 1e6
+    text = f"{seconds:.1f} s"
+    if megabytes:
+        text = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
+    if ran < tasks:
+        text += f", {tasks - ran} of {count_of(tasks, 'task')} done before"
+    return text
 
 
 def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
     """Print a note if `n_docs` from the command line differs from the number of documents read; 0 or less: unknown."""
-    found = counts.total(READ).documents
-    if n_docs > 0 and n_docs != found and not options.quiet:
-        print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)
+    documents = counts.total(READ).documents
+    if n_docs > 0 and n_docs != documents and not options.quiet:
+        print(f"note: n_docs is {n_docs:,}, but {documents:,} documents were found; all are used", file=sys.stderr)

@@ -21,13 +21,14 @@ import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
+from gristmill.engine.done_tasks import DoneTasks
 from gristmill.engine.executors.context import ExecutionContext, open_execution_context
 from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, OutputRecord, StepResult, TaskId, run_name
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions, words_of_work
-from gristmill.engine.outputs import DoneTasks, Marks, Ownership, reject_overlapping_folders
+from gristmill.engine.outputs import Marks, Ownership, reject_overlapping_folders
 from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
 from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors

@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
-    """The slices of all files, as cut_raw_corpus finds them. Raises DamagedFile if one that must be cut is damaged."""
+    """Return the slices of all files, as cut_raw_corpus. Raises DamagedFile if one that must be cut is damaged."""
     slices = cut_raw_corpus(run, files)
     for part in slices:
         if part.damage:
@@ -37,22 +37,27 @@ def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
 
 
 def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
-    """The slices of all files, in order; those of files known to be damaged are marked, for read_slices.
+    """Return the slices of all files, in order; those of files known to be damaged are marked, for read_slices.
 
     The tasks of the step `cut` find where large files are cut.
     """
     large = [file for file in files if is_cut(file)]
-    if not large:
-        return [part for file in files for part in slices_at(file, ONE_SLICE)]
-    bytes_each = readers.SLICE_BYTES
-    found = run.step(
-        "cut", [Task(it.name, find_slices, {"file": it, "slice_bytes": bytes_each}, size=it.size) for it in large]
-    )
-    checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
-    damaged = found.counts.damaged | checked.counts.damaged
-    cuts = dict(zip((file.name for file in large), found.values(list[Cut]), strict=True))
-    slices = [part for file in files for part in slices_at(file, cuts.get(file.name, ONE_SLICE))]
-    return [_mark(part, damaged.get(part.name)) for part in slices]
+    cuts = dict[str, list[Cut]]()
+    damaged = dict[str, Damage]()
+    if large:
+        tasks = list[Task]()
+        for file in large:
+            arguments = {"file": file, "slice_bytes": readers.SLICE_BYTES}
+            tasks.append(Task(file.name, find_slices, arguments, size=file.size))
+        found = run.step("cut", tasks)
+        checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
+        damaged = found.counts.damaged | checked.counts.damaged
+        cuts = {file.name: file_cuts for file, file_cuts in zip(large, found.values(list[Cut]), strict=True)}
+    slices = list[Slice]()
+    for file in files:
+        for part in slices_at(file, cuts.get(file.name, ONE_SLICE)):
+            slices.append(_mark(part, damaged.get(part.name)))
+    return slices
 
 
 def read_slices(
@@ -66,16 +71,17 @@ def read_slices(
     done = run.step(step, plan(group_slices(slices)))
     damaged = done.counts.damaged
     _reject_written(slices, damaged)
-    torn = {part.name: part for part in slices if part.name in damaged and is_piece(part) and not part.damage}
-    if torn:
-        checked = run.step(_CHECK, [_check_task(part) for part in torn.values()])
-        found = {name: damaged[name] for name in torn} | checked.counts.damaged
-        done = run.step(step, plan(group_slices([_mark(part, found.get(part.name)) for part in slices])))
-    return done
+    pieces = {part.name: part for part in slices if part.name in damaged and is_piece(part) and not part.damage}
+    if not pieces:
+        return done
+    checked = run.step(_CHECK, [_check_task(part) for part in pieces.values()])
+    damage_of = {name: damaged[name] for name in pieces} | checked.counts.damaged
+    marked = [_mark(part, damage_of.get(part.name)) for part in slices]
+    return run.step(step, plan(group_slices(marked)))
 
 
 def is_piece(part: Slice) -> bool:
-    """Whether a slice is only a part of its file."""
+    """Return whether a slice is only a part of its file."""
     return part.start > 0 or part.end is not None
 
 
@@ -94,8 +100,11 @@ def leaves_out_damaged(
         except DamagedFile as error:
             if error.path not in {part.path for part in group}:
                 raise
-            found = [_describe(error) if part.path == error.path else _find_damage(part) for part in group]
-        return function(tuple(map(_mark, group, found)), *arguments, **named)
+            marked = list[Slice]()
+            for part in group:
+                damage = _describe(error) if part.path == error.path else _find_damage(part)
+                marked.append(_mark(part, damage))
+        return function(tuple(marked), *arguments, **named)
 
     return work
 
@@ -155,15 +164,19 @@ def _describe(error: DamagedFile) -> Damage:
 
 
 def _mark(part: Slice, damage: Damage | None) -> Slice:
-    """The slice, marked if its file is damaged."""
+    """Return the slice, marked if its file is damaged."""
     return replace(part, damage=(damage.fault, damage.detail)) if damage else part
 
 
 def _reject_written(slices: Sequence[Slice], damaged: dict[str, Damage]) -> None:
     """Raise InputError if a stage wrote one of the damaged files: what is lost there must be written again."""
-    for path, damage in ((part.path, damaged[part.name]) for part in slices if part.name in damaged):
-        if stage := writer_of(path):
+    for part in slices:
+        if part.name not in damaged:
+            continue
+        stage = writer_of(part.path)
+        if stage:
+            detail = damaged[part.name].detail
             raise InputError(
-                f"{path} is damaged, and {stage} wrote it: {damage.detail} It is not raw input, so it is not left out: "
+                f"{part.path} is damaged, and {stage} wrote it: {detail} It is not raw input, so it is not left out: "
                 f"remove it, run {stage} again, which writes it, then this command"
             )

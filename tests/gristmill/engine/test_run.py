@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine import outputs, report
+from gristmill.engine import done_tasks, report
 from gristmill.engine.executors.local import Call
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
@@ -54,7 +54,7 @@ def test_a_task_is_identified_once(source: Path, tmp_path: Path, monkeypatch: py
         seen.append(task.name)
         return identify(task, *arguments)
 
-    monkeypatch.setattr(outputs, "identify", counting)
+    monkeypatch.setattr(done_tasks, "identify", counting)
     assert upper_stage(source, tmp_path / "out").ran == len(seen) == TASKS
 
 

@@ -1,0 +1,253 @@
+"""Done tasks of a stage: those of earlier runs whose outputs are as recorded, and those of this run."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
+from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
+from gristmill.io.files import (
+    rejects_name,
+)
+from gristmill.paths import name_of
+from gristmill.storage.files import (
+    FileInfo,
+    remove_if_unused,
+    remove_partial_files,
+)
+from gristmill.storage.stores import store_of
+
+Records = dict[TaskId, DoneRecord]
+
+
+class DoneTasks:
+    """The done tasks of a stage with temporary files in `work`: those of earlier runs, and those of this run.
+
+    Attributes:
+        before: Records of earlier runs, by id.
+        earlier: The names of all files that these runs wrote, those of replaced records included.
+        records: Records of this run's tasks, those that were skipped included, by id.
+        planned: Identities of this run's tasks that are not done yet, by id.
+        written: Records of the outputs of this run's tasks, by name (see name_of).
+        known: The names of all files that the stage ever wrote or claimed, in any part of its work.
+        seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
+        is_changed: Whether `records` is to be written to the ledger.
+    """
+
+    def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
+        self.stage = stage
+        self.ledger = ledger
+        self.read_again()
+        self.before = ledger.read()
+        self.earlier = self.tags.own.keys()
+        self.records: dict[TaskId, DoneRecord] = {}
+        self.planned: dict[TaskId, dict[str, str]] = {}
+        self.written: dict[str, OutputRecord] = {}
+        self.known = set(self.tags.own)
+        for other in ledger.others:
+            self.known.update(other.outputs())
+        self.seen: dict[str, FileInfo] = {}
+        self.is_changed = False
+        self._work_prefix = name_of(work) + os.sep
+        self._set_tags: dict[FileSet, str] = {}
+        self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
+        self._read_sets: dict[tuple[TaskId, FileSet], None] = {}  # by the tasks that ran
+
+    def read_again(self) -> None:
+        """List folders and read the ledgers of others anew: other processes may have written to them."""
+        self.__dict__.pop("of_others", None)
+        self.tags = FileTags(own=self.ledger.outputs(), own_ledger=Path(name_of(self.ledger.file)))
+
+    @cached_property
+    def of_others(self) -> dict[TaskId, list[DoneRecord]]:
+        """Return the records of calls that did other parts of the stage's work, or all of it, by id."""
+        records: dict[TaskId, list[DoneRecord]] = {}
+        for ledger in self.ledger.others:
+            for record in ledger.read().values():
+                records.setdefault(record.id, []).append(record)
+        return records
+
+    def identity(self, task: Task) -> dict[str, str]:
+        """Return all that a task's outputs depend on, as its inputs are now."""
+        return identify(task, self.stage.identity, self._tag)
+
+    def plan(self, step: str, task: Task) -> dict[str, str]:
+        """Return the identity of a task of this run; it is kept until the task is done, as it may be of many files."""
+        identity = self.identity(task)
+        self.planned[step, task.name] = identity
+        return identity
+
+    def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
+        """Return the record of an earlier run of this very task, if its outputs are as recorded."""
+        record = self._recorded((step, task.name), identity)
+        if record is None:
+            return None
+        record = self._relocated(task, record)
+        rejects = record.outputs[len(task.outputs) :]
+        paths = [*task.outputs, *map(self.ledger.path, rejects)]
+        is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
+        return record if is_intact else None
+
+    def _recorded(self, task: TaskId, identity: dict[str, str]) -> DoneRecord | None:
+        """Return the record of a task with this identity, of this call or another one of the stage."""
+        record = self.before.get(task)
+        if record and record.identity == identity:
+            return record
+        for other in self.of_others.get(task, []):
+            if other.identity == identity:
+                return other
+        return None
+
+    def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
+        """Add a record to those of this run; an old one with the present times of outputs that were copied."""
+        if not is_new:
+            self._refresh(task, record)
+        self.records[record.id] = record
+        self.planned.pop(record.id, None)
+        self.is_changed |= is_new or record.id not in self.before
+        names = list(map(name_of, task.outputs))
+        self.known.update(names)
+        self.written.update(zip(names, record.outputs, strict=False))
+
+    def states(self, task: Task) -> dict[Path, FileInfo]:
+        """Return the state of a task's inputs now: of all objects, and of local files that this run did not write."""
+        objects = [path for path in paths_read_by([task]) if store_of(path).needs_copies]
+        single = [path for path in task.inputs if isinstance(path, Path)]
+        states = dict[Path, FileInfo]()
+        for path in (*single, *objects):
+            if name_of(path) not in self.written:
+                info = self.tags.stat(path)
+                if info:
+                    states[path] = info
+        for path in objects:
+            output = self.written.get(name_of(path))
+            if output:
+                states[path] = FileInfo(output.size, output.mtime_ns, output.e_tag)
+        return states
+
+    def found(self, step: str, task: Task) -> dict[str, Any]:
+        """Return the arguments of run_task on the inputs of a task that is about to run; remember the sets it reads."""
+        task_id = (step, task.name)
+        for files in task.inputs:
+            if isinstance(files, FileSet):
+                self._read_sets[task_id, files] = None
+        identity = self.planned.get(task_id) or self.identity(task)
+        return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
+
+    def hashes(self, task: Task) -> dict[Path, str]:
+        """Return the SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""
+        hashes = dict[Path, str]()
+        for files in task.inputs:
+            hashes |= self._hashes_of(files)
+        return hashes
+
+    def changed_inputs(self) -> list[str]:
+        """Return the inputs that changed since they were read; drop records of tasks that read them in sets.
+
+        Tasks that read single files have looked themselves, and it is too late for the records of a set's readers.
+        """
+        now = FileTags(self.tags.own, self.tags.own_ledger)  # whose records, one a task so far, are not read for it
+        changed = [name for name, info in self.seen.items() if now.stat(name) != info]
+        if changed:
+            names = set(changed)
+            readers = [task for task, files in self._read_sets if not names.isdisjoint(map(name_of, files.paths))]
+            self.ledger.forget(readers)
+        return changed
+
+    def is_own(self, path: Path) -> bool:
+        """Return whether a file is temporary, or an output of this run."""
+        name = name_of(path)
+        return name in self.written or self.is_temporary(name)
+
+    def is_temporary(self, path: Path | str) -> bool:
+        """Return whether a file is removed at the end of the stage."""
+        return name_of(path).startswith(self._work_prefix)
+
+    def is_present(self, path: Path) -> bool:
+        """Return whether a temporary file is there as recorded, not as a killed run left it with other arguments."""
+        info = self.tags.stat(path)
+        if info is None:
+            return False
+        output = self.written.get(name_of(path))
+        return output is None or matches(info, output)
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed workers left next to outputs, also of skipped tasks, and of inputs that are gone."""
+        remove_if_unused(self.ledger.loose)  # if there are no records
+        remove_partial_files(with_rejects({*self.written, *self.earlier}))
+
+    def _is_intact(self, path: Path, output: OutputRecord) -> bool:
+        """Return whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
+        return self.is_temporary(path) or self.tags.of(path) == output.sha256
+
+    def _relocated(self, task: Task, record: DoneRecord) -> DoneRecord:
+        """Return a record with the names that outputs have here, if they were temporary ones of another part's call."""
+        names = dict[str, str]()
+        for output, path in zip(record.outputs, task.outputs, strict=False):
+            name = self.ledger.relative(path)
+            names[output.path] = name
+            names[rejects_name(output.path)] = rejects_name(name)
+        if all(old == new for old, new in names.items()):
+            return record
+        outputs = list[OutputRecord]()
+        for output in record.outputs:
+            outputs.append(msgspec.structs.replace(output, path=names.get(output.path, output.path)))
+        return msgspec.structs.replace(record, outputs=outputs)
+
+    def _refresh(self, task: Task, record: DoneRecord) -> None:
+        """Set the times of a record's outputs to those that they have now, as copies have others."""
+        for i, output in enumerate(record.outputs):
+            path = task.outputs[i] if i < len(task.outputs) else self.ledger.path(output)
+            info = self.tags.stat(path)
+            if info and not matches(info, output) and not self.is_temporary(path):
+                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=info.mtime_ns, e_tag=info.e_tag)
+                self.is_changed = True
+
+    def note_read(self, name: str) -> None:
+        """Note that a file that another stage or a user wrote was read."""
+        if name in self.tags.own or self.is_temporary(name):
+            return
+        info = self.tags.stat(name)
+        if info:
+            self.seen.setdefault(name, info)
+
+    def _hashes_of(self, files: Path | FileSet) -> dict[Path, str]:
+        """Return the SHA-256 of each remote file of an input, cached for each file set."""
+        if files in self._set_hashes:
+            return self._set_hashes[files]
+        hashes = dict[Path, str]()
+        for path in files.paths if isinstance(files, FileSet) else (files,):
+            if store_of(path).needs_copies:
+                tag = self._tag(path)
+                if tag != MISSING and is_hash(tag):
+                    hashes[path] = tag
+        if isinstance(files, FileSet):
+            self._set_hashes[files] = hashes
+        return hashes
+
+    def _tag(self, files: Path | FileSet) -> str:
+        """Return the content tag of an input."""
+        if isinstance(files, FileSet):
+            if files not in self._set_tags:
+                tags = [f"{path.name} {self._tag(path)}" for path in files.paths]
+                self._set_tags[files] = hashlib.sha256("\n".join(tags).encode()).hexdigest()
+            return self._set_tags[files]
+        name = name_of(files)
+        if name in self.written:
+            return self.written[name].sha256
+        self.note_read(name)
+        return self.tags.of(name)
+
+
+def with_rejects(names: Iterable[str]) -> list[str]:
+    """Return files by name, and after each that of the malformed records which were found while it was written."""
+    files = list[str]()
+    for name in names:
+        files += [name, rejects_name(name)]
+    return files
