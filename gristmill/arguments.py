@@ -49,10 +49,14 @@ def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence
 
 
 def _plain_message(printed: str) -> str:
-    """The text of tyro's error message, without its box and its pointer to the help."""
-    lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
-    end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
-    message = " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; expected")
+    """Return the text of tyro's error message, without its box and its pointer to the help."""
+    lines = list[str]()
+    for line in printed.splitlines():
+        text = _FRAME.sub("", line).strip()
+        if text.startswith("For full helptext"):
+            break
+        lines.append(text)
+    message = " ".join(" ".join(lines[1:]).split()).replace(" Argument helptext:", "; expected")
     if message.startswith("Missing from "):  # without the help of each
         program = message.removeprefix("Missing from ").partition(":")[0]
         missing = _MISSING.findall(printed.partition("For full helptext")[0])
@@ -103,14 +107,16 @@ def _words_of_default(words: Callable[[Any], list[str]], default: Any) -> list[s
 
 
 def metavar(kind: Any) -> str:
-    """How the values of a type are shown in help; empty as tyro shows them.
+    """Return how the values of a type are shown in help; empty as tyro shows them.
 
     >>> metavar(Path | tuple[Path, ...]), metavar(int | None), metavar(tuple[float, float]), metavar(bool)
     ('PATH …', 'N', 'NUMBER NUMBER', '')
     """
     members = [member for member in get_args(kind) if member is not NoneType]
     if get_origin(kind) in (tuple, list):
-        return f"{metavar(members[0])} …" if ... in members or len(members) == 1 else " ".join(map(metavar, members))
+        if ... in members or len(members) == 1:
+            return f"{metavar(members[0])} …"
+        return " ".join(map(metavar, members))
     if get_origin(kind) is Literal:
         return "|".join(map(str, members))
     if members:
@@ -119,27 +125,29 @@ def metavar(kind: Any) -> str:
 
 
 def expected(kind: Any) -> str:
-    """A type in words.
+    """Return a type in words.
 
     >>> expected(int | None), expected(tuple[Path, ...]), expected(Literal["a", "b"]), expected(tuple[float, float])
     ('a whole number', 'a list of paths', 'a or b', '2 numbers')
     """
     origin = get_origin(kind)
-    members = [it for it in get_args(kind) if it not in (NoneType, ...)]
+    members = [member for member in get_args(kind) if member not in (NoneType, ...)]
     if origin in (Union, UnionType):
         return " or ".join(map(expected, members))
     if origin is Literal:
-        return " or ".join(map(str, members)) if len(members) < 4 else f"one of {', '.join(map(str, members))}"
+        names = list(map(str, members))
+        return " or ".join(names) if len(names) < 4 else f"one of {', '.join(names)}"
     if origin is dict:
         return f"a table of {_words(members[1])[1]}"
     if origin in (tuple, list):
-        many = _words(members[0])[1]
-        return f"a list of {many}" if origin is list or ... in get_args(kind) else f"{len(members)} {many}"
+        _, plural = _words(members[0])
+        is_any_number = origin is list or ... in get_args(kind)
+        return f"a list of {plural}" if is_any_number else f"{len(members)} {plural}"
     return _words(kind)[0]
 
 
 def _words(kind: Any) -> tuple[str, str]:
-    """A plain type in words: one, and several."""
+    """Return a plain type in words: one, and several."""
     if kind is bool:
         return "true or false", "true or false"
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -173,13 +181,16 @@ def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
 
 
 def _has_many(kind: Any) -> bool:
-    """Whether a type is one of any number of values, such as tuple[Path, ...], or has such a member."""
-    return any(... in get_args(it) or get_origin(it) is dict for it in (kind, *get_args(kind)))
+    """Return whether a type is one of any number of values, such as tuple[Path, ...], or has such a member."""
+    return any(... in get_args(member) or get_origin(member) is dict for member in (kind, *get_args(kind)))
 
 
 def option_name(argument: str) -> str:
-    """The option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
-    return "--" + argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
+    """Return the option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
+    if not argument.startswith("--"):
+        return ""
+    name = argument.removeprefix("--").partition("=")[0]
+    return f"--{name.replace('-', '_')}"
 
 
 class TableWords(NamedTuple):
@@ -207,20 +218,32 @@ def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list
     for argument in arguments:
         option, equals, value = argument.partition("=")
         name = option_name(option)
-        if table := next((each for each in tables if name == each or name.startswith(f"{each}.")), ""):
+        table = _table_of(name, tables)
+        if table:
             key = option[len(table) + 1 :]
-            words = [*([key] if key else []), *([value] if equals else [])]
+            words = [key] if key else []
+            if equals:
+                words.append(value)
             given.append((table, not key, words))
         else:
-            words = rest if argument.startswith("--") else words
+            if argument.startswith("--"):
+                words = rest
             words.append(argument)
     return _pair_words(given), rest
+
+
+def _table_of(name: str, tables: Collection[str]) -> str:
+    """Return the table of which an option gives all keys or one; '' if there is none."""
+    for table in tables:
+        if name == table or name.startswith(f"{table}."):
+            return table
+    return ""
 
 
 def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords]:
     seen = set[tuple[str, str]]()
     paired = list[TableWords]()
-    for table, is_whole, words in sorted(given, key=lambda each: not each[1]):
+    for table, is_whole, words in sorted(given, key=lambda item: not item[1]):
         if len(words) % 2 or (len(words) != 2 and not is_whole):
             raise UsageError(
                 f"{table}: expected a value for each key, got {' '.join(words)!r}; try {table} KEY VALUE …"
@@ -233,21 +256,23 @@ def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords
 
 
 def suggestion(given: str, known: Sequence[str]) -> str:
-    """End of an error message: the options of the section `given`, or the known name most similar to it, or all.
+    """Return the end of a message: the options of the section `given`, or the known name most like it, or all.
 
     >>> suggestion("--mill", ["--mill.stones", "--mill.wheels", "--grain"])
     '; there are --mill.stones, --mill.wheels'
     """
-    if section := [name for name in known if name.startswith(f"{given}.")]:
+    section = [name for name in known if name.startswith(f"{given}.")]
+    if section:
         return f"; there are {', '.join(section)}"
     # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
-    sectioned = [name for name in known if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    key = given.lstrip("-").rpartition(".")[2]
+    sectioned = [name for name in known if name.rpartition(".")[2] == key]
     matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
 
 
 def one_of(given: str, names: Collection[str]) -> str:
-    """End of an error message: the name most like what was given, and all of them.
+    """Return the end of a message: the name most like what was given, and all of them.
 
     >>> one_of("oke", ["oak", "elm"]), one_of("x", ["oak", "elm"])
     ('did you mean oak? There are oak, elm', 'expected one of oak, elm')

@@ -49,15 +49,21 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     named = {function.__name__: _deferred(_imported_by_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
     words = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = {words[0]: named[words[0]]} if words and words[0] in named and len(named) > 1 else named
-    options = {name: option for function in chosen.values() for name, option in _options(function).items()}
-    positional = [name for function in chosen.values() for name in _positional(function)]
+    chosen = list(named.values())
+    if len(named) > 1 and words and words[0] in named:
+        chosen = [named[words[0]]]
+    options = dict[str, tuple[Any, Any]]()
+    positional = list[str]()
+    for function in chosen:
+        options |= _options(function)
+        positional += _positional(function)
+    kinds = {name: kind for name, (kind, _) in options.items()}
 
     def call() -> Any:
-        check_words(words, {name: kind for name, (kind, _) in options.items()})
+        check_words(words, kinds)
         return parse(parser, _spell_flags(options, words, positional, prog), prog, _MARKERS)()
 
-    resumes = any(RunOptions in get_type_hints(function).values() for function in chosen.values())
+    resumes = any(RunOptions in get_type_hints(function).values() for function in chosen)
     sys.exit(run_with_exit_code(call, resumes))
 
 
@@ -85,8 +91,9 @@ def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
         _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        is_terminated = signal.SIGTERM in received
-        return _ended(*(("terminated", TERMINATED) if is_terminated else ("interrupted", INTERRUPTED)), resumes)
+        if signal.SIGTERM in received:
+            return _ended("terminated", TERMINATED, resumes)
+        return _ended("interrupted", INTERRUPTED, resumes)
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         discard_output()
         return 0
@@ -109,27 +116,32 @@ def _ended(what: str, exit_code: int, resumes: bool) -> int:
 
 
 def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Types and defaults of a function's options, those of its dataclasses of options included, by `--option`."""
+    """Return types and defaults of a function's options, also those of its dataclasses of options, by `--option`."""
     kinds = get_type_hints(function)
+    positional = _positional(function)
     options = dict[str, tuple[Any, Any]]()
     for name, parameter in inspect.signature(function).parameters.items():
-        if dataclasses.is_dataclass(kind := kinds[name]):
+        kind = kinds[name]
+        if dataclasses.is_dataclass(kind):
             hints = get_type_hints(kind)
-            options |= {f"--{field.name}": (hints[field.name], field.default) for field in dataclasses.fields(kind)}
-        elif name not in _positional(function):
-            options[f"--{name}"] = kind, parameter.default
+            for field in dataclasses.fields(kind):
+                options[f"--{field.name}"] = (hints[field.name], field.default)
+        elif name not in positional:
+            options[f"--{name}"] = (kind, parameter.default)
     return options
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without an option."""
+    """Return the names of the arguments without an option."""
     kinds = get_type_hints(function, include_extras=True)
     return [name for name, kind in kinds.items() if tyro.conf.Positional in getattr(kind, "__metadata__", ())]
 
 
 def _usage(positional: Sequence[str], given: str) -> str:
-    """The arguments without an option, or what was given for the only one."""
-    return given if given and len(positional) == 1 else " ".join(positional).upper()
+    """Return the arguments without an option, or what was given for the only one."""
+    if given and len(positional) == 1:
+        return given
+    return " ".join(positional).upper()
 
 
 def _spell_flags(
@@ -139,30 +151,48 @@ def _spell_flags(
 
     A flag may be written as `--flag true`, `--flag=false` and `--no_flag`. Raises UsageError for an unknown option.
     """
-    flags = {name for name in options if options[name][0] is bool}
-    given = dict[str, bool]()
-    words = []
-    before = ""
+    flags = {name for name, (kind, _) in options.items() if kind is bool}
+    values = dict[str, bool]()
+    words = list[str]()
+    previous_flag = ""  # whose value may follow
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name = option_name(argument)
         value = argument.partition("=")[2].lower()
         flag = name if name in flags else f"--{name.removeprefix('--no_')}"
-        if before and argument.lower() in ("true", "false"):
-            given[before], before = given[before] == (argument.lower() == "true"), ""
+        if previous_flag and argument.lower() in ("true", "false"):
+            values[previous_flag] = values[previous_flag] == (argument.lower() == "true")
+            previous_flag = ""
         elif flag in flags and value in ("", "true", "false"):
-            given[flag], before = (value == "false") == (name != flag), "" if value else flag
+            values[flag] = (value == "false") == (name != flag)
+            previous_flag = "" if value else flag
         else:
-            known = [*options, "--help"]
-            before = ""
-            if name and name not in known:
-                written, _, after = argument.partition("=")
-                is_first = positional and argument == arguments[0] and not get_close_matches(name, known, cutoff=0.75)
-                if name[2:] in positional or is_first:
-                    raise UsageError(f"unknown option {written}; try {prog} {_usage(positional, after or following)}")
-                raise UsageError(f"unknown option {written}{suggestion(name, known)}")
+            previous_flag = ""
+            if name and name not in (*options, "--help"):
+                is_first = argument == arguments[0]
+                raise UsageError(_unknown_option(argument, following, options, positional, is_first, prog))
             words.append(argument)
-    chosen = {flag: value for flag, value in given.items() if value != options[flag][1]}
-    return words + [flag if value else f"--no_{flag[2:]}" for flag, value in chosen.items()]
+    for flag, is_set in values.items():
+        if is_set != options[flag][1]:
+            words.append(flag if is_set else f"--no_{flag.removeprefix('--')}")
+    return words
+
+
+def _unknown_option(
+    argument: str,
+    following: str,
+    options: Mapping[str, tuple[Any, Any]],
+    positional: Sequence[str],
+    is_first: bool,
+    prog: str | None,
+) -> str:
+    """Return the message for an option that there is none of: what is most like it, or how to give what was meant."""
+    known = [*options, "--help"]
+    name = option_name(argument)
+    written, _, value = argument.partition("=")
+    is_unlike_all = bool(positional) and is_first and not get_close_matches(name, known, cutoff=0.75)
+    if name.removeprefix("--") in positional or is_unlike_all:
+        return f"unknown option {written}; try {prog} {_usage(positional, value or following)}"
+    return f"unknown option {written}{suggestion(name, known)}"
 
 
 def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,7 +64,8 @@ class Range(NamedTuple):
         >>> Range(0, above=True).fault(0), Range(0).fault(math.nan), Range(0, 9).fault(10), Range(0).fault(1)
         ('more than 0', 'a finite number, 0 or more', '9 or less', '')
         """
-        if (self.least < value if self.above else self.least <= value) and value <= self.most:
+        is_large_enough = self.least < value if self.above else self.least <= value
+        if is_large_enough and value <= self.most:
             return ""
         least = f"more than {self.least:g}" if self.above else f"{self.least:g} or more"
         if isinstance(value, float) and not math.isfinite(value):
@@ -80,21 +81,25 @@ def check_ranges(options: Any, prefix: str = "") -> None:
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(options)}
     for name, allowed in options.RANGES.items():
         value = getattr(options, name)
-        faults = [allowed.fault(x) for x in (value if isinstance(value, tuple) else (value,)) if x is not None]
-        if fault := next(filter(None, faults), ""):
-            default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
-            raise UsageError(f"{prefix}{name} is {value}; expected {fault}; try --{prefix}{name} {default}")
+        default = defaults[name]
+        for number in value if isinstance(value, tuple) else (value,):
+            fault = "" if number is None else allowed.fault(number)
+            if fault:
+                shown = " ".join(map(str, default)) if isinstance(value, tuple) else default
+                raise UsageError(f"{prefix}{name} is {value}; expected {fault}; try --{prefix}{name} {shown}")
 
 
 def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Texts, numbers and flags by section and name, as TOML; without sections that have none.
+    """Return texts, numbers and flags by section and name, as TOML; without sections that have none.
 
     >>> toml_lines({"oven": {"wood": "oak", "hot": True}, "mill": {}})
     ['', '[oven]', 'wood = "oak"', 'hot = true']
     """
     lines = list[str]()
     for name, values in sections.items():
-        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())] if values else []
+        if values:
+            lines += ["", f"[{name}]"]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return lines
 
 
@@ -177,13 +182,13 @@ def _laid_over(below: Any, above: Any) -> Any:
 
 
 def _field_types(cls: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass, by key."""
+    """Return the types of the fields of a dataclass, by key."""
     types = typing.get_type_hints(cls)
     return {_key(field): types[field.name] for field in dataclasses.fields(cls)}
 
 
 def _key(field: "dataclasses.Field[Any]") -> str:
-    """Key of a field in the file and on the command line: `from` for the field `from_`, as `from` is a keyword."""
+    """Return the key of a field in files and on command lines: `from` for the field `from_`, as it is a keyword."""
     return field.name.rstrip("_")
 
 
@@ -204,15 +209,17 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
 
 
 def _number_fault(value: Any, kind: Any) -> str:
-    """The first value of a table that should be a number and is none; empty if there is none.
+    """Return what is wrong with the first value of a table that should be a number and is none; '' if none is wrong.
 
     >>> _number_fault({"web": 2e9, "book": "20KB"}, dict[str, float])
     "book: expected a number such as 20000 or 2e9, got '20KB'"
     """
     if not isinstance(value, dict) or float not in typing.get_args(kind):
         return ""
-    strange = ((key, it) for key, it in value.items() if isinstance(it, bool) or not _is_number(it))
-    return next((f"{key}: expected a number such as 20000 or 2e9, got {it!r}" for key, it in strange), "")
+    for key, number in value.items():
+        if isinstance(number, bool) or not _is_number(number):
+            return f"{key}: expected a number such as 20000 or 2e9, got {number!r}"
+    return ""
 
 
 def _is_number(value: Any) -> bool:
@@ -230,11 +237,13 @@ def _read_path(kind: type, value: Any) -> Any:
 
 
 def option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
-    """Types of the options of `cls`, nested ones included, by option (`--section.key`)."""
+    """Return the types of the options of `cls`, nested ones included, by option (`--section.key`)."""
     options: dict[str, Any] = {}
     for name, kind in _field_types(cls).items():
-        section = dataclasses.is_dataclass(kind)
-        options |= option_types(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
+        if dataclasses.is_dataclass(kind):
+            options |= option_types(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            options[prefix + name] = kind
     return options
 
 
@@ -287,7 +296,7 @@ def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, lis
 
 
 def _as_numbers(values: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """The values of a table of numbers as Python reads them: `.5`, too, which is none of JSON's."""
+    """Return the values of a table of numbers as Python reads them: `.5`, too, which is none of JSON's."""
     if float not in typing.get_args(kind):
         return values
     try:
@@ -297,8 +306,14 @@ def _as_numbers(values: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 
 def _put(config: Any, keys: list[str], table: dict[Any, Any], is_whole: bool) -> Any:
-    """A copy of a dataclass with `table`, alone or added to the present one, at the end of a path of keys."""
-    name = next(field.name for field in dataclasses.fields(config) if _key(field) == keys[0])
-    inner = getattr(config, name)
-    new = _put(inner, keys[1:], table, is_whole) if keys[1:] else table if is_whole else {**inner, **table}
+    """Return a copy of a dataclass with `table`, alone or added to the present one, at the end of a path of keys."""
+    first, *others = keys
+    name = next(field.name for field in dataclasses.fields(config) if _key(field) == first)
+    present = getattr(config, name)
+    if others:
+        new = _put(present, others, table, is_whole)
+    elif is_whole:
+        new = table
+    else:
+        new = {**present, **table}
     return dataclasses.replace(config, **{name: new})

@@ -8,7 +8,6 @@ from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,19 +38,19 @@ Targets = dict[str, Path]  # name of an input file → its output file
 def plan_targets(
     files: Sequence[CorpusFile], target_dir: Path, zst: bool = False, format: OutputFormat = "jsonl"
 ) -> Targets:
-    """The output file of each input file. UsageError if two would be written to one."""
-    outputs = {
-        file.name: table_name(file.name) if format == "parquet" else normal_name(file.name, zst) for file in files
-    }
-    by_output = defaultdict(list)
-    for name, output in outputs.items():
-        by_output[output].append(name)
-    for output, names in by_output.items():
+    """Return the output file of each input file. UsageError if two would be written to one."""
+    targets = Targets()
+    names_of_outputs: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        output = table_name(file.name) if format == "parquet" else normal_name(file.name, zst)
+        targets[file.name] = target_dir / output
+        names_of_outputs[output].append(file.name)
+    for output, names in names_of_outputs.items():
         if len(names) > 1:
             raise UsageError(
                 f"{' and '.join(names)} would be written to one file, {target_dir / output}: rename all but one of them"
             )
-    return {name: target_dir / output for name, output in outputs.items()}
+    return targets
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def open_rewriting(
     format: OutputFormat,
     files: Sequence[Path] = (),
 ) -> Iterator[tuple[StageRun, list[CorpusFile], Targets]]:
-    """Context: a run of a stage that writes the corpus `data_dir` anew, the files of that, and the output of each.
+    """Yield a run of a stage that writes the corpus `data_dir` anew, the files of that, and the output of each.
 
     `files`: see open_stage. Raises UsageError for a folder that is no corpus, OutputError if other files are in
     `target_dir`.
@@ -99,38 +98,53 @@ def rewrite_corpus(
     slices = cut_raw_corpus(run, files)
     parquet = any(path.suffix == ".parquet" for path in targets.values())
     tables = run.ledger.root / STATE_DIR / run.output
-
-    def written_to(part: Slice) -> Path:
-        return _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name]
+    pieces = dict[Slice, Path]()
+    for part in slices:
+        if parquet or is_piece(part):
+            pieces[part] = _piece_path(run, part, targets)
 
     def plan(groups: list[SliceGroup]) -> Iterator[Task]:
-        """A task for each group of small files, and each piece of a large one, whose output is temporary."""
+        """Yield a task for each group of small files, and each piece of a large one, whose output is temporary."""
         for group in groups:
-            outputs = tuple(map(written_to, group))
-            more = also(group) if also else {}
+            outputs = tuple(
+                _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name] for part in group
+            )
+            further = also(group) if also else {}
             if table:
-                more["rows"] = tables / f"{group[0].label}{_TABLE}"
-            given = {"outputs": outputs, **arguments, **(of_group(group) if of_group else {}), **more}
-            yield Task.on_slices(group, function, given, (*outputs, *more.values()), foreign)
+                further["rows"] = tables / f"{group[0].label}{_TABLE}"
+            given = {"outputs": outputs, **arguments}
+            if of_group:
+                given |= of_group(group)
+            given |= further
+            yield Task.on_slices(group, function, given, (*outputs, *further.values()), foreign)
 
-    pieces = {part: written_to(part) for part in slices if parquet or is_piece(part)}
     done = read_slices(run, step, slices, plan)
     if parquet:
         _write_tables(run, files, _pieces_of(run, pieces, done), targets)
     elif pieces:
         run.step("join", _join_tasks(_pieces_of(run, pieces, done), targets))
     if table:
-        found = (run.ledger.path(output) for record in done.records for output in record.outputs)
-        joined = {"tables": FileSet(tuple(path for path in found if path.suffix == _TABLE)), "output": table}
+        written = [path for path in _written(run, done) if path.suffix == _TABLE]
+        joined = {"tables": FileSet(tuple(written)), "output": table}
         run.step("table", [Task("table", concatenate_tables, joined, (table,))])
     return done
 
 
+def _written(run: StageRun, done: StepResult) -> list[Path]:
+    """Return all files that the tasks of a step wrote."""
+    paths = list[Path]()
+    for record in done.records:
+        paths += map(run.ledger.path, record.outputs)
+    return paths
+
+
 def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:
-    """Path of a piece, with the target's suffix and so its compression; for a table, of JSON lines."""
+    """Return the path of a piece, with the target's suffix and so its compression; for a table, of JSON lines."""
     name = targets[part.name].name
     suffix = name.removeprefix(stem(name))
-    return run.work / part.name / f"{part.start}{'.jsonl.zst' if suffix == '.parquet' else suffix}"
+    if suffix == ".parquet":
+        suffix = ".jsonl.zst"
+    return run.work / part.name / f"{part.start}{suffix}"
 
 
 class Pieces(NamedTuple):
@@ -141,19 +155,22 @@ class Pieces(NamedTuple):
 
 
 def _pieces_of(run: StageRun, pieces: dict[Slice, Path], done: StepResult) -> dict[str, Pieces]:
-    """The pieces of each file."""
-    written = {run.ledger.path(output) for record in done.records for output in record.outputs}
-    found = dict[str, Pieces]()
-    for name, of_file in groupby(pieces, key=lambda part: part.name):
-        paths = [pieces[part].absolute() for part in of_file]
-        found[name] = Pieces(paths, [path for path in map(rejects_path, paths) if path in written])
-    return found
+    """Return the pieces of each file."""
+    written = set(_written(run, done))
+    pieces_of_files = dict[str, Pieces]()
+    for part, path in pieces.items():
+        of_file = pieces_of_files.setdefault(part.name, Pieces([], []))
+        of_file.paths.append(path.absolute())
+        rejects = rejects_path(path.absolute())
+        if rejects in written:
+            of_file.rejects.append(rejects)
+    return pieces_of_files
 
 
 def _join_tasks(pieces: dict[str, Pieces], targets: Targets) -> Iterator[Task]:
-    """A task for each large file: it joins the pieces, and the files of their malformed records."""
-    for name, found in pieces.items():
-        arguments = {"pieces": found.paths, "rejects": found.rejects, "target": targets[name]}
+    """Yield a task for each large file: it joins the pieces, and the files of their malformed records."""
+    for name, of_file in pieces.items():
+        arguments = {"pieces": of_file.paths, "rejects": of_file.rejects, "target": targets[name]}
         yield Task(name, join_pieces, arguments, (targets[name],))
 
 
@@ -172,24 +189,33 @@ def _join_rejects(rejects: list[Path], target: Path) -> None:
 def _write_tables(run: StageRun, files: Sequence[CorpusFile], pieces: dict[str, Pieces], targets: Targets) -> None:
     """Run the steps schema and parquet: a file is written with the types of all records of its source."""
     groups = list(batched(files, count=_MOST_FILES, size=SLICE_BYTES, size_of=lambda file: file.size))
-    tasks = [
-        Task(group[0].name, find_schemas, {"pieces": {file.name: pieces[file.name].paths for file in group}})
-        for group in groups
-    ]
-    found = defaultdict[str, list[tuple[str, pa.Schema]]](list)
-    for schemas in run.step("schema", tasks).values(dict[str, str]):
-        for name, encoded in schemas.items():
-            found[source_of(name)].append((name, _decode_schema(encoded)))
-    merged = {source: merge_schemas(schemas) for source, schemas in found.items()}
-    for source, schema in merged.items():
-        reject_unwritable(schema, source)
-    tasks = []
+    schemas = _find_schemas(run, groups, pieces)
+    tasks = list[Task]()
     for group in groups:
         outputs = tuple(targets[file.name] for file in group)
-        schemas = {file.source: _encode_schema(merged[file.source]) for file in group}
-        given = {"pieces": [(file.source, pieces[file.name]) for file in group], "schemas": schemas, "targets": outputs}
+        given = {
+            "pieces": [(file.source, pieces[file.name]) for file in group],
+            "schemas": {file.source: schemas[file.source] for file in group},
+            "targets": outputs,
+        }
         tasks.append(Task(group[0].name, write_tables, given, outputs))
     run.step("parquet", tasks)
+
+
+def _find_schemas(run: StageRun, groups: Sequence[list[CorpusFile]], pieces: dict[str, Pieces]) -> dict[str, str]:
+    """Run the step schema; return the schema of each source, encoded. UsageError if one cannot be written."""
+    tasks = list[Task]()
+    for group in groups:
+        arguments = {"pieces": {file.name: pieces[file.name].paths for file in group}}
+        tasks.append(Task(group[0].name, find_schemas, arguments))
+    of_sources: dict[str, list[tuple[str, pa.Schema]]] = defaultdict(list)
+    for schemas in run.step("schema", tasks).values(dict[str, str]):
+        for name, encoded in schemas.items():
+            of_sources[source_of(name)].append((name, _decode_schema(encoded)))
+    merged = {source: merge_schemas(schemas) for source, schemas in of_sources.items()}
+    for source, schema in merged.items():
+        reject_unwritable(schema, source)
+    return {source: _encode_schema(schema) for source, schema in merged.items()}
 
 
 def find_schemas(pieces: dict[str, list[Path]]) -> Result:
@@ -199,9 +225,9 @@ def find_schemas(pieces: dict[str, list[Path]]) -> Result:
 
 def write_tables(pieces: list[tuple[str, Pieces]], schemas: dict[str, str], targets: tuple[Path, ...]) -> None:
     """Task: write the pieces of some files, each of a source, as Parquet, with the schemas of the sources."""
-    for (source, found), target in zip(pieces, targets, strict=True):
-        write_documents(found.paths, _decode_schema(schemas[source]), target)
-        _join_rejects(found.rejects, target)
+    for (source, of_file), target in zip(pieces, targets, strict=True):
+        write_documents(of_file.paths, _decode_schema(schemas[source]), target)
+        _join_rejects(of_file.rejects, target)
 
 
 def _encode_schema(schema: pa.Schema) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +86,25 @@ class StageRun:
 
     @property
     def work(self) -> Path:
-        """Folder for temporary outputs, which are removed when the stage ends."""
+        """Return the folder for temporary outputs, which are removed when the stage ends."""
         return self.ledger.root / STATE_DIR / f"{self.name}.work"
 
     def goal(self, arguments: dict[str, Any], outputs: tuple[Path, ...]) -> Counts | None:
-        """The counts of the stage if an earlier run wrote `outputs` from the same arguments, else None.
+        """Return the counts of the stage if an earlier run wrote `outputs` from the same arguments, else None.
 
         For a stage whose steps depend on the budget: the plan of a finished one may differ now, its result does not.
         """
         self._goal = Task(GOAL[1], explain, arguments, outputs)
         self._check_files(self._goal)
-        record = self.done.find(*GOAL[:1], self._goal, self.done.identity(self._goal))
-        if record:
-            earlier = self.done.before.items()
-            self.done.records = {task: it for task, it in earlier if task[0] or not task[1].startswith(CLAIMS)}
-        return record.counts if record else None
+        record = self.done.find(GOAL[0], self._goal, self.done.identity(self._goal))
+        if record is None:
+            return None
+        self.done.records = {}
+        for task, earlier in self.done.before.items():
+            step, name = task
+            if step or not name.startswith(CLAIMS):
+                self.done.records[task] = earlier
+        return record.counts
 
     def step(self, name: str, tasks: Iterable[Task]) -> StepResult:
         """Run the tasks that are not done; return the records of all.
@@ -108,33 +112,48 @@ class StageRun:
         Raises ConservationError if the counts of a task do not add up, UsageError if a task would overwrite an input.
         """
         tasks = list(tasks)
-        done = self.done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.owned.check_outputs(tasks)
         self._check_files(*tasks)
-        todo = list[Task]()
-        reasons = list[tuple[str, str]]()
-        for task in tasks:
-            identity = done.plan(name, task)
-            if record := done.find(name, task, identity):
-                done.keep(task, record, is_new=False)
-            else:
-                todo.append(task)
-                reasons.append((task.name, rerun_reason(identity, done.before.get((name, task.name)))))
-            for path in filter(done.is_temporary, task.outputs):
-                self._producers |= dict.fromkeys((name_of(path), rejects_name(name_of(path))), (name, task))
-        if self.options.explain or self.options.explain_tasks:
-            explain(self.stage.name, reasons, len(tasks), self.options.explain_tasks)
+        todo = self._tasks_to_run(name, tasks)
         if todo:
             self.owned.check_reads()
             self.place.check_lock()
             self.marks.set()
-            if outputs := [path for task in todo for path in task.outputs if not done.is_temporary(path)]:
+            outputs = self._lasting_outputs(todo)
+            if outputs:
                 self._claimed.append(self.owned.claim(name, outputs))
                 self._begin()
             self._restore_inputs(todo)
             self._execute(name, todo)
-        return StepResult([done.records[name, task.name] for task in tasks])
+        return StepResult([self.done.records[name, task.name] for task in tasks])
+
+    def _tasks_to_run(self, step: str, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks that are not done; print why they run, if that is asked for."""
+        todo = list[Task]()
+        reasons = list[tuple[str, str]]()
+        for task in tasks:
+            identity = self.done.plan(step, task)
+            record = self.done.find(step, task, identity)
+            if record:
+                self.done.keep(task, record, is_new=False)
+            else:
+                todo.append(task)
+                reasons.append((task.name, rerun_reason(identity, self.done.before.get((step, task.name)))))
+            for path in filter(self.done.is_temporary, task.outputs):
+                name = name_of(path)
+                self._producers[name] = (step, task)
+                self._producers[rejects_name(name)] = (step, task)
+        if self.options.explain or self.options.explain_tasks:
+            explain(self.stage.name, reasons, len(tasks), self.options.explain_tasks)
+        return todo
+
+    def _lasting_outputs(self, tasks: Iterable[Task]) -> list[Path]:
+        """Return the outputs of tasks that are not temporary."""
+        outputs = list[Path]()
+        for task in tasks:
+            outputs += [path for path in task.outputs if not self.done.is_temporary(path)]
+        return outputs
 
     def check_listed(self, listed: Listed) -> None:
         """Refuse input folders in which files are missing, or foreign: see reject_incomplete."""
@@ -143,19 +162,20 @@ class StageRun:
                 reject_incomplete(folder, paths, self.done.tags)
 
     def tag(self, path: Path) -> str:
-        """The content tag of a file (see lineage.py), which is noted as read."""
+        """Return the content tag of a file (see lineage.py), which is noted as read."""
         self.done.note_read(name_of(path))
         return self.done.tags.of(path)
 
     def has_run(self, step: str, task: str) -> bool:
-        """Whether a task was done in this or an earlier run, maybe with another outcome."""
-        return any((step, task) in found for found in (self.done.records, self.done.before, self.done.of_others))
+        """Return whether a task was done in this or an earlier run, maybe with another outcome."""
+        task_id = (step, task)
+        return task_id in self.done.records or task_id in self.done.before or task_id in self.done.of_others
 
     def records_of_others(self) -> list[DoneRecord]:
-        """The records of calls that did other parts of the stage's work, or all of it, as they are now."""
+        """Return the records of calls that did other parts of the stage's work, or all of it, as they are now."""
         if self.ledger.others:
             self.done.read_again()
-        return [record for records in self.done.of_others.values() for record in records]
+        return list(chain.from_iterable(self.done.of_others.values()))
 
     def note(self, name: str, counts: Counts) -> Counts:
         """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""
@@ -170,11 +190,8 @@ class StageRun:
         Raises TooManyMalformed, and InputError if an input is not as it was: the output stays marked as unfinished.
         """
         self.place.check_lock()
-        if self.ran:  # tasks may have read one thing and another
-            list_kept_again()
-            reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
-            if changed := self.done.changed_inputs():
-                raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
+        if self.ran:
+            self._reject_changed_inputs()
         stale = self.owned.stale_tasks()
         for path in self.owned.stale_files():
             self._begin()
@@ -203,19 +220,32 @@ class StageRun:
             print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
         return counts
 
+    def _reject_changed_inputs(self) -> None:
+        """Raise InputError if an input is not as it was, as tasks may have read one thing and another."""
+        list_kept_again()
+        reject_unfinished_files(self.done.seen, self.name, self.marks.folders)
+        changed = self.done.changed_inputs()
+        if changed:
+            raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
+
     def _begin(self) -> None:
-        """Called before the first change of the output: refuse another input's output, and mark it as unfinished."""
+        """Refuse another input's output, and mark it as unfinished, before the first change of the output."""
         if not self.marks.stay:
             self.owned.check_reads()
             self.marks.set()
-            self.marks.stay = self.done.is_changed = True
+            self.marks.stay = True
+            self.done.is_changed = True
             self.done.records |= self.owned.record_reads(is_changed=True)
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
+        """Run tasks, and keep their records as they end."""
+        outputs = list[Path]()
+        for task in tasks:
+            outputs += task.outputs
         if not self.place.scratch.is_private:
-            remove_partial_files(path for task in tasks for path in task.outputs)
-        common = {"step": step, "ledger": self.ledger, "scratch": self.place.scratch}
-        common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
+            remove_partial_files(outputs)
+        budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
+        common = {"step": step, "ledger": self.ledger, "scratch": self.place.scratch, "budget": budget}
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
             return Call(run_task, common | {"task": task, **self.done.found(step, task)}, task.foreign)
@@ -228,7 +258,7 @@ class StageRun:
                 self.done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)
-        self.done.tags.forget({path.parent for task in tasks for path in task.outputs})
+        self.done.tags.forget({path.parent for path in outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
@@ -249,7 +279,7 @@ class StageRun:
         """Refuse marked and damaged inputs; hash files of the recorded size and another time, such as copies."""
         inputs = [path for path in paths_read_by(tasks) if not self.done.is_own(path)]
         reject_unfinished_files(inputs, self.name, self.marks.folders)
-        outputs = [name_of(path) for task in tasks for path in task.outputs if not self.done.is_temporary(path)]
+        outputs = list(map(name_of, self._lasting_outputs(tasks)))
         touched = self.done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
         for path, sha256 in hash_files(self.place.executor, touched).items():
             self.done.tags.set_hash(path, sha256)
@@ -269,7 +299,7 @@ def open_stage(
     part: str = "",
     inputs_vary: bool = False,
 ) -> Iterator[StageRun]:
-    """Context: a run of a stage, alone with its output; another process that runs it waits.
+    """Yield a run of a stage, alone with its output; another process that runs it waits.
 
     Raises UsageError if an input folder is one of `publishes`, or one of the two lies in the other.
 
@@ -292,14 +322,16 @@ def open_stage(
         reject_overlapping_folders(source, target)
     reject_read_only([root, *publishes, *files])
     reject_unknown_scheme(root)
-    root = absolute(root) if ".." in root.parts else root
+    if ".." in root.parts:
+        root = absolute(root)
     state = root / STATE_DIR
-    whole = run_name(stage.name, label)
     ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
     may_share = store_of(state).has_file_locks  # else a call for a part excludes all others
-    lock = state / f"{name if may_share else whole}.lock"
-    work = " ".join([name, *words_of_work(sys.argv[1:]), *map(str, map(resolved, (*reads, *publishes, *files)))])
+    lock_name = name if may_share else run_name(stage.name, label)
+    lock = state / f"{lock_name}.lock"
+    paths = [str(resolved(path)) for path in (*reads, *publishes, *files)]
+    work = " ".join([name, *words_of_work(sys.argv[1:]), *paths])
     with ExitStack() as stack:
         for above in reversed(ledger.wholes if may_share else []):
             stack.enter_context(stage_lock(above.file.with_suffix(".lock"), options.quiet, shared=True))
@@ -315,10 +347,15 @@ def open_stage(
 
 
 def _listed_once(reads: Listed | Sequence[Path], written: Sequence[Path]) -> AbstractContextManager[None]:
-    """Context: each input folder in a bucket is listed once, unless something is written there."""
-    folders = [folder for folder, paths in reads.items() if paths is not None] if isinstance(reads, Mapping) else []
+    """Return a context in which each input folder in a bucket is listed once, unless something is written there."""
     outputs = list(map(absolute, written))
-    return listed_once(*(it for it in folders if not any(path.is_relative_to(absolute(it)) for path in outputs)))
+    folders = list[Path]()
+    if isinstance(reads, Mapping):
+        for folder, paths in reads.items():
+            is_written = any(output.is_relative_to(absolute(folder)) for output in outputs)
+            if paths is not None and not is_written:
+                folders.append(folder)
+    return listed_once(*folders)
 
 
 def run_task(
@@ -347,15 +384,16 @@ def run_task(
         with memory_budget(budget), flush_later():
             result = copy.run(**memory)
         _reject_changed(in_place, ledger)
-        counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
-        counts = copy.name_objects(counts)
+        if not isinstance(result, Result):
+            result = Result(result or Counts({}, []), None)
+        counts = copy.name_objects(result.counts)
         counts.check_conserved(f"{ledger.file.stem} {task.name}")
-        outputs = [
-            OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
-            for path, info, sha256 in copy.publish(task.outputs)
-        ]
+        outputs = list[OutputRecord]()
+        for path, info, sha256 in copy.publish(task.outputs):
+            outputs.append(OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag))
     spent = round(time.process_time() - began, 3)
-    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value), spent)
+    value = msgspec.to_builtins(result.value)
+    record = DoneRecord(step, task.name, identity, outputs, counts, value, spent)
     ledger.write(record)
     return record
 

@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The versions, by name."""
+        """Return the versions, by name."""
         return {"version of the stage": str(self.version)} | {name: library_version(name) for name in self.libraries}
 
 
@@ -111,49 +111,52 @@ class Task:
         outputs: tuple[Path, ...],
         foreign: str = "",
     ) -> "Task":
-        """The task that reads some slices, its argument `group`, and is named after the first of them."""
+        """Return the task that reads some slices, its argument `group`, and is named after the first of them."""
         given = {"group": group, **arguments}
         size = sum(part.size for part in group)
         return cls(group[0].label, function, given, outputs, size, foreign=foreign)
 
     @cached_property
     def names(self) -> dict[Path | FileSet, str]:
-        """Every path in the arguments that is not an output, in order, and its name in its corpus, '' without one."""
-        found: dict[Path | FileSet, str] = {}
-        _find_files(self.arguments, found)
+        """Return each path in the arguments that is no output, in order, and its name in its corpus, '' without one."""
+        names: dict[Path | FileSet, str] = {}
+        _find_files(self.arguments, names)
         for output in self.outputs:
-            found.pop(output, None)
-        return found
+            names.pop(output, None)
+        return names
 
     @property
     def inputs(self) -> Collection[Path | FileSet]:
-        """Every path in the arguments that is not an output, in order, once."""
+        """Return every path in the arguments that is not an output, in order, once."""
         return self.names.keys()
 
 
 def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
-    """The paths of the inputs of all tasks; those of a FileSet once, however many tasks share it.
+    """Yield the paths of the inputs of all tasks; those of a FileSet once, however many tasks share it.
 
     >>> shared = FileSet((Path("a"), Path("b")))
     >>> [path.name for path in paths_read_by([Task(name, print, {"files": shared}) for name in "xy"])]
     ['a', 'b']
     """
-    for found in dict.fromkeys(found for task in tasks for found in task.inputs):
-        yield from found.paths if isinstance(found, FileSet) else (found,)
+    inputs = dict[Path | FileSet, None]()  # in order
+    for task in tasks:
+        inputs |= dict.fromkeys(task.inputs)
+    for files in inputs:
+        yield from files.paths if isinstance(files, FileSet) else (files,)
 
 
 def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet], str]) -> dict[str, str]:
-    """All that a task's outputs depend on, by name: `stage` (versions), arguments, names of outputs, tags of inputs.
+    """Return all that outputs depend on, by name: `stage` (versions), arguments, names of outputs, tags of inputs.
 
     Contains no folder: an input is its name in its corpus, or its file name, and its content tag, an output its file
     name.
     """
     numbers: dict[Path | FileSet, str] = {path: f"output {i}" for i, path in enumerate(task.outputs)}
     identity = stage | {"function": task.function.__qualname__}
-    for number, (found, corpus_name) in enumerate(task.names.items()):
-        numbers[found] = f"input {number}"
-        name = f"{len(found):,} files" if isinstance(found, FileSet) else corpus_name or found.name
-        identity[f"input {number} ({name})"] = tag_of(found)
+    for number, (files, corpus_name) in enumerate(task.names.items()):
+        numbers[files] = f"input {number}"
+        name = f"{len(files):,} files" if isinstance(files, FileSet) else corpus_name or files.name
+        identity[f"input {number} ({name})"] = tag_of(files)
     for name, value in task.arguments.items():
         text = msgspec.json.encode(_canonical(value, numbers)).decode()
         identity[f"argument {name}"] = text if len(text) <= _LONG else _sha256(text)
@@ -174,14 +177,16 @@ def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
 
 
 def parts_of(value: Any) -> Iterable[Any]:
-    """The items of a list, tuple or set, the keys and values of a dict, the fields of a dataclass or Struct."""
+    """Return the items of a list, tuple or set, the keys and values of a dict, the fields of a dataclass or Struct."""
     if isinstance(value, dict):
         return (*value.keys(), *value.values())
-    return value if isinstance(value, list | tuple | set | frozenset) else [item for _, item in _fields(value)]
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return [item for _, item in _fields(value)]
 
 
 def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
-    """A copy of a value in which every path, at any depth, is what `move` makes of it."""
+    """Return a copy of a value in which every path, at any depth, is what `move` makes of it."""
     if isinstance(value, Path):
         return move(value)
     if isinstance(value, FileSet):
@@ -192,10 +197,11 @@ def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
         return type(value)(*(relocate(item, move) for item in value))
     if isinstance(value, list | tuple | set | frozenset):
         return type(value)(relocate(item, move) for item in value)
+    moved = {name: relocate(item, move) for name, item in _fields(value)}
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(value, **{name: relocate(item, move) for name, item in _fields(value)})
+        return msgspec.structs.replace(value, **moved)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{name: relocate(item, move) for name, item in _fields(value)})
+        return replace(value, **moved)
     return value
 
 
@@ -205,13 +211,15 @@ def _moved_set(files: FileSet, move: Callable[[Path], Path]) -> FileSet:
 
 
 def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
-    """A value as JSON builtins, with each file replaced by its number."""
+    """Return a value as JSON builtins, with each file replaced by its number."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Path | FileSet):
         return numbers[value]
-    if isinstance(value, str | int | float):  # of subclasses, such as enumerations
-        return repr(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str | int):  # of subclasses, such as enumerations
+        return value
     if isinstance(value, dict):
         return [[_canonical(key, numbers), _canonical(item, numbers)] for key, item in value.items()]
     if isinstance(value, set | frozenset):
@@ -220,14 +228,16 @@ def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
         return [item if type(item) in _PLAIN else _canonical(item, numbers) for item in value]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
-    found = _fields(value)
-    assert found or is_dataclass(value) or isinstance(value, msgspec.Struct), f"{value!r} cannot be fingerprinted"
-    fields = [[name, item if type(item) in _PLAIN else _canonical(item, numbers)] for name, item in found]
-    return [type(value).__name__, *fields]
+    named_items = _fields(value)
+    assert named_items or is_dataclass(value) or isinstance(value, msgspec.Struct), f"{value!r} cannot be fingerprinted"
+    canonical = list[Any]([type(value).__name__])
+    for name, item in named_items:
+        canonical.append([name, item if type(item) in _PLAIN else _canonical(item, numbers)])
+    return canonical
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    """Names and values of the fields of a dataclass or msgspec.Struct; empty for anything else."""
+    """Return names and values of the fields of a dataclass or msgspec.Struct; nothing for anything else."""
     return [(name, getattr(value, name)) for name in _field_names(type(value))]  # type: ignore[arg-type]
 
 
@@ -235,7 +245,9 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 def _field_names(kind: type) -> tuple[str, ...]:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    return ()
 
 
 def _sha256(text: str) -> str:
@@ -244,7 +256,7 @@ def _sha256(text: str) -> str:
 
 @cache
 def library_version(name: str) -> str:
-    """Version of a distribution, of Python's Unicode tables ("unicode") or of "zlib"."""
+    """Return the version of a distribution, of Python's Unicode tables ("unicode") or of "zlib"."""
     if name == "unicode":
         import unicodedata
 

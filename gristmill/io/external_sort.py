@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class ExternalSorter:
         yield from self._merge()
 
     def _sort_held(self) -> list[NDArray]:
-        """The records in memory as one sorted array; an empty list if there are none."""
+        """Return the records in memory as one sorted array; an empty list if there are none."""
         held = self._held
         self._held = []
         self._count = 0
@@ -95,20 +95,31 @@ class ExternalSorter:
         """Merge block by block: all records up to the smallest of the current blocks' last records can be yielded."""
         size = max(_MIN_BLOCK, self.capacity // len(self._runs))
         runs = [_Run(path, self.dtype, size) for path in self._runs]
-        while runs := [run for run in runs if run.fill()]:
-            first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
-            bound = runs[first].block[-1]
-            # For a stable sort, records equal to the bound in later runs wait: run `first` may have more of them.
-            yield self._sort([run.take(self._count_up_to(run.block, bound, i <= first)) for i, run in enumerate(runs)])
+        while True:
+            runs = [run for run in runs if run.fill()]
+            if not runs:
+                return
+            last_records = [run.block[-1] for run in runs]
+            first = min(range(len(runs)), key=lambda number: self._sort_key(last_records[number]))
+            bound = last_records[first]
+            parts = list[NDArray]()
+            for number, run in enumerate(runs):
+                # For a stable sort, records equal to the bound in later runs wait: run `first` may have more of them.
+                parts.append(run.take(self._count_up_to(run.block, bound, equal=number <= first)))
+            yield self._sort(parts)
+
+    def _sort_key(self, record: np.void) -> tuple[Any, ...]:
+        return tuple(record[key] for key in self.keys)
 
     def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
-        """Number of sorted `records` below `bound`; with `equal`, also those equal to it."""
+        """Return the number of sorted `records` below `bound`; with `equal`, also those equal to it."""
         low = 0
         high = len(records)
         for key in self.keys:
             column = records[key][low:high]
-            value = bound[key]
-            low, high = low + int(np.searchsorted(column, value)), low + int(np.searchsorted(column, value, "right"))
+            first = low
+            low = first + int(np.searchsorted(column, bound[key]))
+            high = first + int(np.searchsorted(column, bound[key], "right"))
         return high if equal else low
 
 
@@ -152,8 +163,9 @@ def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArr
     with ExitStack() as stack:
         files = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in paths]
         for records, numbers in blocks:
+            ordered = records[np.argsort(numbers, kind="stable")]
             ends = np.cumsum(np.bincount(numbers, minlength=len(paths)))
-            for file, part in zip(files, np.split(records[np.argsort(numbers, kind="stable")], ends[:-1]), strict=True):
+            for file, part in zip(files, np.split(ordered, ends[:-1]), strict=True):
                 if len(part):
                     file.write(part.view(np.uint8).data)
 
@@ -162,7 +174,10 @@ def read_records(paths: Path | Iterable[Path], dtype: np.dtype, size: int) -> It
     """Yield the records of a file, or of several one after another, in arrays of up to `size` records."""
     for path in [paths] if isinstance(paths, Path) else paths:
         with path.open("rb") as file:
-            while len(records := np.fromfile(file, dtype, size)):
+            while True:
+                records = np.fromfile(file, dtype, size)
+                if not len(records):
+                    break
                 yield records
 
 

@@ -4,7 +4,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,14 @@ def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
 
 @contextmanager
 def sort_keys(paths: Sequence[Path], folder: Path, memory: int) -> Iterator[tuple[list[str], ExternalSorter]]:
-    """Context: the names of files, ascending, and blocks of the KEYs of some sets by file and row, within `memory`.
+    """Yield the names of files, ascending, and blocks of the KEYs of some sets by file and row, within `memory`.
 
     `folder` is for work files.
     """
-    names = sorted({file for path in paths for file, _ in iter_keys(path)})
+    files = set[str]()
+    for path in paths:
+        files.update(file for file, _ in iter_keys(path))
+    names = sorted(files)
     numbers = {name: number for number, name in enumerate(names)}
     with ExternalSorter(folder, KEY, ("file", "row"), memory) as sorter:
         for path in paths:
@@ -90,26 +93,31 @@ def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequen
     Returns the number of keys in the whole set.
     """
     total = 0
-    places = {file: place for place, file in enumerate(file for files in groups for file in files)}
+    numbers = {file: number for number, file in enumerate(chain.from_iterable(groups))}
     with ExternalSorter(outputs[0].with_name(f"{outputs[0].name}.runs"), KEY, ("file", "row"), memory // 2) as sorter:
         for file, rows in iter_keys(key_set):
             total += len(rows)
-            if file in places:
-                sorter.add(key_records(places[file], rows))
-        for found, output in zip(by_group(sorter, map(len, groups)), outputs, strict=True):
-            write_records(output, (key_records(number, records["row"]) for number, records in found.items()))
+            if file in numbers:
+                sorter.add(key_records(numbers[file], rows))
+        for keys_of_group, output in zip(by_group(sorter, map(len, groups)), outputs, strict=True):
+            blocks = [key_records(number, records["row"]) for number, records in keys_of_group.items()]
+            write_records(output, blocks)
     return total
 
 
 def read_split(path: Path, files: tuple[str, ...]) -> KeySet:
-    """The keys that split_keys wrote for a group of `files`."""
-    return {files[number]: np.unique(found["row"]) for number, found in by_file([np.fromfile(path, KEY)])}
+    """Return the keys that split_keys wrote for a group of `files`."""
+    keys = KeySet()
+    for number, records in by_file([np.fromfile(path, KEY)]):
+        keys[files[number]] = np.unique(records["row"])
+    return keys
 
 
 def key_records(file: int, rows: Rows) -> NDArray:
-    """KEYs (n) of rows (n) of one file."""
+    """Return the KEYs (n) of rows (n) of one file."""
     records = np.empty(len(rows), KEY)
-    records["file"], records["row"] = file, rows
+    records["file"] = file
+    records["row"] = rows
     return records
 
 
@@ -117,11 +125,13 @@ def by_file(blocks: Iterable[NDArray]) -> Iterator[tuple[int, NDArray]]:
     """Yield the number of each file and its records (n), from records sorted by `file`; one file is in memory."""
     held: list[NDArray] = []
     for block in blocks:
+        if not len(block):
+            continue
         for part in np.split(block, np.flatnonzero(np.diff(block["file"])) + 1):
-            if held and len(part) and part["file"][0] != held[0]["file"][0]:
+            if held and part["file"][0] != held[0]["file"][0]:
                 yield int(held[0]["file"][0]), np.concatenate(held)
                 held = []
-            held += [part] if len(part) else []
+            held.append(part)
     if held:
         yield int(held[0]["file"][0]), np.concatenate(held)
 
@@ -132,13 +142,14 @@ def by_group(blocks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[dict[i
     The records are sorted by `file`, and those of one group are in memory.
     """
     first = 0
-    found = by_file(blocks)
-    following = next(found, None)
+    files = by_file(blocks)
+    following = next(files, None)
     for size in sizes:
         held = dict[int, NDArray]()
         while following and following[0] < first + size:
-            held[following[0] - first] = following[1]
-            following = next(found, None)
+            number, records = following
+            held[number - first] = records
+            following = next(files, None)
         yield held
         first += size
 
@@ -156,10 +167,15 @@ class PackedKeys:
     @classmethod
     @contextmanager
     def of(cls, paths: Sequence[Path], numbers: Mapping[str, int], folder: Path, memory: int) -> Iterator["PackedKeys"]:
-        """Context: the keys of some sets in files that have `numbers`; `folder` is for work files, and is removed."""
-        named = (item for path in paths for item in iter_keys(path))
-        keys = ((np.full(len(rows), numbers[file]), rows) for file, rows in named if file in numbers)
-        with cls.of_numbered(keys, numbers, folder, memory) as packed:
+        """Yield the keys of some sets in files that have `numbers`; `folder` is for work files, and is removed."""
+
+        def numbered() -> Iterator[tuple[NDArray[np.integer], Rows]]:
+            for path in paths:
+                for file, rows in iter_keys(path):
+                    if file in numbers:
+                        yield np.full(len(rows), numbers[file]), rows
+
+        with cls.of_numbered(numbered(), numbers, folder, memory) as packed:
             yield packed
 
     @classmethod
@@ -187,27 +203,27 @@ class PackedKeys:
         return len(self.packed)
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
-        """Whether each key is among them (n), given the numbers of files (n) and rows (n)."""
+        """Return whether each key is among them (n), given the numbers of files (n) and rows (n)."""
         return is_among(pack_keys(files, rows), self.packed) & (rows < _MOST_ROWS)
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> NDArray[np.bool_]:
-    """For each value (n) whether a sorted array, which may be mapped, holds it."""
-    at = np.searchsorted(ascending, values)
-    found = at < len(ascending)
-    found[found] = ascending[at[found]] == values[found]
-    return found
+    """Return for each value (n) whether a sorted array, which may be mapped, holds it."""
+    positions = np.searchsorted(ascending, values)
+    is_held = positions < len(ascending)
+    is_held[is_held] = ascending[positions[is_held]] == values[is_held]
+    return is_held
 
 
 def pack_keys(files: NDArray[np.integer], rows: Rows) -> NDArray[np.uint64]:
-    """Keys (n) as integers that sort as they do, from the numbers of files (n) and rows (n) below 2^40."""
+    """Return keys (n) as integers that sort as they do, from the numbers of files (n) and rows (n) below 2^40."""
     return (files.astype(np.uint64) << _ROW_BITS) + rows.astype(np.uint64)
 
 
 def write_sorted_keys(path: Path, names: Sequence[str], blocks: Iterable[NDArray]) -> None:
     """Write a key set atomically, as a pickle or a table, from KEYs sorted by file and row; all `names` have keys."""
     if not is_table(path):
-        write_sets(path, names, (found["row"].tolist() for _, found in by_file(blocks)))
+        write_sets(path, names, (records["row"].tolist() for _, records in by_file(blocks)))
         return
     values = pa.array(names, pa.string())
     with open_table_writer(path, _SCHEMA) as write:
@@ -222,9 +238,12 @@ def write_keys(path: Path, keys: KeySet) -> None:
 
 
 def _checked_rows(file: Any, rows: Any, path: Path) -> Rows:
-    """The rows of a file in a pickle, ascending. InputError unless they are integers from 0 to 2^63 - 1."""
+    """Return the rows of a file in a pickle, ascending. InputError unless they are integers from 0 to 2^63 - 1."""
     is_valid = isinstance(file, str) and isinstance(rows, set | frozenset | list | tuple)
-    if not is_valid or set(map(type, rows)) - {int} or (rows and not 0 <= min(rows) <= max(rows) < 1 << 63):
+    is_valid = is_valid and set(map(type, rows)) <= {int}
+    if is_valid and rows:
+        is_valid = min(rows) >= 0 and max(rows) < 1 << 63
+    if not is_valid:
         raise InputError(
             f"{path}: expected a dict of file names to sets of rows, got {rows!r:.80} for {file!r:.80}; make it again"
         )
@@ -232,21 +251,22 @@ def _checked_rows(file: Any, rows: Any, path: Path) -> Rows:
 
 
 def _is_sorted(path: Path) -> bool:
-    """Whether a table's row groups are sorted by file, according to their statistics."""
+    """Return whether a table's row groups are sorted by file, according to their statistics."""
     with open_table(path, ["file", "row"]) as file:
-        place = file.schema_arrow.get_field_index("file")
-        columns = [file.metadata.row_group(number).column(place) for number in range(file.num_row_groups)]
-    if any(column.statistics is None or not column.statistics.has_min_max for column in columns):
-        return len(columns) <= 1
-    return all(one.statistics.max <= other.statistics.min for one, other in pairwise(columns))
+        column = file.schema_arrow.get_field_index("file")
+        chunks = [file.metadata.row_group(number).column(column) for number in range(file.num_row_groups)]
+    if any(chunk.statistics is None or not chunk.statistics.has_min_max for chunk in chunks):
+        return len(chunks) <= 1
+    return all(one.statistics.max <= other.statistics.min for one, other in pairwise(chunks))
 
 
 def _from_table(table: pa.Table, path: Path) -> Iterator[tuple[str, Rows]]:
-    """The files of a table with their rows, both ascending."""
+    """Yield the files of a table with their rows, both ascending."""
     encoded = encode_names(table.column("file"), path)
     rows = integers(table.column("row"), "row", path)
     codes = encoded.indices.to_numpy()
     order = np.lexsort((rows, codes))
-    found, starts = np.unique(codes[order], return_index=True)
-    names = encoded.dictionary.take(pa.array(found)).to_pylist()
-    yield from sorted(zip(names, np.split(rows[order], starts[1:]), strict=False))
+    distinct, starts = np.unique(codes[order], return_index=True)
+    names = encoded.dictionary.take(pa.array(distinct)).to_pylist()
+    rows_of_files = np.split(rows[order], starts[1:])
+    yield from sorted(zip(names, rows_of_files, strict=False))

@@ -81,7 +81,7 @@ _ENCODINGS = {  # by the number of ranks
 
 
 def is_ranks(data: bytes) -> bool:
-    """Whether the content of a file begins as a rank file does.
+    """Return whether the content of a file begins as a rank file does.
 
     >>> is_ranks(b"IQ== 0\\nIg== 1\\n"), is_ranks(b"{}")
     (True, False)
@@ -91,40 +91,60 @@ def is_ranks(data: bytes) -> bool:
 
 
 def ranks_to_json(path: Path, data: bytes) -> dict[str, Any]:
-    """The tokenizer.json of a rank file's content. Raises UsageError for a damaged file or an unknown encoding."""
+    """Return the tokenizer.json of a rank file's content. UsageError for a damaged file or an unknown encoding."""
     ranks = _read_ranks(path, data)
     encoding = _ENCODINGS.get(len(ranks))
     if encoding is None:
-        known = ", ".join(f"{count:,} ({found.name})" for count, found in _ENCODINGS.items())
+        known = ", ".join(f"{count:,} ({known_encoding.name})" for count, known_encoding in _ENCODINGS.items())
         raise UsageError(
             f"{path} has {len(ranks):,} ranks, and a rank file does not say how to cut words: expected {known}; "
             "convert it to a tokenizer.json with the pattern of its model"
         )
     if {*range(max(ranks.values()))} - {*ranks.values(), *encoding.special.values()}:
         raise UsageError(f"{path} is damaged: expected ranks from 0 on without a gap")
-    spelt = {token: "".join(map(_LETTERS.__getitem__, token)) for token in ranks}
-    split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
-    words = {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": i, "content": token, **flags, "special": True} for token, i in encoding.special.items()
-        ],
+        "added_tokens": [_special_token(token, number) for token, number in encoding.special.items()],
         "normalizer": encoding.normalizer,
-        "pre_tokenizer": words if encoding.pattern else _byte_level(use_regex=True),
+        "pre_tokenizer": _pre_tokenizer(encoding.pattern),
         "post_processor": None,
         "decoder": _byte_level(use_regex=True),
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-            # tokenizers numbers an added token by this vocabulary, or else takes the next id that is free
-            "vocab": {spelt[token]: rank for token, rank in ranks.items()} | encoding.special,
-            "merges": [(spelt[left], spelt[right]) for left, right in _merges(ranks)],
-        },
-    }  # fmt: skip
+        "model": _bpe_model(ranks, encoding.special),
+    }
+
+
+def _special_token(token: str, number: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": token, **flags, "special": True}
+
+
+def _pre_tokenizer(pattern: str) -> dict[str, Any]:
+    """Return what cuts texts into words by a pattern, or by that of GPT-2 if it is empty."""
+    if not pattern:
+        return _byte_level(use_regex=True)
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+
+
+def _bpe_model(ranks: dict[bytes, int], special: dict[str, int]) -> dict[str, Any]:
+    """Return the byte-pair encoding of tokens by rank, whose bytes are spelt by letters."""
+    spelt = {token: "".join(map(_LETTERS.__getitem__, token)) for token in ranks}
+    vocabulary = {spelt[token]: rank for token, rank in ranks.items()}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": True,
+        # tokenizers numbers an added token by this vocabulary, or else takes the next id that is free
+        "vocab": vocabulary | special,
+        "merges": [(spelt[left], spelt[right]) for left, right in _merges(ranks)],
+    }
 
 
 def _read_ranks(path: Path, data: bytes) -> dict[bytes, int]:
@@ -139,13 +159,17 @@ def _read_ranks(path: Path, data: bytes) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pairs of tokens that make a token, in the order of its rank."""
-    found = []
+    """Return the pairs of tokens that make a token, in the order of its rank."""
+    merges = list[tuple[bytes, bytes]]()
     for token in sorted(ranks, key=ranks.__getitem__):
-        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
-        found += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return found
+        pairs = list[tuple[bytes, bytes]]()
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            right = token[cut:]
+            if left in ranks and right in ranks:
+                pairs.append((left, right))
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return merges
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
@@ -153,10 +177,17 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
 
 
 def _byte_letters() -> list[str]:
-    """The letter for each byte in a byte-level tokenizer.json (GPT-2's): itself where it can be seen."""
+    """Return the letter for each byte in a byte-level tokenizer.json (GPT-2's): itself where it can be seen."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
+    letters = list[str]()
+    unused = 256
+    for byte in range(256):
+        if byte in seen:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(unused))
+            unused += 1
+    return letters
 
 
 _LETTERS = _byte_letters()
@@ -173,9 +204,9 @@ class SentencePieceTokenizer:
         self.vocab_size = self.model.vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without tokens that begin or end a document."""
-        found: list[int] = self.model.encode(text)
-        return found
+        """Return the ids of a text, without tokens that begin or end a document."""
+        ids: list[int] = self.model.encode(text)
+        return ids
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """The ids of a text, with the tokens that the tokenizer itself begins or ends a text with."""
@@ -183,14 +214,14 @@ class SentencePieceTokenizer:
         return [begin, *self.encode(text)] if begin >= 0 else self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens are left out."""
+        """Return the text of ids; special tokens are left out."""
         text: str = self.model.decode(list(ids))
         return text
 
     def id_of(self, token: str) -> int:
-        """The id of a token, or -1."""
-        found: int = self.model.piece_to_id(token)
-        return found if self.model.id_to_piece(found) == token else -1
+        """Return the id of a token, or -1."""
+        piece: int = self.model.piece_to_id(token)
+        return piece if self.model.id_to_piece(piece) == token else -1
 
     def finds(self, piece: int) -> bool:
         """Return whether a special token in a text gets its id. Those that begin, end or pad texts need not."""
@@ -199,12 +230,12 @@ class SentencePieceTokenizer:
         return piece in ends or not model.is_control(piece)
 
     def special(self, config: dict[str, Any], name: Literal["bos", "eos"]) -> int:
-        """The id of the token that begins or ends a document, as its tokenizer_config.json or the model say; or -1."""
+        """Return the id of the token that begins or ends documents, by tokenizer_config.json or the model; or -1."""
         named = named_token(config, name)
         if named is not None:
             return self.id_of(named)
-        found: int = self.model.bos_id() if name == "bos" else self.model.eos_id()
-        return found
+        piece: int = self.model.bos_id() if name == "bos" else self.model.eos_id()
+        return piece
 
 
 class JsonTokenizer:
@@ -248,21 +279,25 @@ class JsonTokenizer:
         named = named_token(config, name)
         if named is not None:
             return self.id_of(named)
-        usual = _BEGINS if name == "bos" else _ENDS
-        return next((found for token in usual if (found := self.id_of(token)) >= 0), -1)
+        for token in _BEGINS if name == "bos" else _ENDS:
+            piece = self.id_of(token)
+            if piece >= 0:
+                return piece
+        return -1
 
 
 AnyTokenizer = SentencePieceTokenizer | JsonTokenizer
 
 
 def open_tokenizer(path: Path) -> AnyTokenizer:
-    """The tokenizer in a file of any of the kinds. Raises UsageError where it is none of them."""
+    """Return the tokenizer in a file of any of the kinds. Raises UsageError where it is none of them."""
     data = read_file(path)
     try:
-        if (text := read_json(path, data)) is not None:
-            require_tokenizers(str(path))
-            return JsonTokenizer(text, "tiktoken" if is_ranks(data) else "tokenizer.json")
-        return SentencePieceTokenizer(data)
+        text = read_json(path, data)
+        if text is None:
+            return SentencePieceTokenizer(data)
+        require_tokenizers(str(path))
+        return JsonTokenizer(text, "tiktoken" if is_ranks(data) else "tokenizer.json")
     except (UsageError, MemoryError):
         raise
     except Exception as error:  # tokenizers and SentencePiece raise plain ones
@@ -279,10 +314,12 @@ def require_tokenizers(what: str) -> None:
 
 
 def read_json(path: Path, data: bytes) -> str | None:
-    """The tokenizer.json that a file is, or that a rank file of tiktoken amounts to; None for a SentencePiece model."""
+    """Return the tokenizer.json that a file is, or that a rank file amounts to; None for a SentencePiece model."""
     if is_ranks(data):
         return json.dumps(ranks_to_json(path, data), ensure_ascii=False)
-    return data.decode() if data[:64].lstrip()[:1] == b"{" else None
+    if data[:64].lstrip().startswith(b"{"):
+        return data.decode()
+    return None
 
 
 def require_all_tokens(tokenizer: AnyTokenizer, path: Path, companions: Sequence[Path]) -> None:
@@ -307,27 +344,27 @@ def require_all_tokens(tokenizer: AnyTokenizer, path: Path, companions: Sequence
 def special_id(
     tokenizer: AnyTokenizer, path: Path, config: dict[str, Any], name: Literal["bos", "eos"], asked: str
 ) -> int:
-    """The id of the token that begins ("bos") or ends ("eos") each document, or -1 for none.
+    """Return the id of the token that begins ("bos") or ends ("eos") each document, or -1 for none.
 
     `asked` is a token, "model" for what the tokenizer names, or "none". Raises UsageError where there is none such.
     """
     if asked == "none":
         return -1
-    found = tokenizer.special(config, name) if asked == "model" else tokenizer.id_of(asked)
-    if found < 0:
-        named = named_token(config, name)
-        if asked != "model":
-            what = f"{asked!r} is not in its vocabulary"
-        elif named is not None:
-            what = f"{CONFIG} beside it names the {name} token {named!r}, which is not in its vocabulary"
-        else:
-            what = f"no {name} token is named by it"
-        raise UsageError(f"{path}: {what}; give --{name} TOKEN, such as '<|endoftext|>', or --{name} none")
-    return found
+    piece = tokenizer.special(config, name) if asked == "model" else tokenizer.id_of(asked)
+    if piece >= 0:
+        return piece
+    named = named_token(config, name)
+    if asked != "model":
+        fault = f"{asked!r} is not in its vocabulary"
+    elif named is not None:
+        fault = f"{CONFIG} beside it names the {name} token {named!r}, which is not in its vocabulary"
+    else:
+        fault = f"no {name} token is named by it"
+    raise UsageError(f"{path}: {fault}; give --{name} TOKEN, such as '<|endoftext|>', or --{name} none")
 
 
 def find_ends(path: Path, bos: str, eos: str) -> tuple[int, int]:
-    """The ids of the tokens that begin and end each document; see special_id."""
+    """Return the ids of the tokens that begin and end each document; see special_id."""
     tokenizer = open_tokenizer(path)
     companions = companions_of(path)
     require_all_tokens(tokenizer, path, companions)
@@ -336,7 +373,7 @@ def find_ends(path: Path, bos: str, eos: str) -> tuple[int, int]:
 
 
 def find_tokenizer_file(given: Path) -> Path:
-    """The file of a tokenizer, given as a file, a folder of a model, or a repository ORG/NAME[@REVISION] of the Hub.
+    """Return a tokenizer's file, given as a file, a model's folder, or a repository ORG/NAME[@REVISION] of the Hub.
 
     Raises UsageError where there is none.
     """
@@ -355,7 +392,7 @@ def find_tokenizer_file(given: Path) -> Path:
 
 
 def _download(repository: str) -> Path:
-    """The tokenizer of a repository of the Hub, in the cache of huggingface_hub, with its tokenizer_config.json."""
+    """Return the tokenizer of a repository of the Hub, in huggingface_hub's cache, with its tokenizer_config.json."""
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
         from huggingface_hub.errors import (

@@ -65,8 +65,10 @@ class Scratch:
     group: str = ""
 
     def may_publish(self) -> bool:
-        """Whether a task that has ended may publish its outputs: no other process has taken over the step or run."""
-        return (self.fence is None or is_file(self.fence)) and (self.heartbeat is None or is_held(self.heartbeat))
+        """Return whether a task that has ended may publish its outputs: no process has taken over the step or run."""
+        if self.fence is not None and not is_file(self.fence):
+            return False
+        return self.heartbeat is None or is_held(self.heartbeat)
 
     def with_heartbeat(self, lock: Path) -> "Scratch":
         """Return the space with a heartbeat of the lease `lock`; a local lock, which orphans hold, needs none."""
@@ -75,7 +77,7 @@ class Scratch:
 
     @contextmanager
     def reserve(self, task: str, inputs: int, outputs: int = 0) -> Iterator[Path]:
-        """Context: a new folder for a task with such sizes of copies and outputs, once they fit into the quota.
+        """Yield a new folder for a task with such sizes of copies and outputs, once they fit into the quota.
 
         A task for which the quota is too small waits until it is alone. Raises OutputError if its inputs do not fit.
         """
@@ -108,16 +110,16 @@ class Scratch:
         return True
 
     def _reserved(self) -> int:
-        """Bytes that the tasks reserve which share the quota."""
+        """Return the bytes that the tasks reserve which share the quota."""
         parent = glob.escape(str(self.folder.parent))
-        own = glob.escape(self.folder.name)
-        folders = f"{parent}/{_prefix()}*-{self.group}/*+*" if self.group else f"{parent}/{own}/*+*"
-        return sum(int(name.rpartition("+")[2]) for name in glob.glob(folders))  # noqa: PTH207  # as folders vanish
+        folders = f"{_prefix()}*-{self.group}" if self.group else glob.escape(self.folder.name)
+        names = glob.glob(f"{parent}/{folders}/*+*")  # noqa: PTH207  # as folders vanish
+        return sum(int(name.rpartition("+")[2]) for name in names)
 
 
 @contextmanager
 def open_scratch(folder: Path | None, size: int | None, is_private: bool = False, group: str = "") -> Iterator[Scratch]:
-    """Context: a new scratch folder in `folder`, by default that of temporary files; it is removed at the end.
+    """Yield a new scratch folder in `folder`, by default that of temporary files; remove it at the end.
 
     What killed runs on a machine of this name left in `folder` is removed, too.
     """
@@ -138,7 +140,7 @@ def open_scratch(folder: Path | None, size: int | None, is_private: bool = False
 
 
 def _prefix() -> str:
-    """The beginning of the names of scratch folders that processes of this machine have."""
+    """Return the beginning of the names of scratch folders that processes of this machine have."""
     return f"gristmill-scratch-{socket.gethostname()}-"
 
 
@@ -164,14 +166,13 @@ class StagedTask:
         return self.task.function(**self.task.arguments, **more)
 
     def name_objects(self, counts: Counts) -> Counts:
-        """Counts in which examples and damaged files have the names of objects, not of their copies."""
+        """Return counts in which examples and damaged files have the names of objects, not of their copies."""
         folder = self.folder
         if folder is None:
             return counts
-        damaged = {
-            name: Damage(_original(it.path, folder), it.fault, _original(it.detail, folder))
-            for name, it in counts.damaged.items()
-        }
+        damaged = dict[str, Damage]()
+        for name, damage in counts.damaged.items():
+            damaged[name] = Damage(_original(damage.path, folder), damage.fault, _original(damage.detail, folder))
         examples = [_original(text, folder) for text in counts.examples]
         return msgspec.structs.replace(counts, examples=examples, damaged=damaged)
 
@@ -180,33 +181,38 @@ class StagedTask:
 
         Raises OutputError if the step is over, or the lease is lost: the files may be those of another run by now.
         """
-        written = [path for path in outputs if self._local(path).exists()]
-        written += [path for path in map(rejects_path, outputs) if self._local(path).exists()]
+        written = [path for path in (*outputs, *map(rejects_path, outputs)) if self._local(path).exists()]
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
         if self.scratch and not self.scratch.may_publish():
             raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
-        sent = [path for path in written if store_of(path).needs_copies]
-        kept = [path for path in written if not store_of(path).needs_copies]
-        flush_all([self._local(path) for path in kept])  # before the record vouches for them
-        put = upload_files({path: self._local(path) for path in sent})
-        return [(path, *self._put(path, put.get(path))) for path in written]
+        objects = dict[Path, Path]()
+        kept = list[Path]()
+        for path in written:
+            if store_of(path).needs_copies:
+                objects[path] = self._local(path)
+            else:
+                kept.append(self._local(path))
+        flush_all(kept)  # before the record vouches for them
+        uploaded = upload_files(objects)
+        return [(path, *self._put(path, uploaded.get(path))) for path in written]
 
     def _local(self, path: Path) -> Path:
         return self.places.get(path, path)
 
-    def _put(self, path: Path, found: FileInfo | None) -> tuple[FileInfo, str]:
+    def _put(self, path: Path, uploaded: FileInfo | None) -> tuple[FileInfo, str]:
+        """Put a local output in its place; return its state and its SHA-256. An object was `uploaded` before."""
         local = self._local(path)
         sha256 = sha256_file(local)
-        if found:  # it is an object
-            return found, sha256
+        if uploaded:
+            return uploaded, sha256
         if local != path:
             with wrap_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not _has_bytes(path, local, sha256):  # an equal file stays: another task may have begun to read it
                     _move(local, path)
-        found = file_info(path)
-        assert found, f"{path} vanished"
-        return found, sha256
+        info = file_info(path)
+        assert info, f"{path} vanished"
+        return info, sha256
 
 
 @contextmanager
@@ -216,7 +222,7 @@ def staged(
     scratch: Scratch | None,
     hashes: Mapping[Path, str] = MappingProxyType({}),
 ) -> Iterator[StagedTask]:
-    """Context: the task with copies of its remote inputs, in a folder that is removed at the end.
+    """Yield the task with copies of its remote inputs, in a folder that is removed at the end.
 
     `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
     object is gone or another one.
@@ -228,12 +234,12 @@ def staged(
         yield StagedTask(task)
         return
     assert scratch, f"{task.name} needs a scratch folder"
-    ends = [(start, end, inputs[path].size) for path, ranges in fetched if path in inputs for start, end in ranges]
-    size = sum((of_all if end is None else min(of_all, end)) - start for start, end, of_all in ends)
+    size = _fetched_bytes(fetched, inputs)
     with scratch.reserve(task.name, size, max(size, task.size)) as folder:
-        places = {path: copy_name(folder, path) for path, _ in fetched}
+        staged_paths = [path for path, _ in fetched]
         for output in moved:
-            places |= {path: copy_name(folder, path) for path in (output, rejects_path(output))}
+            staged_paths += [output, rejects_path(output)]
+        places = {path: copy_name(folder, path) for path in staged_paths}
         with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -248,12 +254,24 @@ def staged(
             with _names_full_disk(scratch) if is_all_here else nullcontext():
                 yield copy
         except GristmillError as error:  # says the names of the copies
-            raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
+            arguments_of_error = [_original(argument, folder) for argument in error.args]
+            raise type(error)(*arguments_of_error) from error
+
+
+def _fetched_bytes(fetched: Iterable[tuple[Path, Ranges]], inputs: Mapping[Path, FileInfo]) -> int:
+    """Return the bytes of the ranges of objects that are fetched, as far as their sizes are known."""
+    fetched_bytes = 0
+    for path, ranges in fetched:
+        if path in inputs:
+            size = inputs[path].size
+            for start, end in ranges:
+                fetched_bytes += (size if end is None else min(size, end)) - start
+    return fetched_bytes
 
 
 @contextmanager
 def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
-    """Context: files to read, those of buckets as copies in a scratch folder that is removed at the end.
+    """Yield files to read, those of buckets as copies in a scratch folder that is removed at the end.
 
     For commands that are no stage. An error names the objects, not their copies.
     """
@@ -268,7 +286,7 @@ def _read_nothing(paths: list[Path]) -> None:
 
 @contextmanager
 def _names_full_disk(scratch: Scratch) -> Iterator[None]:
-    """Context: convert the error of a full disk, on which all that is written is scratch, to one that names it."""
+    """Convert the error of a full disk, on which all that is written is scratch, to one that names it."""
     try:
         yield
     except (GristmillError, OSError) as error:
@@ -285,18 +303,19 @@ def _names_full_disk(scratch: Scratch) -> Iterator[None]:
 
 
 def _original(argument: Any, folder: Path) -> Any:
-    """An argument of an error with the names of files, not of their copies in `folder`."""
+    """Return an argument of an error with the names of files, not of their copies in `folder`."""
     if isinstance(argument, Path):
         return Path(_original(str(argument), folder))
     if not isinstance(argument, str):
         return argument
-    return re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", argument).replace(str(folder), "")
+    copies = rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/"
+    return re.sub(copies, r"\1:/", argument).replace(str(folder), "")
 
 
 def _has_bytes(path: Path, local: Path, sha256: str) -> bool:
-    """Whether a file has the bytes of another one."""
-    found = file_info(path)
-    return found is not None and found.size == local.stat().st_size and sha256_file(path) == sha256
+    """Return whether a file has the bytes of another one."""
+    info = file_info(path)
+    return info is not None and info.size == local.stat().st_size and sha256_file(path) == sha256
 
 
 def _move(local: Path, path: Path) -> None:
@@ -319,12 +338,12 @@ def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha2
     target.touch()
     try:
         with wrap_read_errors(path):
-            found = {download(path, target, start, end) for start, end in ranges}
+            versions = {download(path, target, start, end) for start, end in ranges}
     except InputError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         raise (missing_input(path) if sha256 else _no_object(path, seen)) from error
-    is_same = seen is None or found <= {seen}
+    is_same = seen is None or versions <= {seen}
     if sha256 and ranges == WHOLE:  # a copy of the object has its bytes and another version
         is_same = sha256_file(target) == sha256
     if not is_same:
@@ -342,19 +361,24 @@ def _no_object(path: Path, seen: FileInfo | None) -> InputError:
 
 
 def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges]]:
-    """Every remote path in a value that is no output, with the bytes of it that are read, once each."""
-    found: dict[Path, Ranges] = {}
+    """Yield every remote path in a value that is no output, with the bytes of it that are read, once each."""
+    ranges_of: dict[Path, Ranges] = {}
     for path, ranges in _ranges(value, WHOLE):
         if path not in outputs and store_of(path).needs_copies:
-            found[path] = found.get(path, ()) + ranges
-    yield from ((path, merge_ranges(ranges)) for path, ranges in found.items())
+            ranges_of[path] = ranges_of.get(path, ()) + ranges
+    for path, ranges in ranges_of.items():
+        yield path, merge_ranges(ranges)
 
 
 def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
-    """Every path in a value with the bytes that are read: those that the value around it reads, or all."""
-    if isinstance(value, Path | FileSet):
-        for path in value.paths if isinstance(value, FileSet) else (value,):
+    """Yield every path in a value with the bytes that are read: those that the value around it reads, or all."""
+    if isinstance(value, Path):
+        yield value, ranges
+    elif isinstance(value, FileSet):
+        for path in value.paths:
             yield path, ranges
     else:
+        if isinstance(value, ReadInParts):
+            ranges = value.ranges
         for item in parts_of(value):
-            yield from _ranges(item, value.ranges if isinstance(value, ReadInParts) else ranges)
+            yield from _ranges(item, ranges)
