@@ -113,10 +113,10 @@ def _to_python(values: pa.Array | pa.ChunkedArray | Iterable[pa.Scalar], column:
 def _check_column(column: str, columns: Sequence[str]) -> None:
     if column not in columns:
         raise UsageError(
-            f"there is no column {column!r}: expected one of {', '.join(columns)}; text= names that of texts"
+            f"there is no column {column!r}: expected one of {', '.join(columns)}; text= names the column of texts"
         )
     if list(columns).count(column) > 1:
-        raise UsageError(f"there are several columns {column!r}: give each a name of its own")
+        raise UsageError(f"there are several columns {column!r}: give each a different name")
 
 
 def _check_strings(texts: list[Any], indices: Indices) -> list[str]:

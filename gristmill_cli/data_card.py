@@ -121,7 +121,7 @@ def _rules(run: Path, recipe: str) -> Iterable[str]:
     if record and record.settings.get("rules") == rules_version(rules):
         yield f"```toml\n{rules.strip()}\n```"
     else:
-        yield "The file of its rules is no longer what the run read."
+        yield "The file of its rules has changed since the run."
 
 
 def _without_folders(value: Any) -> Any:

@@ -132,8 +132,8 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
         return {key}
     require(
         not recorded.get("apply", {}).get("function") and not recorded.get("recipe"),
-        f"--of {given}: the run removed documents by a function of yours or a recipe, after which rows are not those "
-        f"of your files; expected a key as gristmill duplicates {out} prints it",
+        f"--of {given}: a function or a recipe removed documents, so rows no longer match those of your files; "
+        f"expected a key as printed by gristmill duplicates {out}",
     )
     if is_file(own := corpus / name):
         formats = recorded.get("normalize", {}).get("read_also", [])

@@ -130,9 +130,7 @@ def read_funnel(out: Path) -> Funnel:
         require(TRAIN in funnel.tokens, "it has no tokens of the train set")
     except (msgspec.DecodeError, UnicodeDecodeError, GristmillError) as error:
         fault = "its counts do not add up" if isinstance(error, ConservationError) else error
-        raise InputError(
-            f"{path} is damaged ({fault}): run the same `gristmill run` again, which makes it anew"
-        ) from error
+        raise InputError(f"{path} is damaged ({fault}): run the same `gristmill run` again, which writes it") from error
     return funnel
 
 

@@ -126,8 +126,8 @@ def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
     """Raise UsageError for a tokenizer with ids that the model lacks; an imported one may name no tokenizer."""
     require(
         vocab_size <= models,
-        f"{name} has a vocabulary of {vocab_size}, and the checkpoint's model one of {models}: it is of another "
-        "tokenizer; give tokens of the model's own",
+        f"{name} has a vocabulary of {vocab_size}, and the checkpoint's model has one of {models}: they are from "
+        "different tokenizers; give tokens made with the model's tokenizer",
     )
 
 

@@ -209,8 +209,7 @@ def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
     check_blocks(model, config.memory.recompute, config.compile)
     require(
         model.balance != "bias" or config.replicas.folder is None,
-        "replicas.folder and model.balance bias: each replica would have biases of its own; try --model.balance "
-        "sequence",
+        "replicas.folder and model.balance bias: each replica would have its own biases; try --model.balance sequence",
     )
 
 

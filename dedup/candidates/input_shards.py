@@ -122,8 +122,8 @@ def reject_own_index(index: Sequence[str], signatures: Path) -> None:
     for name, folder in parse_indexes(index):
         if own.is_relative_to(resolved(folder)) or resolved(folder).is_relative_to(own):
             raise UsageError(
-                f"--index {name}={folder}: these are signatures of the corpus itself, in {signatures}, and every "
-                "document would be removed as its own duplicate: give those of a corpus deduplicated before"
+                f"--index {name}={folder}: these signatures, in {signatures}, are of the corpus itself, so every "
+                "document would be removed as its own duplicate: give those of another corpus"
             )
 
 
@@ -201,7 +201,7 @@ def parse_indexes(index: Sequence[str]) -> list[tuple[str, Path]]:
     """Return name and folder of each index, given as NAME=FOLDER or FOLDER. UsageError if two have one name."""
     indexes = [_parse_index(text) for text in index]
     if len(dict(indexes)) < len(indexes):
-        raise UsageError(f"--index {' '.join(index)}: expected a name of its own for each, such as 2023=FOLDER")
+        raise UsageError(f"--index {' '.join(index)}: expected a different name for each, such as 2023=FOLDER")
     return indexes
 
 

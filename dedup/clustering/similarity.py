@@ -55,8 +55,9 @@ class SimilarityCheck:
             raise UsageError(f"--width {self.width}: expected shingles of 1 to 65,535 {self.unit}s")
         if self.sketch and (self.sketch.width, self.sketch.unit) != (self.width, self.unit):
             raise UsageError(
-                f"--width {self.width} --unit {self.unit}: the signatures of --index are of {self.sketch.width}-"
-                f"{self.sketch.unit} shingles, so expected --width {self.sketch.width} --unit {self.sketch.unit}"
+                f"--width {self.width} --unit {self.unit}: the signatures of --index have "
+                f"{self.sketch.width}-{self.sketch.unit} shingles; expected --width {self.sketch.width} --unit "
+                f"{self.sketch.unit}"
             )
         if self.sketch and self.measure != "jaccard":
             raise UsageError(

@@ -192,7 +192,7 @@ def verify_checksums(folder: Path, record: ShardRecord) -> None:
             found = sha256_file(path) if expected else ""
         if found != expected:
             raise InputError(
-                f"{path} is damaged or of another run: its SHA-256 is {found[:12]}…, and {MANIFEST} says "
+                f"{path} is damaged or from another run: its SHA-256 is {found[:12]}…, and {MANIFEST} says "
                 f"{expected[:12]}…. {REMEDY}"
             )
 
@@ -340,7 +340,7 @@ def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[
     if found != expected:
         raise InputError(
             f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} says "
-            f"{expected[0]:,} of {expected[1]:,} as {expected[2]}. They are damaged or of another run. {REMEDY}"
+            f"{expected[0]:,} of {expected[1]:,} as {expected[2]}. They are damaged or from another run. {REMEDY}"
         )
     return tokens
 

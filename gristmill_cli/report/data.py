@@ -31,8 +31,8 @@ from gristmill_cli.run_records import StageRecord
 
 _MAX_HASHES = 8  # of shards of a data set
 _STAGES_NOTE = (
-    "Seconds are those of the last gristmill run, which passes over what is done. Core hours are the time of "
-    "processors for all tasks, whenever they ran; retries, how often storage made them begin anew."
+    "Seconds are those of the last gristmill run, which skips finished work. Core hours are the processor time of all "
+    "tasks, whenever they ran; retries count how often storage errors made tasks start again."
 )
 
 

@@ -56,8 +56,8 @@ _PASSES_NOTE = (
     "rank; the number is the micro-batch's."
 )
 _EXPERTS_NOTE = (
-    "Loads are tokens of an expert over the mean of its layer's experts since the report before; entropy is over that "
-    "of equal loads."
+    "Load is the number of an expert's tokens divided by the mean of its layer, since the report before. Entropy is "
+    "divided by that of equal loads."
 )
 _MIB = 2**20
 _GPU = find_device("a100-80gb")  # memory depends on no other property than that it is a GPU

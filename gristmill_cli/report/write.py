@@ -40,7 +40,7 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     elif is_data_run(first):
         write_file(target, page(f"gristmill: {first.name}", sections(read_data_run(first))))
     else:
-        require(is_folder(first), f"{first}: there is no such folder; expected that of a run")
+        require(is_folder(first), f"{first}: there is no such folder; expected the folder of a run")
         raise UsageError(
             f"{first}: expected the --out of a gristmill run, got no run.json of one in it, or the --out_dir of a "
             f"training run, got no metrics.jsonl; try gristmill status {first}"

@@ -262,8 +262,8 @@ def reject_other_parts(run: StageRun, chosen: range, parts: int, chunk_dir: Path
         is_elsewhere = number in chosen and train.parent != chunk_dir
         if (is_elsewhere or number >= parts) and is_file(train):
             raise OutputError(
-                f"{train} is of an earlier pass2, and its documents would be there twice: run pass2 for all parts at "
-                f"once (0 20), which removes it, or remove {train.parent}"
+                f"{train} was written by an earlier pass2, so its documents would be there twice: run pass2 for all "
+                f"parts at once (0 20), which removes it, or remove {train.parent}"
             )
 
 

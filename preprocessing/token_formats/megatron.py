@@ -39,7 +39,8 @@ def read_megatron(file: TokenFile) -> Iterator[Chunk]:
     expected = int(ends[-1]) if len(ends) else 0
     if len(ids) != expected:
         raise InputError(
-            f"{file.path} is truncated or of another run: its .idx says {expected:,} tokens, got {len(ids):,}; {AGAIN}"
+            f"{file.path} is truncated or from another run: its .idx says {expected:,} tokens, got {len(ids):,}; "
+            f"{AGAIN}"
         )
     start = 0
     used = 0

@@ -113,7 +113,7 @@ def read_mosaic(file: TokenFile) -> Iterator[Chunk]:
     count = int.from_bytes(data[:4], "little")
     if len(data) != column.size or count != column.samples:
         raise InputError(
-            f"{file.path} is truncated or of another run: {INDEX} says {column.samples:,} samples in {column.size:,} "
+            f"{file.path} is truncated or from another run: {INDEX} says {column.samples:,} samples in {column.size:,} "
             f"bytes, got {count:,} in {len(data):,}; {AGAIN}"
         )
     offsets = np.frombuffer(data, np.uint32, count + 1, 4)

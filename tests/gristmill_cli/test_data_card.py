@@ -73,7 +73,7 @@ def test_the_rules_of_the_recipe_are_told(tmp_path: Path) -> None:
     assert "| words | 1 |" in text and str(tmp_path) not in text
     recipe.write_text("words.min = 2\n")
     card(tmp_path / "out")
-    assert "no longer what the run read" in (tmp_path / "out/tokens/README.md").read_text()
+    assert "has changed since the run" in (tmp_path / "out/tokens/README.md").read_text()
 
 
 def test_what_is_no_finished_run_is_refused(finished: tuple[Path, Path, str], tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def only_text(folder: Path) -> None:
         (bad_header, InputError, "header says 3 tokens, which are 1,030 bytes, got 1,028"),
         (bad_wider, InputError, "expected uint16 ids, got 0 for every second one; try --dtype int32"),
         (bad_id, InputError, "a.bin read as uint16: expected ids from 0 to 50,256, got 50,257; try the --tokenizer"),
-        (bad_megatron_bin, InputError, "a.bin is truncated or of another run: its .idx says 4 tokens, got 3"),
+        (bad_megatron_bin, InputError, "a.bin is truncated or from another run: its .idx says 4 tokens, got 3"),
         (bad_megatron_idx, InputError, "a.idx is truncated, or not of text: 2 sequences of 2 documents are 82 bytes"),
         (bad_pointers, InputError, "a.idx is damaged: expected sequences that follow each other"),
         (bad_dtype, InputError, "expected version 1 with integer ids, got version 1 with float32"),
@@ -426,7 +426,7 @@ def test_a_changed_original_is_noticed_and_anothers_files_are_kept(tmp_path: Pat
     import_tokens(path, tmp_path / "out", quiet, vocab_size=GPT2, eos=str(END))
     with path.open("r+b") as file:
         file.write(b"\7\0")
-    with pytest.raises(InputError, match="is damaged or of another run"):
+    with pytest.raises(InputError, match="is damaged or from another run"):
         verify_checksums(tmp_path / "out", Manifest.load(tmp_path / "out").shards[0])
     import_tokens(path, tmp_path / "out", quiet, vocab_size=GPT2, eos=str(END))
     assert imported(tmp_path / "out")[0][0] == 7

@@ -257,7 +257,7 @@ def test_a_model_without_a_tokenizer_refuses_ids_that_it_lacks(run: Path, data: 
     import_hf(tmp_path / "hf", tmp_path / "start")
     vocabulary = TokenSequences(data["holdout"], 16).manifest.tokenizer.vocab_size
     write_shards(tmp_path / "larger", [[[3, vocabulary + 3] * 20]], vocabulary=vocabulary + 4)
-    sizes = f"a vocabulary of {vocabulary + 4}, and the checkpoint's model one of {vocabulary}"
+    sizes = f"a vocabulary of {vocabulary + 4}, and the checkpoint's model has one of {vocabulary}"
     with pytest.raises(UsageError, match=sizes):
         evaluate_checkpoint(config_of(tmp_path / "start", tmp_path / "larger"))
     (tmp_path / "a.txt").write_text("the mill")

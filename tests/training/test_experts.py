@@ -128,13 +128,13 @@ def test_starving_experts_are_named() -> None:
             {},
             "gradients of experts are not compressed yet; try --parallel.compression none",
         ),
-        ({"local_steps": 2}, 2, {}, "each replica would have biases of its own; try --model.balance sequence"),
+        ({"local_steps": 2}, 2, {}, "each replica would have its own biases; try --model.balance sequence"),
         ({"tp": 2}, 2, {"expert_width": 33}, "model.expert_width 33 is not divisible by parallel.tp 2"),
         (
             {"tp": 2},
             2,
             {"norm": "layer", "qk_norm": True, "qk_norm_joint": True},
-            "of norms over all heads RMSNorm is divided",
+            "only RMSNorm can be divided over all heads",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_damaged_run_json_is_an_error(config: TrainConfig, text: str) -> None:
 def test_the_folder_of_a_run_of_data_is_refused(config: TrainConfig) -> None:
     config.out_dir.mkdir()
     (config.out_dir / "run.json").write_text('{"corpus": "books", "seed": 1}')
-    with pytest.raises(UsageError, match=r"run.json is that of a gristmill run, of data; try another --out_dir"):
+    with pytest.raises(UsageError, match=r"run.json belongs to a run of the data pipeline; try another --out_dir"):
         train(config)
 
 

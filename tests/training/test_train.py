@@ -122,10 +122,10 @@ def test_the_learning_rate_of_a_longer_run_changes_as_it_is_told(
     said = capsys.readouterr().out
     assert "decays until" not in said and "the learning rate's decay" not in said
     train(with_steps(replace(config, optim=replace(config.optim, decay_steps=100)), 7))
-    said = "decays until step 100 from now on, and until 4 before: that of step 7 is 9.96e-03 instead of 1.00e-04"
+    said = "decays until step 100 from now on, instead of step 4: the rate of step 7 is 9.96e-03 instead of 1.00e-04"
     printed = capsys.readouterr().out
     assert said in printed and rates(config.out_dir)[6] > 0.0099
-    assert printed.count("decay ends at step 100, beyond this run's 7 steps: that of step 7 is 9.96e-03, not") == 1
+    assert printed.count("decay ends at step 100, beyond this run's 7 steps: the rate of step 7 is 9.96e-03, not") == 1
 
 
 def test_of_a_rate_that_does_not_fall_no_decay_is_told(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:

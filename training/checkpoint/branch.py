@@ -67,8 +67,8 @@ class BranchSource:
         theirs = self.record.layout.get("local_steps", 0)
         require(
             bool(local_steps or not theirs),
-            f"branch_from is a checkpoint of replicas that take {theirs} local steps, each with moments of its own; "
-            f"give --parallel.local_steps {theirs}, or start from its shared weights with --init_from",
+            f"branch_from is a checkpoint of replicas that take {theirs} local steps, each with its own moments; give "
+            f"--parallel.local_steps {theirs}, or start from its shared weights with --init_from",
         )
         differing = [f"optim.name {self.optim.name} there and {optim.name} here"] * (self.optim.name != optim.name)
         if optim.ema_decay and not self.optim.ema_decay:

@@ -116,7 +116,7 @@ class CheckpointManager:
         if not self._assigned:  # once: the ranks hold the same shards at every save of a run
             self._assigned = held, assign_writers(self.group.gather(lambda: held))[self.world.rank]
         known, mine = self._assigned
-        assert held == known, "the shards of a state differ from those of the save before"
+        assert held == known, "the shards of a state differ from those of the previous save"
         share: State = {}
         for key in sorted(state):
             once = {spec: tensor for tensor, spec in state[key] if (key, spec) in mine}

@@ -83,7 +83,7 @@ def read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
             return None, f"{RECORD} has version {fields['version']!r}, and this release reads version {VERSION}"
         record = msgspec.convert(fields, CheckpointRecord)
         if record.checksum not in ("", checksum_of(fields)):
-            return None, f"{RECORD} is damaged: its fields are not those that its checksum is of"
+            return None, f"{RECORD} is damaged: its fields do not match its checksum"
     except (OSError, ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         return None, f"{RECORD} is damaged: {error}"
     if "hidden" in record.model:  # as the first checkpoints name it

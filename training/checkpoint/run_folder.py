@@ -198,7 +198,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
         return None
     try:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
-        require("corpus" not in stored, f"{path} is that of a gristmill run, of data; try another --out_dir")
+        require("corpus" not in stored, f"{path} belongs to a run of the data pipeline; try another --out_dir")
         if stored.get(_PACKING) == "best-fit":
             stored.setdefault(_PACKING_VERSION, 1)  # which did not name it
         stored["steps"] = int(stored["steps"])
@@ -237,8 +237,8 @@ def _describe_changed_decay(folder: RunFolder, step: int) -> str:
     if before.last_decay_step == optim.last_decay_step or not _falls(optim):
         return ""
     return (
-        f"the learning rate decays until step {optim.last_decay_step} from now on, and until {before.decay_steps} "
-        f"before: that of step {step + 1} is {learning_rate(step, optim):.2e} instead of "
+        f"the learning rate decays until step {optim.last_decay_step} from now on, instead of step "
+        f"{before.decay_steps}: the rate of step {step + 1} is {learning_rate(step, optim):.2e} instead of "
         f"{learning_rate(step, before):.2e}"
     )
 

@@ -142,8 +142,8 @@ class ShardLoadPlanner(LoadPlanner):
             others = count_of(len(missing) - 1, "other tensor")
             more = f" (and lacks {others} of this run's {len(needed)})" if len(missing) > 1 else ""
             raise InputError(
-                f"the checkpoint has no {missing[0]}{more}: it is of another model or optimizer; "
-                "give the configuration it was saved with"
+                f"the checkpoint has no {missing[0]}{more}: it belongs to another model or optimizer; give the "
+                "configuration it was saved with"
             )
         return LoadPlan([item for index, spec in needed for item in self._read_items(index, spec)])
 

@@ -121,5 +121,5 @@ class DataConfig:
         )
         require(
             folders == 1 or self.order == "keyed",
-            f"data.order {self.order} is of one folder, and data.train names {folders}; try --data.order keyed",
+            f"data.order {self.order} is for a single folder, but data.train names {folders}; try --data.order keyed",
         )

@@ -60,8 +60,8 @@ class ParallelConfig(CompressionOptions, GridOptions):
         )
         require(
             not self.local_steps or model.balance != "bias",
-            f"parallel.local_steps {self.local_steps} and model.balance bias: each replica would have biases of its "
-            "own; try --model.balance sequence",
+            f"parallel.local_steps {self.local_steps} and model.balance bias: each replica would have its own biases; "
+            "try --model.balance sequence",
         )
 
 

@@ -19,7 +19,7 @@ def make_scratch_folder(folder: Path) -> int:
         lock = _lock(_lock_path(folder))
         if lock is None:
             raise OutputError(
-                f"{folder} is in use by another training run; give each run a folder of its own with --memory.folder"
+                f"{folder} is in use by another training run; give each run its own folder with --memory.folder"
             )
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

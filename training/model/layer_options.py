@@ -102,8 +102,8 @@ def check_latent(config: ModelOptions) -> None:
         )
     require(
         config.residual != "deepnorm",
-        f"model.kv_lora_rank {config.kv_lora_rank} and model.residual deepnorm: its initial weights of values are "
-        "those of keys with latent attention; try --model.residual pre-norm",
+        f"model.kv_lora_rank {config.kv_lora_rank} and model.residual deepnorm: with latent attention, values would "
+        "get the initial weights of keys; try --model.residual pre-norm",
     )
     require(
         config.v_head_dim <= config.head_dim,
@@ -215,8 +215,8 @@ def check_blocks(config: ModelOptions, recompute: str, compiled: bool) -> None:
     """Raise UsageError for recomputation or compilation of blocks with sinks or experts that torch does not support."""
     require(
         not config.sinks or recompute != "selective",
-        "memory.recompute selective and model.sinks: it keeps the results of products, and those of attention with "
-        "sinks are the scores of all tokens; try --memory.recompute full",
+        "memory.recompute selective and model.sinks: it keeps the results of products, which for attention with sinks "
+        "include the scores of all tokens; try --memory.recompute full",
     )
     require(
         not compiled or recompute == "none" or not (config.experts or config.sinks),

@@ -180,7 +180,7 @@ def describe_late_decay(config: OptimConfig) -> str:
     if decay_start(config) == math.inf or end <= last or config.lr == config.final_lr:
         return ""
     return (
-        f"the learning rate's decay ends at step {end}, beyond this run's {last} steps: that of step {last} is "
+        f"the learning rate's decay ends at step {end}, beyond this run's {last} steps: the rate of step {last} is "
         f"{learning_rate(last - 1, config):.2e}, not {config.final_lr:.2e}"
     )
 

@@ -175,8 +175,8 @@ def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, flo
     known = ", ".join(groups.sources)
     if not known:
         raise UsageError(
-            f"eval.weights are given, and {folder} does not say which document is of which source; run tokenize_corpus "
-            "again, or leave them out"
+            f"eval.weights are given, but {folder} does not say which source each document is from; run "
+            "tokenize_corpus again, or leave them out"
         )
     if unknown := [name for name in weights if name not in groups.sources]:
         raise UsageError(f"eval.weights has {unknown[0]!r}, and {folder} has no such source; it has {known}")

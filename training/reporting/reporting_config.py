@@ -44,7 +44,8 @@ class EvalConfig:
         )
         require(
             all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()),
-            f"eval.weights are {self.weights}; expected finite numbers above 0; leave sources out that shall not count",
+            f"eval.weights are {self.weights}; expected finite numbers above 0; leave out sources that should not "
+            "count",
         )
         require(
             list(self.lengths) == sorted(set(self.lengths)) and min(self.lengths, default=1) > 0,

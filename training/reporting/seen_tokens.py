@@ -31,7 +31,7 @@ class SeenTokens:
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
             raise UsageError(
-                f"metrics.sources is true, and {unknown[0]} does not say which document is of which source; run "
+                f"metrics.sources is true, but {unknown[0]} does not say which source each document is from; run "
                 "tokenize_corpus again, or try --metrics.sources false"
             )
         self.names = sorted({name for groups in self.groups for name in groups.sources})

@@ -135,8 +135,8 @@ def _check_room(memory: int) -> None:
         raise UsageError("the Ray cluster has no node with CPU cores: add one")
     if most < memory:
         raise UsageError(
-            f"a task takes {memory:,} bytes, and no node of the Ray cluster offers more than {most:,.0f}: give a "
-            "smaller --memory, or more --workers, among which it is divided"
+            f"a task takes {memory:,} bytes, but no node of the Ray cluster offers more than {most:,.0f}: give a "
+            "smaller --memory, or more --workers, so that each task takes a smaller share"
         )
 
 

@@ -48,11 +48,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "other ids of the vocabulary": (
         lambda folder: overwrite(folder / f"{SHARD}.bin", np.arange(100, 132, dtype="<u2").tobytes()),
-        rf"{SHARD}.bin is damaged or of another run: its SHA-256",
+        rf"{SHARD}.bin is damaged or from another run: its SHA-256",
     ),
     "index": (
         lambda folder: overwrite(folder / f"{SHARD}.idx", bytes(range(64))),
-        rf"{SHARD}.idx is damaged or of another run: its SHA-256",
+        rf"{SHARD}.idx is damaged or from another run: its SHA-256",
     ),
     "index header": (lambda folder: overwrite(folder / f"{SHARD}.idx", bytes(64), 0), "is not a Megatron index"),
     "cut": (lambda folder: (folder / f"{SHARD}.bin").write_bytes(bytes(64)), "hold 32 tokens of 100 documents"),

@@ -162,7 +162,7 @@ def test_weights_of_sources_that_are_not_evaluated_are_refused(
 
 
 def test_weights_need_shards_that_know_their_sources(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match="does not say which document is of which source; run tokenize_corpus again"):
+    with pytest.raises(UsageError, match="does not say which source each document is from; run tokenize_corpus again"):
         Holdouts({"": TokenSequences(folders[1], 4)}, EvalConfig(weights={"web": 1.0}), 2)
 
 

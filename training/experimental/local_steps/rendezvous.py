@@ -142,8 +142,8 @@ class Rendezvous:
         like = _flat(tensors)
         if (found := self._together(lambda: _read(path, like))) is None:
             raise InputError(
-                f"the shared weights in {path.parent} are gone or damaged; remove that folder to take those of an "
-                "earlier round, or those of another replica's checkpoint"
+                f"the shared weights in {path.parent} are gone or damaged; remove that folder to use the weights of an "
+                "earlier round, or of another replica's checkpoint"
             )
         _unflatten(found, tensors)
 

@@ -127,8 +127,8 @@ class RendezvousReplicas(LocalReplicas):
         if last > self.round:
             step = self._follow(last)
             self.note = (
-                f"joins the meetings in {self.config.folder} at step {step}, with the weights of the others instead of "
-                "its own, or those of --init_from or --branch_from"
+                f"joins the replicas in {self.config.folder} at step {step}, with their weights instead of its own, or "
+                "those of --init_from or --branch_from"
             )
         else:
             self._leave_shared(last)

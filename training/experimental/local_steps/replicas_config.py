@@ -117,7 +117,7 @@ def _check_layout(layout: ParallelConfig) -> None:
     smaller_group = max((n for n in range(1, layout.dp) if layout.dp % n == 0), default=1)
     require(
         not layout.zero or layout.dp == 1 or layout.zero_group < layout.dp,
-        f"parallel.zero {layout.zero} shards over all {layout.dp} replicas, of which none has weights of its own for "
+        f"parallel.zero {layout.zero} shards over all {layout.dp} replicas, so none has its own weights for "
         f"parallel.local_steps {steps}; try --parallel.zero_group {smaller_group}, or --parallel.zero 0",
     )
     require(
@@ -151,7 +151,7 @@ def _check_options(name: str, steps: int, optim: OptimConfig, memory: MemoryConf
     )
     require(
         not norms,
-        f"profile.norms {norms} and {name} {steps}: each replica has norms of its own; try --profile.norms 0",
+        f"profile.norms {norms} and {name} {steps}: each replica has its own norms; try --profile.norms 0",
     )
 
 

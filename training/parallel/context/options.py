@@ -87,6 +87,6 @@ class ContextOptions(TensorOptions):
         )
         require(
             self.cp == 1 or self.context != "ring" or recompute != "selective",
-            "memory.recompute selective and parallel.context ring: it keeps the results of products, and those of a "
-            "ring are the scores of all tokens; try --memory.recompute full, or --parallel.cp 1",
+            "memory.recompute selective and parallel.context ring: it keeps the results of products, which for a ring "
+            "include the scores of all tokens; try --memory.recompute full, or --parallel.cp 1",
         )

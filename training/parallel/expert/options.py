@@ -24,7 +24,7 @@ class ExpertOptions:
             return
         sizes = [size for size in range(model.experts, 0, -1) if model.experts % size == replicas % size == 0]
         nearest = sorted(sizes, key=lambda size: (size > ep, abs(ep - size)))
-        fault = f"parallel.ep {ep} divides experts, and the model is dense"
+        fault = f"parallel.ep {ep} divides experts, but the model is dense"
         require_size(model.experts > 0, fault, "ep", [1], "--model.experts 8")
         fault = f"model.experts {model.experts} are not divisible by parallel.ep {ep}"
         require_size(model.experts % ep == 0, fault, "ep", nearest)

@@ -61,8 +61,8 @@ class TensorOptions:
         require_size(divides_heads(model, tp), fault, "tp", nearest)
         require(
             tp == 1 or not model.qk_norm_joint or model.norm == "rms",
-            f"model.qk_norm_joint, model.norm {model.norm} and parallel.tp {tp}: of norms over all heads RMSNorm is "
-            "divided; try --model.norm rms, or --parallel.tp 1",
+            f"model.qk_norm_joint, model.norm {model.norm} and parallel.tp {tp}: only RMSNorm can be divided over all "
+            "heads; try --model.norm rms, or --parallel.tp 1",
         )
         fault = f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}"
         require_size(tp in possible, fault, "tp", nearest)

@@ -166,7 +166,7 @@ def test_a_new_run_joins_meetings_that_are_not_done(exact: TrainConfig, run_rank
     run_ranks(1, train_and_die, config, "exchange", 2)
     other = replace(config, replicas=replace(config.replicas, number=1), out_dir=tmp_path / "other")
     note = run_ranks(1, note_of, other)[0]
-    assert note.startswith(f"joins the meetings in {tmp_path / 'meeting'} at step {H}, with the weights of the others")
+    assert note.startswith(f"joins the replicas in {tmp_path / 'meeting'} at step {H}, with their weights")
     run_ranks(1, train, config)
     with pytest.raises((UsageError, RankError), match=r"are done, after round 2, .* try another --replicas.folder"):
         run_ranks(1, train, replace(other, out_dir=tmp_path / "third"))

@@ -104,5 +104,5 @@ def test_what_ep_does_not_divide_is_refused(layout: dict[str, Any], processes: i
 
 
 def test_ep_of_a_dense_model_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"parallel.ep 2 divides experts, and the model is dense; try --parallel.ep 1"):
+    with pytest.raises(UsageError, match=r"parallel.ep 2 divides experts, but the model is dense; try --parallel.ep 1"):
         ParallelConfig(ep=2).resolve(2, ModelConfig(layers=2).resolve(50, 8), 8)
