@@ -60,6 +60,9 @@ class TrainConfig:
     """Checkpoint of another run that this new run continues, with its parameters, optimizer state and step; optim.steps
     includes the steps before it. For example, the decay of a wsd schedule can branch off from a checkpoint before it.
     Model options that are not given are taken from the checkpoint."""
+    allow_lr_jump: bool = False
+    """With branch_from: let the branch begin with another learning rate than the checkpoint's run would go on with, or
+    warm up again (optim.warmup_from). The optimizer's state stays as it is."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU per rank if there are any, else the CPU."""
     timeout: float = 0.0
@@ -96,6 +99,12 @@ class TrainConfig:
             self.init_from is None or self.branch_from is None,
             "init_from and branch_from are both given: a run starts from one checkpoint; try one of them",
         )
+        for option, is_given in (("allow_lr_jump", self.allow_lr_jump), ("data.skip", self.data.skip > 0)):
+            require(
+                not is_given or self.branch_from is not None,
+                f"{option} is given without branch_from: only a branch can have it; try --branch_from CHECKPOINT, and "
+                "another --out_dir",
+            )
         self.stability.check()
         require(
             self.optim.name != "muon" or self.memory.optimizer == self.memory.parameters == "device",

@@ -37,7 +37,7 @@ def train_as_planned(
         stop.is_starting = False
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)
-        folder.claim(trainer.seen.since, trainer.start_record)
+        folder.claim(trainer.seen.since, trainer.start_record, trainer.interventions)
         trainer.start()
         if changed:
             trainer.reporter.say(changed)

@@ -248,11 +248,12 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
     scaling = ("initial_loss_scale", "scale_growth_interval", "min_loss_scale")
     idle += [(f"stability.{name}", config.precision != "fp16", f"precision {config.precision}") for name in scaling]
     lines = []
-    if optim.steps < 2 * optim.warmup_steps:
-        advice = f"; a tenth of the run is --optim.warmup_steps {optim.steps // 10}" if optim.steps >= 10 else ""
+    steps = optim.steps - optim.warmup_from
+    if steps < 2 * optim.warmup_steps:
+        advice = f"; a tenth of the run is --optim.warmup_steps {steps // 10}" if steps >= 10 else ""
         lines.append(
-            f"the learning rate warms up for optim.warmup_steps {optim.warmup_steps}, more than half of optim.steps "
-            f"{optim.steps}{advice}"
+            f"the learning rate warms up for optim.warmup_steps {optim.warmup_steps}, more than half of "
+            f"{f'the {steps} steps from there' if optim.warmup_from else f'optim.steps {steps}'}{advice}"
         )
     for option, without_effect, reason in idle:
         section, _, name = option.partition(".")

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from gristmill.errors import require
 from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
@@ -107,7 +108,9 @@ class Trainer:
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
         record = None
+        source = None
         self.origin = ""
+        self.interventions: list[dict[str, Any]] = []
         sizes: Sizes = ()  # of the batches that the checkpoint has seen
         read = MixPlace()  # how much of each data set has been read
         takes_over = False
@@ -129,8 +132,18 @@ class Trainer:
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
         step = record.step if record else 0
+        require(
+            record is not None or not self.config.optim.warmup_from,
+            f"optim.warmup_from is {self.config.optim.warmup_from}, and this run begins at step 0; try "
+            "--optim.warmup_from 0, or --branch_from the checkpoint of that step",
+        )
         self.batches.plan_sizes(self.config.data, sizes, step)
-        self.batches.resume(read, step, takes_over)
+        skipped = list(record.skipped) if record else []
+        if source is not None:
+            count = self.config.data.skip * self.batches.schedule.size(step)
+            skipped += [(step, count)] * (count > 0)
+            self._intervene(source, count)
+        self.batches.resume(read, step, takes_over, skipped)
         if record is None or record.step < self.config.optim.steps:  # a resumed run may evaluate other sequences
             count = self.holdouts.counts[""]
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
@@ -148,13 +161,24 @@ class Trainer:
 
     def _branch(self, checkpoint: Path) -> BranchSource:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
-        source.check(self.config.optim, self.plan.local_steps)
+        source.check(self.config.optim, self.plan.local_steps, self.config.allow_lr_jump)
         require_same_model(source.record, self.plan.model, self.plan.tokenizer, "branch_from")
         read_shards(self._state(source.record), source.path, self.checkpoints.group.process_group)
         self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
         return source
+
+    def _intervene(self, source: BranchSource, skipped: int) -> None:
+        """Note how a new branch changes its learning rate, and how many sequences it leaves out."""
+        changes = source.changes(self.config.optim, skipped)
+        self.interventions = [*source.interventions, *changes]
+        for change in changes:
+            if rates := change.get("learning_rate"):
+                self.origin += f"; the learning rate jumps from {rates[0]:.2e} to {rates[1]:.2e}"
+        if skipped:
+            self.seen.since = source.record.step
+            self.origin += f"; {count_of(skipped, 'sequence')} left out, tokens seen are counted from there on"
 
     def _load_weights(self, checkpoint: Path) -> None:
         record = find_record(checkpoint)
@@ -249,6 +273,7 @@ class Trainer:
             hugging_face=self.hugging_face,
             batch_sizes=self.batches.schedule.until(step),
             data=self.batches.progress(step),
+            skipped=self.batches.skipped,
             start=self.start_record,
         )
         in_thread = self.config.checkpoint.async_save and not self.config.memory.on_disk  # too large to copy to memory

@@ -11,6 +11,7 @@ from gristmill.errors import InputError, UsageError, require
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import CheckpointRecord
+from training.checkpoint.run_file import INTERVENTIONS
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.data.batch_schedule import Sizes
 from training.data.mix import MixPlace
@@ -30,7 +31,7 @@ class BranchSource:
     """A checkpoint to branch from, the optimizer's options of its run, and what its run.json says of its data.
 
     `reads`: the options that decide which tokens a step reads; `counted_from`: see `RunFolder.claim`; `batch_sizes` of
-    the steps before.
+    the steps before, and the `interventions` in them.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class BranchSource:
     reads: dict[str, Any] = field(default_factory=dict)
     counted_from: int = 0
     batch_sizes: Sizes = ()
+    interventions: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
@@ -56,12 +58,13 @@ class BranchSource:
             )
         reads = {key: stored.get(key) for key in _READ}
         sizes = record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))]
-        return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes)
+        earlier = [each for each in stored.get(INTERVENTIONS, []) if each["after_step"] < record.step]
+        return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes, earlier)
 
-    def check(self, optim: OptimConfig, local_steps: int = 0) -> None:
+    def check(self, optim: OptimConfig, local_steps: int = 0, allow_lr_jump: bool = False) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay.
 
-        `local_steps` of the replicas of the branch; 0: it has none.
+        `local_steps` of the replicas of the branch; 0: it has none. `allow_lr_jump`: any learning rate will do.
         """
         step = self.record.step
         theirs = self.record.layout.get("local_steps", 0)
@@ -83,6 +86,13 @@ class BranchSource:
             f"branch_from is a checkpoint of step {step}, and optim.steps {optim.steps}, which counts the steps before "
             f"the branch, too; try --optim.steps {step + (optim.cooldown_steps or optim.steps)}",
         )
+        require(
+            optim.warmup_from in (step, self.optim.warmup_from),
+            f"optim.warmup_from is {optim.warmup_from}, and branch_from is a checkpoint of step {step}: a branch warms "
+            f"up from there, or as its run did; try --optim.warmup_from {step}, or {self.optim.warmup_from}",
+        )
+        if allow_lr_jump:
+            return
         start = decay_start(self.optim)
         begin = decay_start(optim)
         require(
@@ -95,7 +105,7 @@ class BranchSource:
     def _check_rate(self, optim: OptimConfig) -> None:
         """Raise UsageError unless the learning rate of the last step was the one that `optim` would give that step."""
         step = self.record.step
-        before, now = (learning_rate(max(0, step - 1), each) for each in (self.optim, optim))
+        before, now = self._rates(optim)
         if step == 0 or abs(before - now) <= _JUMP * max(before, now):
             return
         at = f"branch_from is a checkpoint of step {step}"
@@ -103,15 +113,35 @@ class BranchSource:
         start = decay_start(self.optim)
         if self.optim.schedule == "wsd" and step > start:
             raise UsageError(
-                f"{at}, in a decay that began after step {start}: {jump}; give a checkpoint of step {start} or before"
+                f"{at}, in a decay that began after step {start}: {jump}; give a checkpoint of step {start} or before, "
+                "or --allow_lr_jump true"
             )
         shape = ["schedule", "lr", "warmup_steps"] + ["decay_steps", "min_lr"] * (step > start)
         given = " ".join(f"--optim.{name} {getattr(self.optim, _FILLED.get(name, name))}" for name in shape)
         decay = ", with --optim.cooldown_steps for a decay from there" * (self.optim.schedule == "wsd")
         raise UsageError(
-            f"{at}, and {jump} there; give those of its run, {given}{decay}, or start from its parameters alone with "
-            "--init_from"
+            f"{at}, and {jump} there; give those of its run, {given}{decay}, or --allow_lr_jump true to keep the "
+            "optimizer's state all the same, or start from its parameters alone with --init_from"
         )
+
+    def _rates(self, optim: OptimConfig) -> tuple[float, float]:
+        """The learning rates of the last step before the branch, by its run's options and by `optim`.
+
+        Where the schedule of `optim` begins there: of the first step after it.
+        """
+        last = max(0, self.record.step - 1)
+        here = self.record.step if optim.warmup_from == self.record.step else last
+        return learning_rate(last, self.optim), learning_rate(here, optim)
+
+    def changes(self, optim: OptimConfig, skipped: int) -> list[dict[str, Any]]:
+        """What the branch changes at its step, as run.json records it: its learning rate, and `skipped` sequences."""
+        before, now = self._rates(optim)
+        found: list[dict[str, Any]] = []
+        if self.record.step and abs(before - now) > _JUMP * max(before, now):
+            found.append({"after_step": self.record.step, "learning_rate": [before, now]})
+        if skipped:
+            found.append({"after_step": self.record.step, "skipped_sequences": skipped})
+        return found
 
     def progress(self, identity: Mapping[str, Any]) -> tuple[MixPlace, bool]:
         """How far the data sets were read, and whether the branch begins to read anew: other sets, weights or seed.

@@ -31,8 +31,9 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     the bad-step policy, finite numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
     `checksum`: SHA-256 of the other fields, see `checksum_of`; empty in checkpoints of earlier releases.
     `hugging_face`: what an imported model's config.json and generation_config.json say and training does not use, such
-    as ids of tokens, for its export. `data`: how far the data sets were read; unknown in earlier releases.
-    `start`: of the process that wrote it, when, where and with what it was started, see `describe_start`.
+    as ids of tokens, for its export. `data`: how far the data sets were read; unknown in earlier releases. `skipped`:
+    sequences that --data.skip left out before a step, from 0. `start`: of the process that wrote it, when, where and
+    with what it was started, see `describe_start`.
     """
 
     step: Count
@@ -47,6 +48,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     hugging_face: dict[str, dict[str, Any]] = {}
     batch_sizes: list[tuple[Count, Annotated[int, msgspec.Meta(gt=0, le=INT64)]]] = []
     data: MixPlace = MixPlace()
+    skipped: list[tuple[Count, Count]] = []
     start: dict[str, Any] = {}
     version: int = VERSION
     checksum: str = ""

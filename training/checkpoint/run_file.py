@@ -1,4 +1,5 @@
 """Names in a run's folder that are read without torch, too."""
 
 CHECKPOINTS = "checkpoints"
+INTERVENTIONS = "interventions"  # in run.json: changes of the learning rate and of the data, by the step before them
 STARTS = "starts"  # in run.json: of each start when, where and with what, see `describe_start`

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
-from training.checkpoint.run_file import CHECKPOINTS, STARTS
+from training.checkpoint.run_file import CHECKPOINTS, INTERVENTIONS, STARTS
 from training.distributed.process_group import main_only
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 
@@ -57,11 +57,16 @@ class RunFolder:
         """
         return main_only(lambda: _describe_changed_decay(self, step))
 
-    def claim(self, counted_from: int = 0, start: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def claim(
+        self,
+        counted_from: int = 0,
+        start: Mapping[str, Any] = MappingProxyType({}),
+        interventions: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start.
 
         `counted_from`: the step after which it counts the tokens that it has seen. `start`, of `describe_start`, is
-        added to those of the run.
+        added to those of the run. `interventions` of a new branch.
         """
         run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step}
         if self.optim.cooldown_steps:
@@ -73,8 +78,11 @@ class RunFolder:
             resumes = _has_checkpoints(self.out_dir)
             began = _began_from(self.out_dir) if resumes else dict(self.began_from)
             written = run if began is None else {**run, _BEGAN: began}
-            earlier = (read_run(self.out_dir / RUN) or {}).get(STARTS, []) if resumes else []
-            text = json.dumps(written | {STARTS: [*earlier, start]}, indent=2, default=str)
+            stored = (read_run(self.out_dir / RUN) or {}) if resumes else {}
+            changes = stored.get(INTERVENTIONS, []) if resumes else interventions
+            if changes:
+                written = {**written, INTERVENTIONS: changes}
+            text = json.dumps({**written, STARTS: [*stored.get(STARTS, []), start]}, indent=2, default=str)
             atomic_write_bytes(self.out_dir / RUN, text.encode() + b"\n")
 
         main_only(write)

@@ -1,6 +1,6 @@
 """Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class Batches:
         self.order = EpochOrder(order, len(data), seed) if mix is None else mix
         self._names = [part.manifest.fingerprint for part in data.sets]
         self._began = _Began(0, 0)
+        self.skipped: list[tuple[int, int]] = []  # since the run began with these sets: see `resume`
         self._earlier: dict[str, SetPlace] = {}  # of the checkpoint that this run continues
         self.steps_per_epoch = len(data) // split.batch_size
         self.schedule = BatchSchedule([(0, split.batch_size)], 0 if mix else len(data))
@@ -96,11 +97,18 @@ class Batches:
             places = [self.order.place(self._began.place, self.schedule.end(step))]
         return MixPlace(start, {**self._earlier, **dict(zip(self._names, places, strict=True))}, self._began.step)
 
-    def resume(self, progress: MixPlace, step: int, anew: bool) -> None:
+    def resume(self, progress: MixPlace, step: int, anew: bool, skipped: Sequence[tuple[int, int]] = ()) -> None:
         """Go on with the sets of a checkpoint; `anew`: in another mix of sets, which begins at `step`.
 
         A set that was read before goes on where it stopped, and in the order that it had, also with another seed.
+        `skipped`: steps, from 0, and how many sequences are left out before each.
         """
+        self._go_on(progress, step, anew)
+        self.skipped = [(at, count) for at, count in skipped if at >= self._began.step]
+        for at, count in self.skipped:
+            self.schedule = self.schedule.beginning_at(at, self.schedule.end(at) + count)
+
+    def _go_on(self, progress: MixPlace, step: int, anew: bool) -> None:
         self._earlier = progress.sets
         began = step if anew else progress.step
         known = progress.sets.get(self._names[0])

@@ -20,7 +20,11 @@ _MOST = 2**31 - 1  # of tokens in a sequence, and of sequences in a batch
 class DataConfig:
     """The token shards to read, and the size of a step."""
 
-    RANGES: ClassVar[dict[str, Range]] = {"seq_len": Range(1, _MOST), "batch_size": Range(1, _MOST)}
+    RANGES: ClassVar[dict[str, Range]] = {
+        "seq_len": Range(1, _MOST),
+        "batch_size": Range(1, _MOST),
+        "skip": Range(0, _MOST),
+    }
 
     train: Path | tuple[Path, ...]
     """Folder of token shards to train on, or several with the same tokenizer."""
@@ -39,6 +43,9 @@ class DataConfig:
     """Smaller batches at the start, as SIZE:TOKENS: this many sequences per step until the run has read this many
     tokens. 8:1000000 16:3000000 means 8 until one million tokens, 16 until three million, then batch_size. The learning
     rate depends on the step, not on its size."""
+    skip: int = 0
+    """With branch_from: steps of data that are left out, such as those in which the loss went up. The branch reads on
+    after as many sequences as it reads in so many steps."""
     verify: Literal["checksum", "size"] = "checksum"
     """How to check the token shards. checksum: the ranks compare the SHA-256 of all files, in a thread during the first
     steps, and the first checkpoint waits for it. size: only what is always checked, the manifest, sizes and headers at

@@ -21,7 +21,7 @@ class OptimConfig:
 
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
-        **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
+        **dict.fromkeys(("warmup_steps", "warmup_from", "decay_steps", "cooldown_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps", "outer_lr"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "z_loss", "max_grad_norm"), Range(0)),
         **dict.fromkeys(("betas", "muon_momentum", "ema_decay", "outer_momentum"), Range(0, math.nextafter(1, 0))),
@@ -38,6 +38,9 @@ class OptimConfig:
     """Learning rate at the end of the decay; by default 1e-4, or lr / 10 where lr is below 1e-4."""
     warmup_steps: int = 50
     """Steps of the linear warm-up."""
+    warmup_from: int = 0
+    """Step after which the warm-up, and with it the schedule, begins: 0, or the step of the checkpoint that a branch
+    continues, which then warms up again (with allow_lr_jump)."""
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up. cosine, linear: falls to min_lr at decay_steps. constant: stays at lr. wsd
     (warm-up, stable, decay): stays at lr, then falls to min_lr in the last cooldown_steps before decay_steps."""
@@ -85,6 +88,11 @@ class OptimConfig:
             return self.min_lr
         return _MIN_LR if self.lr >= _MIN_LR or self.schedule == "constant" else self.lr / 10
 
+    @property
+    def warmup_end(self) -> int:
+        """Steps after which the warm-up has ended."""
+        return self.warmup_from + self.warmup_steps
+
     def decays(self, name: str, global_shape: tuple[int, ...]) -> bool:
         """True if a parameter decays."""
         return part_of(name, global_shape) in self.decay_parts
@@ -103,9 +111,10 @@ class OptimConfig:
             "try --optim.schedule wsd, or --optim.cooldown_shape linear",
         )
         require(  # a run within its warm-up, as a short one with the default, never comes to the decay
-            self.schedule not in ("cosine", "linear") or not 0 < self.decay_steps < self.warmup_steps < self.steps,
+            self.schedule not in ("cosine", "linear") or not 0 < self.decay_steps < self.warmup_end < self.steps,
             f"optim.warmup_steps is {self.warmup_steps} and optim.decay_steps {self.decay_steps}: the decay would end "
-            f"within the warm-up; try a lower --optim.warmup_steps, or a later --optim.decay_steps",
+            f"within the warm-up, until step {self.warmup_end}; try a lower --optim.warmup_steps, or a later "
+            "--optim.decay_steps",
         )
         require(
             self.schedule == "wsd" or not self.cooldown_steps,
@@ -123,9 +132,10 @@ class OptimConfig:
             f"run; try --optim.cooldown_steps {max(1, end // 5)}",
         )
         require(
-            not self.cooldown_steps or self.warmup_steps + self.cooldown_steps <= end,
+            not self.cooldown_steps or self.warmup_end + self.cooldown_steps <= end,
             f"optim.warmup_steps {self.warmup_steps} and optim.cooldown_steps {self.cooldown_steps} are together more "
-            f"than the {end} steps until the end of the decay; try --optim.warmup_steps {end - self.cooldown_steps}",
+            f"than the {end - self.warmup_from} steps until the end of the decay; try --optim.warmup_steps "
+            f"{max(0, end - self.warmup_from - self.cooldown_steps)}",
         )
 
 
@@ -147,6 +157,8 @@ def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
 def learning_rate(step: int, config: OptimConfig) -> float:
     """Learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `final_lr`.
 
+    Of a schedule that begins after step `warmup_from` the rates of the steps before have no meaning.
+
     The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts; WSD is of Hu et al. 2024
     (MiniCPM, section 4), its decay of Hägele et al. 2024 (section 3).
 
@@ -154,8 +166,8 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     >>> [round(learning_rate(step, config), 3) for step in (0, 1, 2, 9)]
     [0.5, 1.0, 0.966, 0.1]
     """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+    if config.warmup_from <= step < config.warmup_end:
+        return config.lr * (step - config.warmup_from + 1) / config.warmup_steps
     if step < (start := decay_start(config)):
         return config.lr
     progress = min(1.0, (step + 1 - start) / max(1, config.last_decay_step - start))
@@ -166,7 +178,7 @@ def decay_start(config: OptimConfig) -> float:
     """Steps after which the learning rate begins to fall; infinite if it never does."""
     if config.schedule == "constant" or (config.schedule == "wsd" and not config.cooldown_steps):
         return math.inf
-    return config.last_decay_step - config.cooldown_steps if config.schedule == "wsd" else config.warmup_steps
+    return config.last_decay_step - config.cooldown_steps if config.schedule == "wsd" else config.warmup_end
 
 
 def describe_late_decay(config: OptimConfig) -> str:
