@@ -37,7 +37,7 @@ from gristmill.errors import UsageError, require
 from gristmill.io.documents import CorpusFile
 from gristmill.wording import count_of
 
-STAGE = Stage("remove_lines", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("remove_lines", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
 
 def remove_lines(

@@ -102,6 +102,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "push": Command("gristmill_cli.data_card:push", "upload the tokens of a run and their card to the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
+        "trace": Command("gristmill_cli.trace:trace", "tell what became of one document, to its place in the tokens"),
         "browse": Command("gristmill_cli.browse.serve:browse", "look at clusters and removed documents in a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),

@@ -46,7 +46,7 @@ from preprocessing.contamination.benchmarks import (
 from preprocessing.contamination.ngrams import TextWords, find_words
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
-STAGE = Stage("decontaminate", version=5, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("decontaminate", version=6, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
 CONTAMINATED = "in a benchmark"
 EXACT = "exact"
@@ -55,7 +55,7 @@ _SCHEMA = pa.schema(
     {
         "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
         "match": pa.string(), "share": pa.float64(), "ngrams": pa.int64(), "start": pa.int64(), "end": pa.int64(),
-        "text": pa.string(), "item_text": pa.string(),
+        "text": pa.string(), "item_text": pa.string(), "removed": pa.bool_(),
     }
 )  # fmt: skip
 _KEY_COUNT = np.dtype([("key", "<u8"), ("documents", "<u8")])
@@ -332,9 +332,10 @@ def search_slices(
                 with _memory_for(document):
                     words: TextWords = find_words(document.text)
                     matches = benchmarks.find(words, least)
-                places += (_row(document, benchmarks, match) for match in matches)
                 text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
-                if matches and (policy == "drop" or not text):
+                is_removed = bool(matches) and (policy == "drop" or not text)
+                places += ((*_row(document, benchmarks, match), is_removed) for match in matches)
+                if is_removed:
                     counts.add(part.source, CONTAMINATED, size)
                     continue
                 document.replace_text(text)

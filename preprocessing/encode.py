@@ -26,7 +26,7 @@ from gristmill.io.documents import paths_of
 from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype
 from preprocessing.mixing.decided_corpus import find_decisions, open_mix, reject_other_corpus
 from preprocessing.mixing.mix import gather
-from preprocessing.mixing.mix_manifest import mix_manifest_path
+from preprocessing.mixing.mix_manifest import ORDER, OrderRecord, mix_manifest_path, write_order
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
 from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, part_files, write_token_part
 from preprocessing.tokenizer.shard_files import (
@@ -64,7 +64,8 @@ def encode(
 ) -> Counts:
     """Encode the documents of a mix into shuffled token shards that Megatron-LM reads.
 
-    Writes OUT/tokens/train and OUT/tokens/holdout, each with the shards tokens_00000.bin, .idx and .sources and so on;
+    Writes OUT/tokens/order.json, by which documents are found again, and OUT/tokens/train and OUT/tokens/holdout: each
+    has the shards tokens_00000.bin, .idx and .sources and so on;
     manifest.json with counts per source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's
     --data-path; and a copy of the tokenizer.
 
@@ -91,6 +92,7 @@ def encode(
     with open_stage(
         stage_of(STAGE, tokenizer), out_dir, options,
         reads={input_dir: paths_of(files), mix_dir: decisions_files}, publishes=list(targets.values()),
+        files=[out_dir / ORDER],
     ) as run:  # fmt: skip
         run.tag(mix_manifest_path(mix_dir))  # was read above
         reject_other_corpus(files, manifest, mix_dir)
@@ -113,6 +115,9 @@ def encode(
             tasks.append(Task.on_slices(group, encode_group, arguments, (output,)))
         encoded = run.step("encode", tasks)
         buckets_of_parts = _gather(run, encoded, buckets) if is_gathered else _scattered(run, encoded, buckets)
+        order = OrderRecord(len(buckets_of_parts))
+        order_path = out_dir / ORDER
+        run.step("order", [Task("order", write_order, {"record": order, "path": order_path}, (order_path,))])
         sources = sorted(manifest.weights)
         parts = run.step("shuffle", _part_tasks(run, buckets_of_parts, sources, facts, options))
         for number, (name, target) in enumerate(targets.items()):

@@ -33,7 +33,16 @@ EMPTIED = "all of it repeated"
 GROUP_UNIT = np.dtype([*DIGEST, ("unit", "<u4"), ("document", "<u4")])  # numbers in the group
 CORPUS_UNIT = with_group(GROUP_UNIT)
 REPEAT = np.dtype([("group", "<u4"), ("unit", "<u4")])
-SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "units": pa.int64(), "bytes": pa.int64(), "of": pa.int64()})
+SCHEMA = pa.schema(
+    {
+        "file": pa.string(),
+        "row": pa.int64(),
+        "units": pa.int64(),
+        "bytes": pa.int64(),
+        "of": pa.int64(),
+        "removed": pa.bool_(),
+    }
+)
 _BATCH_CHARACTERS = 4 << 20  # that are digested together
 _BATCH_UNITS = 1 << 16  # that are digested together
 
@@ -170,7 +179,7 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
     The value is how many units went, and out of how many documents.
     """
     counts = Counts({}, [])
-    lost = list[tuple[str, int, int, int, int]]()
+    lost = list[tuple[str, int, int, int, int, bool]]()
     removed_units = 0
     first = 0  # number of the document's first unit in the group
     left_out = np.fromfile(repeats, np.uint32)
@@ -184,11 +193,13 @@ def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, 
                 start, end = np.searchsorted(left_out, [first, first + units])
                 removed = {int(number) - first for number in left_out[start:end]}
                 first += units
+                is_emptied = False
                 if removed:
                     text = without_units(pieces, removed)
+                    is_emptied = not text.strip()
                     removed_units += len(removed)
-                    lost.append((*document.key, len(removed), size - utf8_size(text), units))
-                if removed and not text.strip():
+                    lost.append((*document.key, len(removed), size - utf8_size(text), units, is_emptied))
+                if is_emptied:
                     counts.add(part.source, EMPTIED, size)
                     continue
                 document.replace_text(text)

@@ -4,6 +4,7 @@ Steps are normalisation, those of the user, the rules of a recipe, and the facts
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.filter_quality import note_replaced, removed_path
-from preprocessing.normalize_text import STAGE, normalize_text
+from preprocessing.normalize_text import STAGE
 from preprocessing.prepare import prepare
 from preprocessing.quality.recipe import read_recipe
 from preprocessing.steps.normalise import Normalise, check_ftfy
@@ -43,17 +44,7 @@ class NormalizeText(StageSpec):
     def call(self, run: RunContext) -> Counts:
         """Take the corpus through the steps; note facts, if no later stage writes it anew."""
         config = run.config
-        spec = vars(config.normalize)
         target = self.path(config)
-        if not _is_pass(run):
-            return normalize_text(
-                run.corpus,
-                target,
-                text_column=config.text_column,
-                sources=config.sources,
-                options=run.options,
-                **spec,
-            )
         steps: list[DocumentStep] = [Normalise(config.normalize.ftfy)]
         steps += [UserFunction.of(options) for options in config.steps]
         if _has_rules(config):
@@ -64,7 +55,7 @@ class NormalizeText(StageSpec):
         counts, sums = prepare(
             run.corpus,
             target,
-            run.facts if run.is_last_writer else target.with_name(f"{self.output}.facts"),
+            run.facts if run.is_last_writer else own_facts(config),
             steps,
             run.options,
             text_column=config.text_column,
@@ -101,10 +92,9 @@ class NormalizeText(StageSpec):
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield files whose documents are far longer, or shorter, than in others of their source."""
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
-        step = "prepare" if _is_pass(run) else "normalize"
-        yield from odd_lengths(counts_by_file(ledger, step), run.config.alarms.length)
+        yield from odd_lengths(counts_by_file(ledger, "prepare"), run.config.alarms.length)
         if _has_rules(run.config):
-            yield from rule_alarms(run.config, counts, ledger, step)
+            yield from rule_alarms(run.config, counts, ledger, "prepare")
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
@@ -115,9 +105,9 @@ class NormalizeText(StageSpec):
         return "give a corpus with documents"
 
 
-def _is_pass(run: RunContext) -> bool:
-    """Return whether documents go through further steps as they are normalised."""
-    return run.is_last_writer or bool(run.config.steps) or _has_rules(run.config)
+def own_facts(config: RunConfig) -> Path:
+    """Return the facts of the first pass, where a later stage writes the corpus anew and notes others."""
+    return config.out / f"{NormalizeText.output}.facts"
 
 
 def _has_rules(config: RunConfig) -> bool:

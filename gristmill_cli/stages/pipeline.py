@@ -18,7 +18,7 @@ from gristmill_cli.stages.generate_connected_components import GenerateConnected
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
 from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
 from gristmill_cli.stages.mix import Mix
-from gristmill_cli.stages.normalize_text import NormalizeText
+from gristmill_cli.stages.normalize_text import NormalizeText, own_facts
 from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.pass1 import Pass1
 from gristmill_cli.stages.pass2 import Pass2
@@ -68,6 +68,12 @@ def stages_in_run(options: Mapping[str, Any]) -> list[StageSpec]:
 def find_stage(name: str) -> StageSpec:
     """Return the stage of a name."""
     return next(stage for stage in STAGES if stage.name == name)
+
+
+def facts_of_raw_corpus(config: RunConfig) -> Path:
+    """Return the facts that the first stage notes of the records of the raw corpus."""
+    first = STAGES[0]
+    return config.out / "facts" if clean_corpus(config) == first.path(config) else own_facts(config)
 
 
 def judging_stage(config: RunConfig) -> StageSpec:

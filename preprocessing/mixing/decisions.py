@@ -66,7 +66,7 @@ def corpus_files_of(file: FactsFile) -> tuple[str, ...]:
 class DecidedFile:
     """Decisions on one corpus file: ascending rows (n), copies of each (or HELD_OUT_COPY), and UTF-8 bytes of each.
 
-    A row that is neither in the train set nor in the holdout is not there.
+    Of a row that is neither in the train set nor in the holdout copies are 0, or it is not there.
     """
 
     name: str
@@ -287,9 +287,12 @@ def decide_groups(
     text_bytes = list[tuple[int, int]]()
     for group, output in zip(groups, outputs, strict=True):
         found = []
+        reasons_of_files = []
         for drawn in _draw_copies(group, epochs[group.source], seed):
-            found.append(_decide(drawn, group.source, limits[group.source], held_out, seed, counts))
-        write_decisions(output, found)
+            decided, reasons = _decide(drawn, group.source, limits[group.source], held_out, seed, counts)
+            found.append(decided)
+            reasons_of_files.append(reasons)
+        write_decisions(output, found, reasons_of_files)
         train_bytes = sum(int((file.train_copies * file.sizes).sum()) for file in found)
         holdout_bytes = sum(int(file.sizes[file.copies == HELD_OUT_COPY].sum()) for file in found)
         text_bytes.append((train_bytes, holdout_bytes))
@@ -298,8 +301,8 @@ def decide_groups(
 
 def _decide(
     drawn: _Drawn, source: str, limit: int | None, held_out: NDArray[np.bytes_], seed: int, counts: Counts
-) -> DecidedFile:
-    """Return the decisions on the documents of one file, and count them."""
+) -> tuple[DecidedFile, NDArray[np.str_]]:
+    """Return the decisions on the documents (n) of one file, and why those not in the mix are left out; count them."""
     facts = drawn.facts
     copies = drawn.copies
     is_chosen = _is_held_out(drawn, limit, seed)
@@ -322,8 +325,10 @@ def _decide(
     count(IN_HOLDOUT, np.where(in_holdout, copies - is_chosen, 0))
     count(WRITTEN, train)
     decided = np.where(is_chosen, HELD_OUT_COPY, train)
-    is_used = decided != 0
-    return DecidedFile(facts.name, facts.rows[is_used], decided[is_used], sizes[is_used])
+    reasons = np.where(drawn.reasons == "", LEFT_OUT, drawn.reasons)
+    reasons = np.where(in_holdout, IN_HOLDOUT, reasons)
+    reasons = np.where(decided != 0, "", reasons)
+    return DecidedFile(facts.name, facts.rows, decided, sizes), reasons
 
 
 def _contains(ordered: NDArray[np.bytes_], digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
@@ -334,8 +339,8 @@ def _contains(ordered: NDArray[np.bytes_], digests: NDArray[np.bytes_]) -> NDArr
     return ordered[at] == digests
 
 
-def write_decisions(path: Path, files: Sequence[DecidedFile]) -> None:
-    """Write the decisions on some files as a Parquet table."""
+def write_decisions(path: Path, files: Sequence[DecidedFile], reasons: Sequence[NDArray[np.str_]]) -> None:
+    """Write the decisions on all documents of some files as a Parquet table; `reasons`: see _decide."""
     lengths = [len(file.rows) for file in files]
     numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
     empty = [np.empty(0, np.int64)]
@@ -344,12 +349,16 @@ def write_decisions(path: Path, files: Sequence[DecidedFile]) -> None:
         "row": pa.array(np.concatenate(empty + [file.rows for file in files])),
         "copies": pa.array(np.concatenate(empty + [file.copies for file in files])),
         "bytes": pa.array(np.concatenate(empty + [file.sizes for file in files])),
+        "reason": pa.array([reason for of_file in reasons for reason in of_file.tolist()], pa.string()),
     }
     write_table(path, columns)
 
 
 def load_decisions(path: Path) -> dict[str, DecidedFile]:
-    """Return the decisions in a table that write_decisions wrote, by file. Raises InputError if it is damaged."""
+    """Return the decisions on the documents in the mix, by file, as write_decisions wrote them.
+
+    Raises InputError if the table is damaged.
+    """
     files: dict[str, DecidedFile] = {}
     tables = list(stream_table(path, _COLUMNS))
     if not tables:
@@ -359,7 +368,7 @@ def load_decisions(path: Path) -> dict[str, DecidedFile]:
     numbers = encoded.indices.to_numpy()
     columns = {name: table.column(name).to_numpy() for name in _COLUMNS[1:]}
     for number, name in enumerate(encoded.dictionary.to_pylist()):
-        chosen = np.flatnonzero(numbers == number)
+        chosen = np.flatnonzero((numbers == number) & (columns["copies"] != 0))
         rows = columns["row"][chosen]
         if np.any(np.diff(rows) <= 0):
             raise InputError(f"{path}: rows of {name} are not in order: remove it, and run mix again")

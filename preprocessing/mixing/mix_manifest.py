@@ -10,6 +10,7 @@ from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
 
 MIX_MANIFEST = "mix.json"
+ORDER = "order.json"
 
 
 class DecisionsFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,6 +53,28 @@ class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
     def text_bytes(self) -> int:
         """Return the bytes of text in the train set, copies included, and in the holdout."""
         return self.train_bytes + sum(file.holdout_bytes for file in self.files)
+
+
+class OrderRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """order.json: into how many parts the tokens of a mix were shuffled; with mix.json the place of each document."""
+
+    parts: int
+
+
+def write_order(record: OrderRecord, path: Path) -> None:
+    """Task: write order.json."""
+    atomic_write_bytes(path, msgspec.json.encode(record) + b"\n")
+
+
+def read_order(folder: Path) -> OrderRecord:
+    """Read order.json in a folder that encode wrote. UsageError if there is none, InputError if it is damaged."""
+    path = folder / ORDER
+    if not is_file(path):
+        raise UsageError(f"{folder} holds no {ORDER}: expected the folder that encode wrote")
+    try:
+        return msgspec.json.decode(read_file(path), type=OrderRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is damaged ({error}): remove it, and run encode again") from error
 
 
 def write_mix_manifest(manifest: MixManifest, path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_long_text_is_encoded_in_parts(tmp_path: Path, model: Path) -> None:
     rows = np.arange(len(texts))
     copies = np.where(rows % 2, 2, 1)
     decided = DecidedFile("a.jsonl", rows, copies, np.array([len(text) for text in texts]))
-    write_decisions(tmp_path / "decisions.parquet", [decided])
+    write_decisions(tmp_path / "decisions.parquet", [decided], [np.array([""] * len(texts))])
     decisions = GroupDecisions(FileSet((tmp_path / "decisions.parquet",)), (len(texts),))
     arguments = (decisions, model, -1, 2, 1, 4)
     with memory_budget(Budget.of(8 * size, 1, tmp_path / "lock")):

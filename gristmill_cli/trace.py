@@ -1,0 +1,336 @@
+"""Command: what became of one document, stage by stage, from its raw file to its place among the tokens, and back."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from gristmill.counts import HELD_OUT, Counts
+from gristmill.engine.executors.staging import local_copies
+from gristmill.errors import InputError, UsageError
+from gristmill.io.artefacts import open_table
+from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
+from gristmill.io.facts import FORM_CHARACTERS, INDEX_FILE, read_index
+from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.token_shards import Manifest
+from gristmill.storage.files import is_file
+from gristmill.wording import count_of
+from gristmill_cli.duplicates import DUPLICATES
+from gristmill_cli.report.records import LINES, SPANS, is_data_run, load_options
+from gristmill_cli.run_check import scan_inputs
+from gristmill_cli.run_config import RunConfig, read_options
+from gristmill_cli.run_records import load_record
+from gristmill_cli.stages.mix import Mix
+from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
+from preprocessing.mixing.decisions import HELD_OUT_COPY
+from preprocessing.mixing.mix_manifest import MixManifest, read_order
+from preprocessing.mixing.token_order import TRAIN, TokenOrder, TokenPlace
+
+_PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
+_KEY = re.compile(r".+/.+@\d+")
+_MAX_KEYS = 5  # of documents with one id that are named
+_RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """What the first stage did with a record: its keys in the raw corpus and in what was written, or why it is not."""
+
+    raw: DocKey
+    written: DocKey | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What a stage did with a document, in words."""
+
+    stage: str
+    outcome: str
+
+
+def trace(out: Positional[Path], document: Positional[str]) -> Group:
+    """Tell what became of a document in each stage of a run, from its raw file and row to its place in the tokens.
+
+    Changes nothing. By an id or url the raw corpus is read; by a key only what the run noted.
+
+    Args:
+        out: The --out of a `gristmill run`; also s3://bucket/folder.
+        document: Its key, FILE@ROW with rows from 0, in the raw corpus or as reports and `gristmill duplicates` show
+            it; its own field `id` or `url`; or its place in the tokens, such as train@17, holdout@0 or
+            tokens/train/tokens_00002@5 (documents are counted from 0).
+
+    Raises:
+        UsageError: the folder is not of a run, or there is no such document.
+    """
+    if not is_data_run(out):
+        raise UsageError(f"{out}: expected the --out of a gristmill run, got no run.json of one in it")
+    try:
+        config = load_options(read_options(out), out)
+    except ValueError as error:
+        raise InputError(
+            f"{out} has options of another version ({error}): run the same `gristmill run` again"
+        ) from error
+    tracer = Tracer(config)
+    return Group(*(_table(*found) for found in tracer.find(document)))
+
+
+def _table(title: str, fates: list[Fate]) -> Table:
+    table = Table("stage", "what became of it", title=Text(title), box=None, pad_edge=False, title_justify="left")
+    for fate in fates:
+        table.add_row(fate.stage, Text(fate.outcome))
+    return table
+
+
+class Tracer:
+    """Follows documents through the records of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.out = config.out
+
+    def find(self, document: str) -> Iterator[tuple[str, list[Fate]]]:
+        """Yield a title and the fates of each record that is meant. Raises UsageError if there is none."""
+        place = _PLACE.fullmatch(document)
+        if place:
+            key = self._token_order().key_at(self._place(place[1], place[2], int(place[3])))
+            yield from self._by_key(key, is_raw=False, is_mixed=True)
+        elif _KEY.fullmatch(document):
+            yield from self._by_key(DocKey.parse(document), is_raw=True, is_mixed=True)
+        else:
+            yield from self._by_key(self._key_of_id(document), is_raw=True, is_mixed=False)
+
+    def follow(self, record: RawRecord) -> list[Fate]:
+        """Return what became of a record of the raw corpus in each stage that has finished."""
+        fates = [Fate(FIRST_STAGE, record.outcome)]
+        key = record.written
+        if key is None:
+            return fates
+        if self.config.apply.function:
+            fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
+            return fates
+        for stage, table in (("remove_lines", LINES), ("decontaminate", SPANS)):
+            if load_record(self.out, stage):
+                key, outcome = self._after(table, key)
+                fates.append(Fate(stage, outcome))
+                if key is None:
+                    return fates
+        return fates + list(self._after_cleaning(key))
+
+    def _by_key(self, key: DocKey, is_raw: bool, is_mixed: bool) -> Iterator[tuple[str, list[Fate]]]:
+        """Yield what became of the records with this key: in the raw corpus, or in what was mixed of it, or in both."""
+        records = self._raw_records(key, "raw_file", "raw_row") if is_raw else []
+        written = self._before_cleaning(key)
+        if is_mixed and not self.config.apply.function:
+            known = {record.raw for record in records}
+            mixed = self._raw_records(written, "file", "row")
+            records += [record for record in mixed if record.raw not in known]
+        for record in records:
+            yield str(record.raw), self.follow(record)
+        if not records:
+            fates = list(self._after_cleaning(key))
+            if not fates:
+                raise UsageError(
+                    f"{self.out} knows no document {key}: expected a key FILE@ROW (rows from 0) of the corpus, an id, "
+                    "a url, or a place in the tokens such as train@17"
+                )
+            yield f"{key} in what was mixed", fates
+
+    def _raw_records(self, key: DocKey, file_column: str, row_column: str) -> list[RawRecord]:
+        """Return the records of the first stage whose key in these columns is this one."""
+        facts = facts_of_raw_corpus(self.config)
+        if not is_file(facts / INDEX_FILE):
+            return []
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        found = list[RawRecord]()
+        for file in files:
+            is_elsewhere = file_column == "file" and all(
+                part.file != key.file or not part.first <= key.row < part.end for part in file.slices
+            )
+            if is_elsewhere:
+                continue
+            with local_copies([facts / file.path]) as (copy,):
+                rows = _select(copy, list(_RAW_COLUMNS), {file_column: key.file, row_column: key.row})
+            found += [_to_record(row) for row in rows]
+        return found
+
+    def _before_cleaning(self, key: DocKey) -> DocKey:
+        """Return the key that a document had after the first stage, given that in what was mixed."""
+        for stage, table in (("decontaminate", SPANS), ("remove_lines", LINES)):
+            if load_record(self.out, stage):
+                for removed in self._removed_rows(table, key.file):
+                    if removed > key.row:
+                        break
+                    key = DocKey(key.file, key.row + 1)
+        return key
+
+    def _after(self, table: Path, key: DocKey) -> tuple[DocKey | None, str]:
+        """Return the key of a document after a stage that rewrites texts, None if it went, and what was done."""
+        with local_copies([self.out / table]) as (copy,):
+            rows = _select(copy, None, {"file": key.file, "row": key.row})
+        removed = self._removed_rows(table, key.file)
+        if rows and rows[0]["removed"]:
+            return None, f"removed: {_describe_loss(rows)}"
+        after = DocKey(key.file, key.row - sum(row < key.row for row in removed))
+        return after, _describe_loss(rows) if rows else "unchanged"
+
+    def _removed_rows(self, table: Path, file: str) -> list[int]:
+        """Return the rows of a file that a stage removed, ascending."""
+        with local_copies([self.out / table]) as (copy,):
+            rows = _select(copy, ["row", "removed"], {"file": file, "removed": True})
+        return sorted({row["row"] for row in rows})
+
+    def _after_cleaning(self, key: DocKey) -> Iterator[Fate]:
+        """Yield what the stages did that read no text, given the key in what was mixed."""
+        fact = self._fact(key)
+        if load_record(self.out, "filter") and fact:
+            is_short = self.is_short(fact)
+            length = f"{fact[FORM_CHARACTERS]:,} characters without punctuation"
+            yield Fate("filter", f"short: {length}" if is_short else length)
+        if load_record(self.out, "generate_duplicates_dict") and fact:
+            yield Fate("generate_duplicates_dict", self._similarity(key))
+        row = self._decision(key)
+        if row:
+            yield Fate(Mix.name, _describe_decision(row))
+        if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
+            places = self._token_order().places_of(key)
+            yield Fate("encode", "; ".join(map(self._shard_of, places)))
+
+    def is_short(self, fact: dict[str, Any]) -> bool:
+        """Return whether a document with such facts is below the threshold of the run."""
+        spec = self.config.filter
+        size = fact[FORM_CHARACTERS] if spec.unit == "character" else fact["form_bytes"]
+        return bool(size < spec.threshold)
+
+    def _fact(self, key: DocKey) -> dict[str, Any] | None:
+        facts = self.out / "facts"
+        if not is_file(facts / INDEX_FILE):
+            return None
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        for file in files:
+            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+                with local_copies([facts / file.path]) as (copy,):
+                    rows = _select(copy, ["file", "row", FORM_CHARACTERS, "form_bytes"], _columns_of(key))
+                return rows[0] if rows else None
+        return None
+
+    def _similarity(self, key: DocKey) -> str:
+        with local_copies([self.out / DUPLICATES]) as (copy,):
+            removed = _select(copy, None, _columns_of(key))
+            others = _select(copy, ["file", "row"], {"kept_file": key.file, "kept_row": key.row})
+        if removed:
+            pair = removed[0]
+            kept = DocKey(pair["kept_file"], pair["kept_row"])
+            similarity = pair["similarity"]
+            measured = "" if similarity is None else f", similarity {similarity:.3g}"
+            return f"duplicate of {kept}{measured}"
+        return f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
+
+    def _decision(self, key: DocKey) -> dict[str, Any] | None:
+        folder = Mix().path(self.config)
+        if not load_record(self.out, Mix.name):
+            return None
+        for file in MixManifest.load(folder).files:
+            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+                with local_copies([folder / file.path]) as (copy,):
+                    rows = _select(copy, None, _columns_of(key))
+                return rows[0] if rows else None
+        return None
+
+    def _token_order(self) -> TokenOrder:
+        return TokenOrder(Mix().path(self.config), read_order(self.out / "tokens").parts)
+
+    def _shard_of(self, place: TokenPlace) -> str:
+        number = place.number
+        for shard in Manifest.load(self.out / "tokens" / place.set_name).shards:
+            if number < shard.documents:
+                return f"tokens/{place.set_name}/{shard.name}@{number}"
+            number -= shard.documents
+        raise InputError(f"{self.out}/tokens/{place.set_name} has fewer documents than the mix: run the same run again")
+
+    def _place(self, set_name: str, shard_name: str | None, number: int) -> TokenPlace:
+        """Return a place, given its number in a shard, or in the set if no shard is named."""
+        if shard_name is None:
+            return TokenPlace(set_name, number)
+        before = 0
+        for shard in Manifest.load(self.out / "tokens" / set_name).shards:
+            if shard.name == shard_name:
+                if number < shard.documents:
+                    return TokenPlace(set_name, before + number)
+                raise UsageError(f"{shard_name}@{number}: expected a document from 0 to {shard.documents - 1:,}")
+            before += shard.documents
+        raise UsageError(f"tokens/{set_name} has no shard {shard_name}: expected one such as tokens_00000")
+
+    def _key_of_id(self, wanted: str) -> DocKey:
+        """Return the raw key of the document with this id or url. Raises UsageError unless it is one."""
+        keys = list[DocKey]()
+        with tempfile.TemporaryDirectory() as folder:
+            for file in scan_inputs(self.config, self.config.corpus).files:
+                with local_copies([file.path]) as (copy,):
+                    (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
+                    for document in read_documents(part, Counts({}, []), Rejects(Path(folder) / "malformed")):
+                        if wanted in (document.own_id, str(document.value("url"))):
+                            keys.append(document.key)
+        if not keys:
+            raise UsageError(f"{self.config.corpus} has no document with the id or url {wanted!r}; try a key FILE@ROW")
+        if len(keys) > 1:
+            named = ", ".join(map(str, keys[:_MAX_KEYS]))
+            raise UsageError(f"{len(keys):,} documents have the id or url {wanted!r}: give the key of one, of {named}")
+        return keys[0]
+
+
+def _to_record(row: dict[str, Any]) -> RawRecord:
+    raw = DocKey(row["raw_file"], row["raw_row"])
+    if row["row"] is not None:
+        change = row["raw_bytes"] - row["bytes"]
+        changed = f", {abs(change):,} bytes {'shorter' if change > 0 else 'longer'}" if change else ""
+        key = DocKey(row["file"], row["row"])
+        return RawRecord(raw, key, f"kept as {key}{changed}")
+    value = "" if row["value"] is None else f" ({row['value']:.4g})"
+    detail = f", {row['detail']}" if row["detail"] else ""
+    return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}")
+
+
+def _describe_loss(rows: list[dict[str, Any]]) -> str:
+    """Return what a stage that rewrites texts did with a document, given its rows in the table of the stage."""
+    if "units" in rows[0]:
+        return f"lost {rows[0]['units']:,} of {rows[0]['of']:,} lines or paragraphs, {rows[0]['bytes']:,} bytes"
+    items = sorted({f"{row['benchmark']} {row['item']}" for row in rows})
+    return f"has {', '.join(items)}"
+
+
+def _describe_decision(row: dict[str, Any]) -> str:
+    copies = row["copies"]
+    if copies == HELD_OUT_COPY:
+        return "held out"
+    if not copies:
+        return f"left out: {row['reason']}"
+    return "in the train set" if copies == 1 else f"in the train set {copies} times"
+
+
+def _columns_of(key: DocKey) -> dict[str, Any]:
+    return {"file": key.file, "row": key.row}
+
+
+def _select(path: Path, columns: list[str] | None, equal: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a table in which columns have these values, a row group at a time."""
+    rows = list[dict[str, Any]]()
+    with open_table(path, list(equal)) as file:
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number, columns=columns and [*{*columns, *equal}])
+            is_wanted = pa.chunked_array([pa.repeat(pa.scalar(True), table.num_rows)])
+            for name, value in equal.items():
+                is_wanted = pc.and_(is_wanted, pc.fill_null(pc.equal(table.column(name), value), False))
+            rows += table.filter(is_wanted).to_pylist()
+    return rows

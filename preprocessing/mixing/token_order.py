@@ -1,0 +1,109 @@
+"""Where each document of a mix is among its tokens, and which document is where.
+
+The order is a function of the seed and the documents' keys, so nothing but decisions is read. Two documents of one part
+with equal random numbers, one in 2^64 pairs, may change places.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.batches import partition_of
+from gristmill.counts import HELD_OUT
+from gristmill.engine.executors.staging import local_copies
+from gristmill.errors import UsageError
+from gristmill.io.documents import DocKey
+from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile, load_decisions
+from preprocessing.mixing.mix_manifest import MixManifest
+from preprocessing.mixing.sampling import random_numbers
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class TokenPlace:
+    """A copy of a document: in the train set or the holdout, its number among all documents there, from 0."""
+
+    set_name: str
+    number: int
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The copies (n) of one number of the documents of a corpus file that are in one set."""
+
+    file: str
+    rows: NDArray[np.int64]
+    parts: NDArray[np.int64]
+    orders: NDArray[np.uint64]
+
+
+class TokenOrder:
+    """The order of the documents of a mix in its token shards, which were shuffled in so many parts."""
+
+    def __init__(self, mix_dir: Path, parts: int) -> None:
+        """Raises UsageError if there is no mix, InputError if it is damaged."""
+        self._folder = mix_dir
+        self._manifest = MixManifest.load(mix_dir)
+        self._parts = parts
+
+    def places_of(self, key: DocKey) -> list[TokenPlace]:
+        """Return where the copies of a document are; none of one that is not in the mix."""
+        found = list[TokenPlace]()
+        for set_name in (TRAIN, HELD_OUT):
+            own = [copies for copies in self._copies(set_name, key.file) if key.row in copies.rows]
+            for copies in own:
+                at = int(np.searchsorted(copies.rows, key.row))
+                number = self._number_before(set_name, int(copies.parts[at]), np.uint64(copies.orders[at]))
+                found.append(TokenPlace(set_name, number))
+        return found
+
+    def key_at(self, place: TokenPlace) -> DocKey:
+        """Return the key of the document at a place. Raises UsageError if there are not so many."""
+        sizes = np.zeros(self._parts, np.int64)
+        for copies in self._copies(place.set_name):
+            sizes += np.bincount(copies.parts, minlength=self._parts)
+        ends = np.cumsum(sizes)
+        if not 0 <= place.number < ends[-1]:
+            raise UsageError(f"document {place.number:,} of {place.set_name}: expected one from 0 to {ends[-1] - 1:,}")
+        part = int(np.searchsorted(ends, place.number, side="right"))
+        rank = place.number - int(ends[part] - sizes[part])
+        keys = list[DocKey]()
+        orders = [np.empty(0, np.uint64)]
+        for copies in self._copies(place.set_name):
+            is_in_part = copies.parts == part
+            orders.append(copies.orders[is_in_part])
+            keys += [DocKey(copies.file, row) for row in copies.rows[is_in_part].tolist()]
+        return keys[int(np.argsort(np.concatenate(orders), kind="stable")[rank])]
+
+    def _number_before(self, set_name: str, part: int, order: np.uint64) -> int:
+        """Return how many copies in a set are in earlier parts, or before this one in its part."""
+        number = 0
+        for copies in self._copies(set_name):
+            is_before = (copies.parts < part) | ((copies.parts == part) & (copies.orders < order))
+            number += int(np.count_nonzero(is_before))
+        return number
+
+    def _copies(self, set_name: str, file: str | None = None) -> Iterator[_Copies]:
+        """Yield the copies in a set, of one corpus file or of all, in the order of keys."""
+        for decisions in self._manifest.files:
+            if file is not None and all(written.file != file for written in decisions.slices):
+                continue
+            with local_copies([self._folder / decisions.path]) as (copy,):
+                decided_files = load_decisions(copy)
+            for decided in decided_files.values():
+                if file is None or decided.name == file:
+                    yield from self._copies_of(decided, set_name)
+
+    def _copies_of(self, decided: DecidedFile, set_name: str) -> Iterator[_Copies]:
+        times = decided.train_copies
+        if set_name == HELD_OUT:
+            times = (decided.copies == HELD_OUT_COPY).astype(np.int64)
+        for copy in range(int(times.max(initial=0))):
+            rows = decided.rows[times > copy]
+            draws = random_numbers(self._manifest.seed, f"part {copy}", decided.name, rows)
+            orders = random_numbers(self._manifest.seed, f"order {copy}", decided.name, rows)
+            yield _Copies(decided.name, rows, partition_of(draws, self._parts), orders)

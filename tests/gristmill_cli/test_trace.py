@@ -1,0 +1,148 @@
+"""`gristmill trace`: each record's way agrees with the funnel, and leads to its own tokens and back."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from gristmill.errors import UsageError
+from gristmill.io.documents import DocKey
+from gristmill.io.readers import read_corpus
+from gristmill.io.token_shards import open_shards
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
+from gristmill_cli.trace import Fate, Tracer, trace
+from tests.gristmill_cli.corpus import make_corpus, write_records
+
+NOTICE = "All rights are reserved by the miller and his heirs, now and for ever."
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A finished run with rules, repeated lines, copies and 2.5 epochs; malformed records shift the rows."""
+    root = tmp_path_factory.mktemp("trace")
+    corpus = make_corpus(root / "corpus")
+    words = [f"word{number}" for number in range(60)]
+    texts = [" ".join(f"{word}{row % 25}" for word in words) for row in range(40)]
+    texts[7] = NOTICE
+    texts[3] += f"\n{NOTICE}"
+    texts[9] += f"\n{NOTICE}"
+    texts[11] = "too few words"
+    (corpus / "own").mkdir()
+    write_records(corpus / "own" / "a.jsonl", [{"text": text, "id": f"own-{row}"} for row, text in enumerate(texts)])
+    with (corpus / "own" / "a.jsonl").open() as file:
+        lines = file.readlines()
+    lines.insert(2, "no JSON\n")
+    (corpus / "own" / "a.jsonl").write_text("".join(lines))
+    (root / "own.toml").write_text("words = { min = 6 }\n")
+    config = RunConfig(
+        corpus, root / "out", workers=1, recipe=str(root / "own.toml"), max_malformed=0.1, filter=Filter(100),
+        lines=Lines(unit="line", least=3), dedup=Dedup(exact=True), mix=Mix({"book": 2.5, "c4": 0.5}, holdout=0.1),
+        tokenizer=Tokenizer(vocab_size=420),
+    )  # fmt: skip
+    run(config)
+    return config
+
+
+def outcome_of(fates: list[Fate]) -> str:
+    """Return the reason under which the funnel counts a document, copies aside."""
+    last = fates[-1].outcome
+    if last.startswith("removed: lost"):
+        return "emptied"
+    if last.startswith("removed: "):
+        return last.removeprefix("removed: ").partition(" (")[0]
+    if fates[-1].stage == "mix":
+        return last.removeprefix("left out: ")
+    return "holdout" if "tokens/holdout" in last else "train"
+
+
+def test_the_ways_of_all_records_are_those_of_the_funnel(config: RunConfig) -> None:
+    tracer = Tracer(config)
+    found = Counter[tuple[str, str]]()
+    files = [file for source in ("own", "book", "c4") for file in sorted((config.corpus / source).rglob("*.jsonl*"))]
+    for file in files:
+        name = file.relative_to(config.corpus).as_posix()
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        for row in range(content.count(b"\n")):
+            ways = [fates for title, fates in tracer.find(f"{name}@{row}") if title == f"{name}@{row}"]
+            assert len(ways) == 1, (name, row)
+            found[name.partition("/")[0], outcome_of(ways[0])] += 1
+    went = json.loads((config.out / "funnel.json").read_text())["went"]
+    for source in ("own", "book", "c4"):
+        others = {reason: tally["documents"] for reason, tally in went[source].items() if "documents" in tally}
+        for reason in ("malformed: broken JSON", "words", "short", "duplicate", "left out by weight", "holdout"):
+            assert found[source, reason] == others.get(reason, 0), (source, reason)
+    assert found["own", "words"] == 1 and found["own", "duplicate"] > 10 and found["c4", "left out by weight"] > 20
+    assert found["own", "emptied"] == 1
+
+
+def test_places_are_those_of_the_tokens_and_lead_back(config: RunConfig) -> None:
+    tracer = Tracer(config)
+    order = tracer._token_order()
+    model = sentencepiece.SentencePieceProcessor(model_file=str(config.out / "tokenizer/tokenizer.model"))
+    text_of = {document.key: document.text for document in read_corpus(config.out / "lines")}
+    places = {key: order.places_of(key) for key in text_of}
+    seen = set[tuple[str, int]]()
+    for set_name in ("train", "holdout"):
+        shards = [ids for shard in open_shards(config.out / "tokens" / set_name)[1] for ids in shard]
+        for key, of_key in places.items():
+            for place in of_key:
+                if place.set_name == set_name:
+                    assert shards[place.number].tolist()[:-1] == model.encode(text_of[key]), (key, place)
+                    assert order.key_at(place) == key
+                    seen.add((set_name, place.number))
+        assert {number for name, number in seen if name == set_name} == set(range(len(shards)))
+    assert max(len(of_key) for of_key in places.values()) == 3
+
+
+def test_an_id_a_place_and_a_key_of_a_report_lead_to_the_raw_record(config: RunConfig) -> None:
+    tracer = Tracer(config)
+    ((title, fates),) = tracer.find("own-8")
+    assert title == "own/a.jsonl@9"
+    assert [fate.stage for fate in fates][:2] == ["normalize_text", "remove_lines"]
+    ((_, by_id),) = tracer.find("own-9")
+    place = next(fate.outcome for fate in by_id if fate.stage == "encode").partition(";")[0]
+    ((title, by_place),) = tracer.find(place)
+    assert title == "own/a.jsonl@10" and by_place == by_id
+    clean = next(document for document in read_corpus(config.out / "lines") if document.own_id == "own-20")
+    assert clean.key == DocKey("own/a.jsonl", 18)
+    titles = [title for title, _ in tracer.find(str(clean.key))]
+    assert titles == ["own/a.jsonl@18", "own/a.jsonl@21"]  # as a raw key, and as a key of what was mixed
+
+
+def test_the_command_prints_each_stage(config: RunConfig) -> None:
+    command = [sys.executable, "-m", "gristmill_cli", "trace", str(config.out), "own-11"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "own/a.jsonl@12" in done.stdout and "removed: words (3)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("own/a.jsonl@4000", "knows no document own/a.jsonl@4000: expected a key"),
+        ("nobody", "no document with the id or url 'nobody'"),
+        ("train@100000", "document 100,000 of train: expected one from 0 to"),
+        ("tokens/train/tokens_00000@100000", "tokens_00000@100000: expected a document from 0 to"),
+        ("tokens/train/tokens_00009@0", "has no shard tokens_00009"),
+    ],
+)
+def test_a_document_that_is_none_is_said_so(config: RunConfig, document: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trace(config.out, document)
+
+
+def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "corpus" / "web").mkdir(parents=True)
+    write_records(tmp_path / "corpus" / "web" / "a.jsonl", [{"text": "some text", "id": "same"}] * 2)
+    small = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(0), until="filter")
+    run(small)
+    with pytest.raises(
+        UsageError, match=r"2 documents have the id or url 'same': give the key of one, of web/a\.jsonl@0"
+    ):
+        trace(small.out, "same")
