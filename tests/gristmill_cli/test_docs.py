@@ -27,6 +27,7 @@ FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
 FORMATS = {"guides/formats.md"}  # run by test_formats.py
 SCORES = {"guides/scores.md"}  # run by test_run_scores.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
+TRACES = {"guides/trace.md"}  # run by test_trace.py
 DATA = {
     "guides/pipeline.md",
     "guides/dedup.md",
@@ -40,7 +41,7 @@ DATA = {
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
-    elsewhere = TRAINING | NODES | FILTERS | SCORES | FORMATS
+    elsewhere = TRAINING | NODES | FILTERS | SCORES | FORMATS | TRACES
     assert {page for page in PAGES if commands(page)} == elsewhere | DATA | tutorials
 
 

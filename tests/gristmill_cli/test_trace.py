@@ -18,6 +18,7 @@ from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
 from gristmill_cli.trace import Fate, Tracer, trace
 from tests.gristmill_cli.corpus import make_corpus, write_records
+from tests.gristmill_cli.documentation import commands, shell
 
 NOTICE = "All rights are reserved by the miller and his heirs, now and for ever."
 
@@ -146,3 +147,11 @@ def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) ->
         UsageError, match=r"2 documents have the id or url 'same': give the key of one, of web/a\.jsonl@0"
     ):
         trace(small.out, "same")
+
+
+def test_the_commands_of_the_page(config: RunConfig) -> None:
+    (block,) = commands("guides/trace.md")
+    block = block.replace("$OUT/run", "$OUT/out").replace("book/a.jsonl@12", "book/b.jsonl@12")
+    done = shell(block, on_one_core=True, OUT=str(config.out.parent))
+    assert done.returncode == 0, done.stderr
+    assert "book/b.jsonl@12" in done.stdout and "tokens/train/tokens_00000@0" in done.stdout

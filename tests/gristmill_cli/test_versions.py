@@ -55,12 +55,12 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
-    "preprocessing.mix:STAGE": (2, "d09f409f7ba5d974"),
-    "preprocessing.encode:STAGE": (1, "51d1129b8da720fa"),
+    "preprocessing.mix:STAGE": (3, "0a71472a5ac81791"),
+    "preprocessing.encode:STAGE": (1, "ac178d899676d153"),
     "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
     "preprocessing.filter_quality:STAGE": (4, "0f06ecb8e2a36a81"),
-    "dedup.remove_lines:STAGE": (2, "39614aa25c732ac2"),
-    "preprocessing.decontaminate:STAGE": (5, "c7e8198e492338c6"),
+    "dedup.remove_lines:STAGE": (3, "66270aa93071decc"),
+    "preprocessing.decontaminate:STAGE": (6, "53e3dfeaf880e213"),
 }
 
 
