@@ -103,11 +103,11 @@ class Counts(msgspec.Struct):
     def add_read(self, source: str, size: int) -> None:
         """Count a document that is read, and its length."""
         self.add(source, READ, size)
-        found = self.lengths.setdefault(source, [])
+        lengths = self.lengths.setdefault(source, [])
         bits = size.bit_length()
-        if len(found) <= bits:
-            found.extend([0] * (bits + 1 - len(found)))
-        found[bits] += 1
+        if len(lengths) <= bits:
+            lengths.extend([0] * (bits + 1 - len(lengths)))
+        lengths[bits] += 1
 
     def add_lengths(self, source: str, sizes: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
         """Count the lengths of documents (n) of these sizes in bytes, each so many `times`."""
@@ -161,46 +161,50 @@ class Counts(msgspec.Struct):
                 yield source, reason, tally
 
     def total(self, reason: str, source: str | None = None) -> Tally:
-        """Documents, bytes and files under one reason, of one source or of all."""
-        found = Tally()
+        """Return documents, bytes and files under one reason, of one source or of all."""
+        total = Tally()
         for tallied_source, tallied_reason, tally in self.rows():
             if tallied_reason == reason and source in (None, tallied_source):
-                found.add(tally.documents, tally.bytes, tally.files)
-        return found
+                total.add(tally.documents, tally.bytes, tally.files)
+        return total
 
     def unread_files(self, source: str | None = None) -> str:
-        """How many files of one source or of all were not read, by reason: '2 .csv, 1 hidden'; '' if none."""
+        """Return how many files of one source or of all were not read, by reason: '2 .csv, 1 hidden'; '' if none."""
         files: dict[str, int] = {}
         for tallied_source, reason, tally in self.rows():
             if reason.startswith(f"{NOT_READ}: ") and source in (None, tallied_source):
                 name = reason.removeprefix(f"{NOT_READ}: ")
                 files[name] = files.get(name, 0) + tally.files
-        return ", ".join(
-            f"{count:,} {name}" for name, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
-        )
+        most_first = sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count:,} {name}" for name, count in most_first)
 
     @property
     def malformed(self) -> int:
-        """Total number of malformed records."""
+        """Return the total number of malformed records."""
         return self._sum_malformed().documents
 
     def _sum_malformed(self) -> Tally:
-        found = Tally()
+        total = Tally()
         for _, reason, tally in self.rows():
             if reason.startswith(MALFORMED):
-                found.add(tally.documents, tally.bytes)
-        return found
+                total.add(tally.documents, tally.bytes)
+        return total
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons with at least one document: INCOMING first, then in order of appearance."""
-        seen = dict.fromkeys(INCOMING) | dict.fromkeys(reason for _, reason, _ in self.rows())
-        return [reason for reason in seen if self.total(reason).documents]
+        """Return the reasons with at least one document: INCOMING first, then in order of appearance."""
+        reasons = dict.fromkeys(INCOMING)
+        for _, reason, _ in self.rows():
+            reasons[reason] = None
+        return [reason for reason in reasons if self.total(reason).documents]
 
     def documents_read(self, source: str | None = None) -> int:
         """Return how many records were read of one source or of all, without those that are no documents (SKIPPED)."""
-        skipped = (self.total(reason, source).documents for reason in self.reasons if reason.startswith(SKIPPED))
-        return self.total(READ, source).documents - sum(skipped)
+        documents = self.total(READ, source).documents
+        for reason in self.reasons:
+            if reason.startswith(SKIPPED):
+                documents -= self.total(reason, source).documents
+        return documents
 
     def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
         """Check that incoming and outgoing documents and bytes are equal per source.
@@ -223,11 +227,12 @@ class Counts(msgspec.Struct):
         return totals
 
     def _sum(self, source: str, incoming: bool) -> Tally:
-        found = Tally()
+        """Return the documents of a source that came in, or that left, and their bytes."""
+        total = Tally()
         for reason, tally in self.tallies[source].items():
             if (reason in INCOMING) == incoming and not reason.startswith(NOT_READ):
-                found.add(tally.documents, tally.bytes)
-        return found
+                total.add(tally.documents, tally.bytes)
+        return total
 
     def check_malformed(self, stage: str, limit: float) -> None:
         """Raise TooManyMalformed if more than `limit`, a fraction, of the records read is malformed, or of their bytes.
@@ -248,10 +253,10 @@ class Counts(msgspec.Struct):
         size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))
         share = size / (size + self.stored) if size + self.stored else 1.0
         if self.damaged and (share > limit or limit == 0):
-            found = [f"{damage.path}: {damage.detail}" for _, damage in sorted(self.damaged.items())]
+            faults = [f"{damage.path}: {damage.detail}" for _, damage in sorted(self.damaged.items())]
             raise TooManyMalformed(
-                f"{stage}: damaged files ({len(found):,}) hold {share:.2%} of the bytes of the input, more than "
-                f"--max_malformed {limit:.2%} allows. The first: {' '.join(found[:MAX_EXAMPLES])} "
+                f"{stage}: damaged files ({len(faults):,}) hold {share:.2%} of the bytes of the input, more than "
+                f"--max_malformed {limit:.2%} allows. The first: {' '.join(faults[:MAX_EXAMPLES])} "
                 "(Or raise --max_malformed: damaged files are then left out as a whole.)"
             )
 
@@ -264,17 +269,20 @@ class Counts(msgspec.Struct):
         return "Fix the input"
 
     def damaged_files(self) -> str:
-        """The damaged files by name, and their faults: 'book/a.gz (truncated gz), … and 2 more'; '' if none."""
+        """Return the damaged files and their faults: 'book/a.gz (truncated gz), … and 2 more'; '' if none."""
         return list_faults({name: damage.fault for name, damage in self.damaged.items()})
 
     def __rich__(self) -> Table:
-        """A table of documents per source and reason, and of the files read and not read."""
+        """Return a table of documents per source and reason, and of the files read and not read."""
         columns = file_columns(self)
         headers = map(escape, self.reasons)  # a reason may name a column of the user's
         table = Table("source", *headers, *columns, box=None, header_style="bold", pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
-        for source in [*sorted(self.tallies), *([None] if len(self.tallies) > 1 else [])]:
+        sources: list[str | None] = [*sorted(self.tallies)]
+        if len(sources) > 1:
+            sources.append(None)  # all of them
+        for source in sources:
             cells = [f"{self.total(reason, source).documents:,}" for reason in self.reasons]
             files = [write(source) for write in columns.values()]
             table.add_row(Text(source or TOTAL), *cells, *files, style="" if source else "bold")
@@ -284,46 +292,56 @@ class Counts(msgspec.Struct):
 def warn_of_losses(
     counts: Counts, of: str = "", most: float = SOURCE_LOSS, times: float = TIMES_MEDIAN, what: str = "source"
 ) -> dict[str, str]:
-    """Sources that lose more than `most` of their documents, or far more than the others' median, and a sentence each.
+    """Return sources that lose more than `most` of their documents, or far more than the median, with a sentence each.
 
     Lost is what was read and neither written nor held out, or only what left by the reason `of`. The sources may
     be other parts of a corpus, as `what` says. A limit of 0 is none.
     """
     lost = dict[str, dict[str, int]]()
     for source, reason, tally in counts.rows():
-        is_lost = (
-            reason == of
-            if of
-            else reason not in (*INCOMING, WRITTEN, LEFT_OUT, HELD_OUT) and not reason.startswith((NOT_READ, SKIPPED))
-        )
-        if is_lost and tally.documents:
+        if _is_lost(reason, of) and tally.documents:
             lost.setdefault(source, {})[reason] = tally.documents
     read = {source: counts.documents_read(source) for source in sorted(counts.tallies)}
-    shares = {source: sum(lost.get(source, {}).values()) / documents for source, documents in read.items() if documents}
-    found = dict[str, str]()
+    shares = dict[str, float]()
+    for source, documents in read.items():
+        if documents:
+            shares[source] = sum(lost.get(source, {}).values()) / documents
+    warnings = dict[str, str]()
     for source, share in shares.items():
+        by_reason = lost.get(source, {})
+        total = sum(by_reason.values())
         others = [other for name, other in shares.items() if name != source]
         is_more = times and others and share > max(_MUCH, times * median(others))
-        gone = sum(lost.get(source, {}).values())
-        by = lost.get(source, {})
-        if gone >= _FEW and (is_more or (most and share > most)):
-            first = max(by, key=lambda reason: (by[reason], reason))
-            compared = f"; the median of the others is {median(others):.1%}" if others else ""
-            reason = f"as {first}" if len(by) == 1 else f"{by[first]:,} of them as {first}"
-            of_all = f"{share:.0%} of its documents ({gone:,} of {read[source]:,})"
-            found[source] = f"the {what} {source} loses {of_all}, {reason}{compared}"
-    return found
+        if total < _FEW or not (is_more or (most and share > most)):
+            continue
+        main_reason = max(by_reason, key=lambda reason: (by_reason[reason], reason))
+        reason_in_words = f"as {main_reason}"
+        if len(by_reason) > 1:
+            reason_in_words = f"{by_reason[main_reason]:,} of them as {main_reason}"
+        compared = f"; the median of the others is {median(others):.1%}" if others else ""
+        loss = f"{share:.0%} of its documents ({total:,} of {read[source]:,})"
+        warnings[source] = f"the {what} {source} loses {loss}, {reason_in_words}{compared}"
+    return warnings
+
+
+def _is_lost(reason: str, of: str) -> bool:
+    """Return whether documents under a reason are lost: under `of` or, if it is empty, under any that keeps none."""
+    if of:
+        return reason == of
+    if reason in (*INCOMING, WRITTEN, LEFT_OUT, HELD_OUT):
+        return False
+    return not reason.startswith((NOT_READ, SKIPPED))
 
 
 def list_faults(faults: dict[str, str]) -> str:
-    """Some files by name, with the fault of each."""
-    found = [f"{name} ({fault})" for name, fault in sorted(faults.items())]
-    more = f" and {len(found) - MAX_EXAMPLES:,} more" if len(found) > MAX_EXAMPLES else ""
-    return ", ".join(found[:MAX_EXAMPLES]) + more
+    """Return some files by name, with the fault of each, in words."""
+    files = [f"{name} ({fault})" for name, fault in sorted(faults.items())]
+    others = f" and {len(files) - MAX_EXAMPLES:,} more" if len(files) > MAX_EXAMPLES else ""
+    return ", ".join(files[:MAX_EXAMPLES]) + others
 
 
 def file_columns(counts: Counts) -> dict[str, Callable[[str | None], Text]]:
-    """Columns of a table that show the files read and not read: what to write in them for a source, or for all."""
+    """Return columns that show the files read and not read: what to write in them for a source, or for all."""
     columns: dict[str, Callable[[str | None], Text]] = {}
     if counts.total(READ).files:
         columns["files"] = lambda source: Text(f"{counts.total(READ, source).files:,}")

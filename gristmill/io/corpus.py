@@ -64,7 +64,7 @@ class Corpus:
     unread: list[UnreadFile]
 
     def count_unread(self) -> Counts:
-        """Counts of the files that are not read, per source and reason."""
+        """Return counts of the files that are not read, per source and reason."""
         counts = Counts({}, [])
         for file in self.unread:
             counts.add_unread_file(file.source, file.reason, file.size)
@@ -77,7 +77,7 @@ def list_corpus(
     text_column: str = "text",
     read_also: Collection[str] = (),
 ) -> list[CorpusFile]:
-    """The files of scan_corpus that are read."""
+    """Return the files of scan_corpus that are read."""
     return scan_corpus(root, prefix, text_column, read_also).files
 
 
@@ -105,18 +105,21 @@ def scan_corpus(
         f"--text_column {KEY_FIELD}: shuffle_holdout would overwrite the texts with keys of documents: rename the "
         "column",
     )
-    for name in (read_also,) if isinstance(read_also, str) else read_also:
+    if isinstance(read_also, str):
+        read_also = (read_also,)
+    for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: expected one of {', '.join(TEXT_FORMATS)}")
     require(extract in EXTRACTS, f"--extract {extract}: expected one of {', '.join(EXTRACTS)}")
     reject_unknown_scheme(root)
-    files = []
-    unread = []
+    files = list[CorpusFile]()
+    unread = list[UnreadFile]()
+    odd = list[str]()
     cut = len(os.path.join(root, "")) if root.parts else 0
-    odd: list[str] = []
-    for path, size, found in list_finished(root):
-        reason = found or _unread_reason(path.name, read_also)
+    for path, size, why_not_listed in list_finished(root):
+        reason = why_not_listed or _unread_reason(path.name, read_also)
         name = prefix + str(path)[cut:]
-        if not reason and (fault := name_fault(name)):
+        fault = "" if reason else name_fault(name)
+        if fault:
             odd.append(f"{name!r} ({fault})")
             reason = ODD_NAME
         if reason:
@@ -135,7 +138,7 @@ def scan_corpus(
 
 
 def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
-    """The files of one source that are read, named `<source>/…`, or those of every source if `source` is 'all'.
+    """Return the files of one source that are read, named `<source>/…`, or those of all sources for 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
     a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
@@ -160,13 +163,13 @@ def list_source(folder: Path, source: str, text_column: str = "text") -> list[Co
 
 
 def source_folder(folder: Path, source: str) -> Path:
-    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
+    """Return the folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
     is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
     return folder / source if is_root else folder
 
 
 def _unread_reason(name: str, read_also: Collection[str]) -> str:
-    """Why a file of this name is not read; '' if it is."""
+    """Return why a file of this name is not read; '' if it is."""
     parts = parse_name(name)
     if parts is None:
         return unknown_suffix(name)
@@ -174,16 +177,22 @@ def _unread_reason(name: str, read_also: Collection[str]) -> str:
         return ASKED_FOR[parts.format]
     if name in _METADATA_FILES:
         return METADATA
-    return CACHE if parts.format == "arrow" and name.startswith(("cache-", "tmp")) else ""
+    if parts.format == "arrow" and name.startswith(("cache-", "tmp")):
+        return CACHE
+    return ""
 
 
 def _list_reasons(unread: Iterable[UnreadFile]) -> str:
-    found = Counter(file.reason for file in unread)
-    return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
+    """Return in words how many files are not read for which reasons; '' if all are read."""
+    reasons = Counter(file.reason for file in unread)
+    if not reasons:
+        return ""
+    counted = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    return f". It holds {counted}"
 
 
 def name_fault(name: str) -> str:
-    """Why the name of a corpus file, relative to its root, cannot be part of a key, which is text in a line; else ''.
+    """Return why the name of a corpus file, relative to its root, cannot be part of a key, text in a line; else ''.
 
     >>> name_fault("book/a.jsonl"), name_fault("index:a/b.jsonl")
     ('', "it begins with 'index:', as documents of an index do")
@@ -200,8 +209,11 @@ def name_fault(name: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names for a message, and how many more there are."""
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+    """Return the first names for a message, and how many more there are."""
+    text = ", ".join(names[:_NAMED])
+    if len(names) > _NAMED:
+        text += f" and {len(names) - _NAMED:,} more"
+    return text
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,40 +271,42 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reading(self) -> Reading:
-        """How its texts are read."""
+        """Return how its texts are read."""
         return Reading(self.encoding or "utf-8", self.message, self.extract)
 
     def folder(self, root: Path, name: str) -> Path:
-        """Its folder, or file."""
+        """Return its folder, or file."""
         return below(root, Path(self.path or name))
 
 
 def scan_sources(
     root: Path, sources: Mapping[str, Source], text_column: str = "text", skip_odd_names: bool = False
 ) -> list[tuple[Path, Corpus]]:
-    """The folder and the files of each source, named `NAME/…`; other folders in `root` are not looked at.
+    """Return the folder and the files of each source, named `NAME/…`; other folders in `root` are not looked at.
 
     `text_column` is the field of the text where a source names none. Raises as scan_corpus, and UsageError for a source
     that Source.check refuses.
     """
-    found = []
+    corpora = list[tuple[Path, Corpus]]()
     for name, source in sorted(sources.items()):
         source.check(name)
-        place = source.folder(root, name)
+        path = source.folder(root, name)
         column = source.template or source.column or text_column
-        if is_file(place):
-            found.append((place.parent, Corpus([replace(_only_file(place, name, column), reading=source.reading)], [])))
+        if is_file(path):
+            folder = path.parent
+            corpus = Corpus([_only_file(path, name, column)], [])
         else:
+            folder = path
             read_also = (source.format,) if source.format in TEXT_FORMATS else ()
-            listed = scan_corpus(place, f"{name}/", column, read_also, skip_odd_names=skip_odd_names)
-            chosen = _of_format(listed, source.format, place)
-            files = [replace(file, reading=source.reading) for file in chosen.files]
-            found.append((place, replace(chosen, files=files)))
-    return found
+            listed = scan_corpus(path, f"{name}/", column, read_also, skip_odd_names=skip_odd_names)
+            corpus = _of_format(listed, source.format, path)
+        files = [replace(file, reading=source.reading) for file in corpus.files]
+        corpora.append((folder, replace(corpus, files=files)))
+    return corpora
 
 
 def _is_encoding(name: str, any_text: bool) -> bool:
-    """Whether texts can be read in an encoding; with `any_text` also in one whose ASCII is not ASCII's, as UTF-16."""
+    """Return whether texts can be read in an encoding; with `any_text` also in one without ASCII, such as UTF-16."""
     try:
         if any_text:
             return "a".encode(name).decode(name) == "a"  # of no bytes Python would not look the name up
@@ -301,34 +315,46 @@ def _is_encoding(name: str, any_text: bool) -> bool:
         return False
 
 
-def join_corpora(found: Iterable[tuple[Path, Corpus]]) -> Corpus:
-    """All files of several folders as one corpus."""
-    parts = [corpus for _, corpus in found]
-    files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
-    return Corpus(files, sorted((file for part in parts for file in part.unread), key=lambda file: file.name))
+def join_corpora(corpora: Iterable[tuple[Path, Corpus]]) -> Corpus:
+    """Return all files of several folders as one corpus."""
+    files = list[CorpusFile]()
+    unread = list[UnreadFile]()
+    for _, corpus in corpora:
+        files += corpus.files
+        unread += corpus.unread
+    files.sort(key=lambda file: file.name)
+    unread.sort(key=lambda file: file.name)
+    return Corpus(files, unread)
 
 
 def _only_file(path: Path, source: str, column: str) -> CorpusFile:
+    """Return a source's only file. UsageError if it cannot be read, or named."""
     name = f"{source}/{path.name}"
     info = file_info(path)
-    require(
-        parse_name(name) is not None, f"[sources.{source}] path {path}: expected a folder, or a *.jsonl or the like"
-    )
-    require(not (fault := name_fault(name)), f"[sources.{source}] path {path}: {fault}")
+    is_readable = parse_name(name) is not None
+    require(is_readable, f"[sources.{source}] path {path}: expected a folder, or a *.jsonl or the like")
+    fault = name_fault(name)
+    require(not fault, f"[sources.{source}] path {path}: {fault}")
     assert info is not None
     return CorpusFile(path, name, info.size, column)
 
 
-def _of_format(corpus: Corpus, format: str, place: Path) -> Corpus:
-    """The files of one format; the others are not read."""
+def _of_format(corpus: Corpus, format: str, folder: Path) -> Corpus:
+    """Return the files of one format; the others are not read."""
     if not format:
         return corpus
-    formats = {file.name: parts.format for file in corpus.files if (parts := parse_name(file.name))}
-    chosen = LINE_FORMATS if format == FORMATS[0] else (format,)
-    files = [file for file in corpus.files if formats[file.name] in chosen]
-    others = [UnreadFile(it.name, it.size, f"not {format}") for it in corpus.files if formats[it.name] not in chosen]
+    chosen_formats = LINE_FORMATS if format == FORMATS[0] else (format,)
+    files = list[CorpusFile]()
+    unread = list(corpus.unread)
+    formats = set[str]()
+    for file in corpus.files:
+        parts = parse_name(file.name)
+        assert parts is not None  # it is read
+        formats.add(parts.format)
+        if parts.format in chosen_formats:
+            files.append(file)
+        else:
+            unread.append(UnreadFile(file.name, file.size, f"not {format}"))
     if not files:
-        raise UsageError(
-            f"{place} holds no file of the format {format}, only {', '.join(sorted(set(formats.values())))}"
-        )
-    return replace(corpus, files=files, unread=[*corpus.unread, *others])
+        raise UsageError(f"{folder} holds no file of the format {format}, only {', '.join(sorted(formats))}")
+    return replace(corpus, files=files, unread=unread)

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -48,7 +49,7 @@ class CorpusName(NamedTuple):
 
 
 def parse_name(name: str) -> CorpusName | None:
-    """The parts of a file name; None if its suffix is not that of a known format.
+    """Return the parts of a file name; None if its suffix is not that of a known format.
 
     >>> parse_name("book/a.JSONL.zstd")
     CorpusName(stem='book/a', format='jsonl', compression='zst')
@@ -56,31 +57,36 @@ def parse_name(name: str) -> CorpusName | None:
     ('a.b', None, None)
     """
     compression = compression_of(name)
-    rest = name.rpartition(".")[0] if compression else name
-    stem, dot, suffix = rest.rpartition(".")
-    known = LINE_FORMATS + TEXT_FORMATS + WEB_FORMATS + (() if compression else TABLE_FORMATS)
-    return CorpusName(stem, suffix.lower(), compression) if dot and suffix.lower() in known else None
+    without_compression = name.rpartition(".")[0] if compression else name
+    stem, dot, suffix = without_compression.rpartition(".")
+    format = suffix.lower()
+    is_known = format in (*LINE_FORMATS, *TEXT_FORMATS, *WEB_FORMATS)
+    is_known = is_known or (format in TABLE_FORMATS and not compression)
+    return CorpusName(stem, format, compression) if dot and is_known else None
 
 
 def compression_of(name: str) -> str:
-    """The compression that the last suffix of a name says; '' if none."""
-    return _COMPRESSIONS.get("." + name.rpartition(".")[2].lower(), "")
+    """Return the compression that the last suffix of a name says; '' if none."""
+    suffix = name.rpartition(".")[2].lower()
+    return _COMPRESSIONS.get(f".{suffix}", "")
 
 
 def unknown_suffix(name: str) -> str:
-    """The suffix of a file of unknown format in lower case, with the one before it if it is a compression.
+    """Return the suffix of a file of unknown format in lower case, with the one before it if it is a compression.
 
     >>> [unknown_suffix(name) for name in ("a.MD", "a.tar.gz", "data.gz", "LICENSE", "part.0001")]
     ['.md', '.tar.gz', '.gz', 'no suffix', 'no suffix']
     """
     stem, dot, last = name.rpartition("/")[2].lower().rpartition(".")
-    before = "." + stem.rpartition(".")[2] if "." in stem and compression_of(name) else ""
-    suffix = "".join(part for part in (before, dot + last) if _SUFFIX.fullmatch(part))
+    suffixes = [f"{dot}{last}"]
+    if "." in stem and compression_of(name):
+        suffixes.insert(0, f".{stem.rpartition('.')[2]}")
+    suffix = "".join(filter(_SUFFIX.fullmatch, suffixes))
     return suffix if stem and suffix else "no suffix"
 
 
 def table_name(name: str) -> str:
-    """Name of the Parquet file that is written for a corpus file.
+    """Return the name of the Parquet file that is written for a corpus file.
 
     >>> table_name("b/a.jsonl.zst")
     'b/a.parquet'
@@ -89,7 +95,7 @@ def table_name(name: str) -> str:
 
 
 def normal_name(name: str, zst: bool = False) -> str:
-    """Name of the file of JSON lines that is written for a corpus file: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`.
+    """Return the name of the JSON lines that are written for a corpus file: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`.
 
     Uncompressed lines and .gz stay so, unless `zst`; all other formats and compressions become .jsonl.zst.
 
@@ -133,12 +139,13 @@ class DocKey(NamedTuple):
 
 
 def source_of(file: str) -> str:
-    """The first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
-    return file.partition("/")[0] if "/" in file else "corpus"
+    """Return the first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
+    source, slash, _ = file.partition("/")
+    return source if slash else "corpus"
 
 
 def stem(name: str) -> str:
-    """The file name without its corpus suffix, such as .jsonl.zst; the name itself if it has none."""
+    """Return the file name without its corpus suffix, such as .jsonl.zst; the name itself if it has none."""
     parts = parse_name(name)
     return parts.stem if parts else name
 
@@ -169,7 +176,10 @@ class Document(msgspec.Struct):
                 f"{self.key.file} line {self.key.row + 1} has a field {name!r} as well as {self.text_column!r}, whose "
                 f"text is to be written as {name!r}: give another name for what is written (--text_column)"
             )
-        self.fields = {name if field == self.text_column else field: it for field, it in self.fields.items()}
+        renamed = dict[str, Any]()  # in the same order
+        for field, value in self.fields.items():
+            renamed[name if field == self.text_column else field] = value
+        self.fields = renamed
         self.text_column = name
 
     @property
@@ -177,34 +187,39 @@ class Document(msgspec.Struct):
         return self.key.source
 
     def value(self, field: str) -> Any:
-        """A field's value, decoded where it is raw JSON; None if the record has no such field."""
+        """Return a field's value, decoded where it is raw JSON; None if the record has no such field."""
         stored = self.fields.get(field)
         return decode_value(stored) if isinstance(stored, msgspec.Raw) else stored
 
     @property
     def own_id(self) -> str | None:
-        """The user's own `id` as text, JSON as written if it is none; None without one."""
-        stored = self.fields.get("id")
-        found = self.value("id")
-        if found is None or isinstance(found, str):
-            return found and found.encode(errors="replace").decode()  # a lone surrogate is no Unicode
-        return (bytes(stored) if isinstance(stored, msgspec.Raw) else _ENCODER.encode(found)).decode()
+        """Return the user's own `id` as text, JSON as written if it is none; None without one."""
+        value = self.value("id")
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return value.encode(errors="replace").decode()  # a lone surrogate is no Unicode
+        stored = self.fields["id"]
+        json = bytes(stored) if isinstance(stored, msgspec.Raw) else _ENCODER.encode(value)
+        return json.decode()
 
     @property
     def original_key(self) -> DocKey:
-        """Key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
+        """Return the key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
 
         Raises InputError if KEY_FIELD does not hold a key.
         """
         stored = self.value(KEY_FIELD)
+        if stored is None:
+            return self.key
         try:
-            return self.key if stored is None else DocKey.parse(str(stored))
+            return DocKey.parse(str(stored))
         except UsageError as error:
             where = f"{self.key.file} line {self.key.row + 1}"
             raise InputError(f"{where}, {KEY_FIELD}: {error}. Remove the field, or make the file again") from error
 
     def to_json(self) -> bytes:
-        """The record as one line of JSON in UTF-8, ending in a newline."""
+        """Return the record as one line of JSON in UTF-8, ending in a newline."""
         return _ENCODER.encode_lines((self.fields,))
 
 
@@ -263,7 +278,7 @@ class ReadInParts(ABC):
     @property
     @abstractmethod
     def ranges(self) -> Ranges:
-        """The bytes that are read, of every path in it."""
+        """Return the bytes that are read, of every path in it."""
 
 
 @dataclass(frozen=True)
@@ -291,19 +306,29 @@ class Slice(ReadInParts):
 
     @property
     def label(self) -> str:
-        """Name of the slice, unique in its corpus: `<file>+<start>`."""
+        """Return the name of the slice, unique in its corpus: `<file>+<start>`."""
         return f"{self.name}+{self.start}"
 
 
 def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
-    """The slices of a file that start at `cuts`."""
-    ends = [cut.start for cut in cuts[1:]] + [None]
+    """Return the slices of a file that start at `cuts`."""
     share, rest = divmod(file.size, len(cuts))
-    sizes = [share] * (len(cuts) - 1) + [share + rest]
-    return [
-        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges, reading=file.reading)
-        for cut, end, size in zip(cuts, ends, sizes, strict=True)
-    ]
+    slices = list[Slice]()
+    for cut, following in zip_longest(cuts, cuts[1:]):
+        slices.append(
+            Slice(
+                file.path,
+                file.name,
+                first_row=cut.row,
+                start=cut.start,
+                end=following.start if following else None,
+                size=share if following else share + rest,
+                text_column=file.text_column,
+                ranges=cut.ranges,
+                reading=file.reading,
+            )
+        )
+    return slices
 
 
 def merge_ranges(ranges: Ranges) -> Ranges:
@@ -312,8 +337,9 @@ def merge_ranges(ranges: Ranges) -> Ranges:
     >>> merge_ranges(((5, 9), (0, 3), (3, 4), (8, None), (2, 2)))
     ((0, 4), (5, None))
     """
+    filled = [(start, end) for start, end in ranges if start != end]
     merged: list[tuple[int, int | None]] = []
-    for start, end in sorted((pair for pair in ranges if pair[0] != pair[1]), key=lambda pair: pair[0]):
+    for start, end in sorted(filled, key=lambda pair: pair[0]):
         if merged and (merged[-1][1] is None or start <= merged[-1][1]):
             first, last = merged.pop()
             start = first
@@ -323,5 +349,5 @@ def merge_ranges(ranges: Ranges) -> Ranges:
 
 
 def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
-    """The paths of corpus files."""
+    """Return the paths of corpus files."""
     return [file.path for file in files]

@@ -112,15 +112,19 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the shards' checksums: it names the data set, wherever its folder lies."""
+        """Return a hash of the shards' checksums: it names the data set, wherever its folder lies."""
         checksums = [shard.sha256 for shard in self.shards]
         return hashlib.sha256(msgspec.json.encode(checksums)).hexdigest()[:16]
 
     @property
     def source_names(self) -> list[str]:
-        """The sources of the documents; none where a shard with documents does not say which are of which."""
-        known = all(shard.sources_sha256 for shard in self.shards if shard.documents)
-        return sorted({name for shard in self.shards for name in shard.sources}) if known else []
+        """Return the sources of the documents; none where a shard with documents does not say which are of which."""
+        names = set[str]()
+        for shard in self.shards:
+            if shard.documents and not shard.sources_sha256:
+                return []
+            names.update(shard.sources)
+        return sorted(names)
 
     def save(self, folder: Path) -> None:
         """Write `folder/manifest.json` atomically."""
@@ -132,54 +136,67 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         reject_unfinished(folder)
         path = folder / MANIFEST
         if not is_file(path):
-            below = " or ".join(
-                str(folder / name) for name in sorted(list_names(folder)) if is_file(folder / name / MANIFEST)
-            )
-            hint = f"try {below}" if below else "make it with gristmill tokenize"
+            inner = [str(folder / name) for name in sorted(list_names(folder)) if is_file(folder / name / MANIFEST)]
+            hint = f"try {' or '.join(inner)}" if inner else "make it with gristmill tokenize"
             raise UsageError(f"no token shards in {folder}: expected {path}; {hint}")
         try:
             with read_errors(path):
                 manifest = msgspec.json.decode(read_file(path), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged ({error}). {REMEDY}") from error
-        if fault := manifest.fault():
+        fault = manifest.fault()
+        if fault:
             raise InputError(f"{path} is damaged: {fault}. {REMEDY}")
         return manifest
 
     def fault(self) -> str:
         """Return what contradicts itself in the manifest, with what was expected; empty if nothing does."""
-        tokenizer = self.tokenizer
-        names = [shard.name for shard in self.shards]
         if self.version not in _VERSIONS:
             return f"its version is {self.version}; expected {' or '.join(map(str, _VERSIONS))}"
         if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
             return "a shard has no idx_sha256; expected the SHA-256 of its .idx"
-        if strange := [name for shard in self.shards for name in shard.sources if name not in self.sources]:
-            return f"a shard has documents of {strange[0]!r}; expected one of its sources: {', '.join(self.sources)}"
-        if self.source_names and (said := sum(record.tokens for record in self.sources.values())) != self.tokens:
-            return f"its sources have {said:,} tokens; expected {self.tokens:,}, those of its shards"
-        if (most := max(tokenizer.end_of_document, tokenizer.begin_of_document)) >= tokenizer.vocab_size:
-            return f"a document ends or begins with {most}; expected an id from 0 to {tokenizer.vocab_size - 1}, or -1"
+        for shard in self.shards:
+            for name in shard.sources:
+                if name not in self.sources:
+                    return f"a shard has documents of {name!r}; expected one of its sources: {', '.join(self.sources)}"
+        of_sources = sum(record.tokens for record in self.sources.values())
+        if self.source_names and of_sources != self.tokens:
+            return f"its sources have {of_sources:,} tokens; expected {self.tokens:,}, those of its shards"
+        return self._fault_of_ids() or self._fault_of_names()
+
+    def _fault_of_ids(self) -> str:
+        """Return what contradicts itself in the vocabulary, the ids that end or begin documents, and the dtype."""
+        tokenizer = self.tokenizer
+        special = max(tokenizer.end_of_document, tokenizer.begin_of_document)
+        if special >= tokenizer.vocab_size:
+            ids = f"0 to {tokenizer.vocab_size - 1}"
+            return f"a document ends or begins with {special}; expected an id from {ids}, or -1"
         if not holds_ids(self.dtype, tokenizer.vocab_size):
             expected = token_dtype(tokenizer.vocab_size).name
             return f"dtype is {self.dtype!r}; expected {expected!r} for a vocabulary of {tokenizer.vocab_size:,}"
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        return f"it names shard {repeated[0]!r} twice; expected each once" if repeated else ""
+        return ""
+
+    def _fault_of_names(self) -> str:
+        counts = Counter(shard.name for shard in self.shards)
+        for name, count in counts.items():
+            if count > 1:
+                return f"it names shard {name!r} twice; expected each once"
+        return ""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 for vocabularies below 65,500 ids, else int32, as Megatron chooses."""
-    return np.dtype(np.uint16) if vocab_size < _UINT16_VOCABULARY else np.dtype(np.int32)
+    """Return uint16 for vocabularies below 65,500 ids, else int32, as Megatron chooses."""
+    return np.dtype(np.uint16 if vocab_size < _UINT16_VOCABULARY else np.int32)
 
 
 def holds_ids(dtype: str, vocab_size: int) -> bool:
-    """Whether shards may be of this dtype: one that an .idx can name, and that holds all ids of the vocabulary."""
+    """Return whether shards may be of this dtype: one that an .idx can name, and that holds all ids."""
     dtypes = {known.name: known for known in _CODES}
     return dtype in dtypes and vocab_size <= np.iinfo(dtypes[dtype]).max + 1
 
 
 def with_suffix(prefix: Path, suffix: str) -> Path:
-    """A file of the shard `prefix`: its .bin, .idx or .sources; the name of a shard may have dots itself."""
+    """Return a file of the shard `prefix`: its .bin, .idx or .sources; the name of a shard may have dots itself."""
     return prefix.with_name(prefix.name + suffix)
 
 
@@ -189,10 +206,10 @@ def verify_checksums(folder: Path, record: ShardRecord) -> None:
     for suffix, expected in expected_of.items():
         path = with_suffix(folder / record.name, suffix)
         with read_errors(path):
-            found = sha256_file(path) if expected else ""
-        if found != expected:
+            actual = sha256_file(path) if expected else ""
+        if actual != expected:
             raise InputError(
-                f"{path} is damaged or from another run: its SHA-256 is {found[:12]}…, and {MANIFEST} says "
+                f"{path} is damaged or from another run: its SHA-256 is {actual[:12]}…, and {MANIFEST} says "
                 f"{expected[:12]}…. {REMEDY}"
             )
 
@@ -200,10 +217,10 @@ def verify_checksums(folder: Path, record: ShardRecord) -> None:
 def require_known_ids(tokens: NDArray[np.integer], manifest: Manifest, prefix: Path) -> None:
     """Raise InputError where an id is not of the tokenizer; `prefix` is the shard they were read from."""
     size = manifest.tokenizer.vocab_size
-    least = int(tokens.min(initial=0))
-    most = int(tokens.max(initial=0))
-    if least < 0 or most >= size:
-        wrong = least if least < 0 else most
+    smallest = int(tokens.min(initial=0))
+    largest = int(tokens.max(initial=0))
+    if smallest < 0 or largest >= size:
+        wrong = smallest if smallest < 0 else largest
         raise InputError(f"{prefix}.bin is damaged: it holds id {wrong}; expected ids from 0 to {size - 1}. {REMEDY}")
 
 
@@ -313,7 +330,8 @@ class TokenShard:
                 f"{idx} is damaged: its lengths and offsets disagree; expected a sequence a document. {REMEDY}"
             )
         self.tokens = _memory_map(with_suffix(prefix, ".bin"), dtype)
-        if len(self.tokens) != (expected := int(self.lengths.sum(dtype=np.int64))) or self.lengths.min(initial=0) < 0:
+        expected = int(self.lengths.sum(dtype=np.int64))
+        if len(self.tokens) != expected or self.lengths.min(initial=0) < 0:
             raise InputError(f"{prefix}.bin holds {len(self.tokens):,} tokens; its .idx says {expected:,}. {REMEDY}")
 
     def __len__(self) -> int:
@@ -335,12 +353,11 @@ def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[
     dtype, documents = _read_header(with_suffix(folder / record.name, ".idx"))
     path = with_suffix(folder / record.name, ".bin")
     tokens = _memory_map(path, dtype)
-    found = (len(tokens), documents, dtype.name)
-    expected = (record.tokens, record.documents, manifest.dtype)
-    if found != expected:
+    if (len(tokens), documents, dtype.name) != (record.tokens, record.documents, manifest.dtype):
         raise InputError(
-            f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} says "
-            f"{expected[0]:,} of {expected[1]:,} as {expected[2]}. They are damaged or from another run. {REMEDY}"
+            f"{path} and .idx hold {len(tokens):,} tokens of {documents:,} documents as {dtype.name}; {MANIFEST} says "
+            f"{record.tokens:,} of {record.documents:,} as {manifest.dtype}. They are damaged or from another run. "
+            f"{REMEDY}"
         )
     return tokens
 
@@ -353,12 +370,13 @@ def write_sources(prefix: Path, numbers: NDArray[np.integer], names: list[str]) 
 
 
 def read_sources(folder: Path, record: ShardRecord) -> NDArray[np.integer]:
-    """The number in `record.sources` of each document's source: (documents,). InputError where they do not fit."""
+    """Return the number in `record.sources` of each document's source (documents). InputError where they do not fit."""
     path = with_suffix(folder / record.name, SOURCES)
     with read_errors(path):
         data = path.read_bytes()
     dtype = _sources_dtype(record.sources)
-    if len(data) != (expected := record.documents * dtype.itemsize):
+    expected = record.documents * dtype.itemsize
+    if len(data) != expected:
         raise InputError(f"{path} is damaged: {len(data):,} bytes; expected {expected:,} for its documents. {REMEDY}")
     numbers = np.frombuffer(data, dtype)
     if numbers.max(initial=0) >= max(1, len(record.sources)):
