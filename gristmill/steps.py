@@ -63,7 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step says of the documents of a batch. Each list has one item for each document.
+    """The verdicts of a step on the documents of a batch. Each list has one item for each document.
 
     `texts` replace the texts. `reasons` say why a document is removed, '' keeps it; `values` are the measures that
     this was decided by, `details` a few words about them. `facts` are arrays or lists by name, those that the step

@@ -1,4 +1,4 @@
-"""What proves: training computes what independent references do, and every parallel layout what one process does.
+"""Proofs: training computes what independent references do, and every parallel layout what one process does.
 
 Read in this order:
 

@@ -24,7 +24,7 @@ Preset = str  # of the model
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What a published model's preset becomes in a small model, in addition to the sizes of all of them."""
+    """Options of a published model's preset in a small model, in addition to the sizes of all of them."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""

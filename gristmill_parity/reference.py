@@ -244,7 +244,7 @@ class CompressedSteps:
         return total
 
     def _sums(self, each: list[Named]) -> Named:
-        """What all replicas get: vectors exactly, and matrices compressed."""
+        """Return the sums that all replicas get: of vectors exactly, of matrices compressed."""
         sums = {name: torch.stack([own[name] for own in each]).sum(0) for name in each[0]}
         matrices = [name for name in reversed(sums) if sums[name].ndim == 2]  # as a backward pass has them
         if self.tp > self.case.model.kv_heads:  # of heads of which several ranks have terms
@@ -325,7 +325,7 @@ def own_sequences(batch: TokenBatch, replica: int, replicas: int) -> TokenBatch:
 
 @dataclass(frozen=True)
 class GlobalResult:
-    """What a case yields, as global tensors on the CPU."""
+    """The results of a case, as global tensors on the CPU."""
 
     losses: Tensor
     """Each step's mean loss, then an evaluation's, in nats per token."""

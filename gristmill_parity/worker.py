@@ -45,7 +45,7 @@ ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
 
 @dataclass(frozen=True)
 class HeldPiece:
-    """What the placement table says of a piece that a rank holds."""
+    """A piece of a parameter that a rank holds, by the placement table."""
 
     name: str
     spec: ShardSpec

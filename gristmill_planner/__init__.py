@@ -1,4 +1,4 @@
-"""What predicts: which layout of a model is fastest on a cluster, how fast, and whether it fits, before there is one.
+"""Predictions: which layout of a model is fastest on a cluster, how fast, and whether it fits, before there is one.
 
 Read in this order:
 

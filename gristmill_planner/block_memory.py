@@ -25,7 +25,7 @@ class BlockFeatures(NamedTuple):
 def block_features(
     model: ModelConfig, parts: int, divided: tuple[bool, bool], by_windows: bool, recompute: Recompute, sparse: bool
 ) -> BlockFeatures:
-    """Of a dense or sparse block, divided into `parts` by tensor parallelism.
+    """Return the features that a dense or sparse block keeps, divided into `parts` by tensor parallelism.
 
     Korthikanti et al. 2022, section 4, count 34 bytes a token and feature in 16 bits, with dropout and attention's
     weights. Here those are never kept (Dao et al. 2022), and `selective` keeps the outputs of products and attention.
@@ -70,7 +70,7 @@ def block_features(
 
 
 def mlp_features(model: ModelConfig, sparse: bool) -> int:
-    """What a backward pass works with inside an MLP beyond what it keeps: gradients of the features that go in and out.
+    """Return the features that an MLP's backward pass needs beyond what is kept: gradients of its inputs and outputs.
 
     Experts' features are combined once more from gates and ups, as only their weighted products are kept.
     """

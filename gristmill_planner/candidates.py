@@ -52,7 +52,7 @@ def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
 
 
 def families(request: PlanRequest) -> Iterator[LayoutFamily]:
-    """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
+    """Yield the families of `candidates`. 1D tensor parallelism is within a node, with sequences divided too."""
     devices = request.cluster.devices
     model = request.model
     for divided in _divisions(request):
@@ -104,13 +104,13 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
 
 
 def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:
-    """In a pipeline ZeRO-3 gathers all weights of a stage at once: as much memory as ZeRO-1, and more time."""
+    """Return ZeRO stages to try. In a pipeline ZeRO-3 gathers a stage's weights at once: ZeRO-1's memory, more time."""
     stages = software.zero if degrees.replicas > 1 else (0,)
     return tuple(zero for zero in stages if zero < 3 or degrees.pp == 1)
 
 
 def _recomputations(request: PlanRequest, divided: ParallelConfig) -> list[Recompute]:
-    """Those that the trainer accepts with it."""
+    """Return the kinds of recomputation that the trainer accepts with a division."""
     found = []
     for recompute in request.software.recompute:
         with suppress(UsageError):

@@ -76,7 +76,7 @@ _WIDE = 4  # bytes of a statistic, and of a gradient that ranks add to
 
 
 class Seconds(NamedTuple):
-    """Of a forward and of a backward pass."""
+    """Seconds of a forward and of a backward pass."""
 
     forward: float
     backward: float
@@ -89,7 +89,7 @@ def hidden_bytes(run: PlannedRun) -> float:
 
 
 def layer_collectives(run: PlannedRun, constants: Constants, products: Seconds, attention: Seconds) -> Seconds:
-    """Of one layer; its `products` with matrices and its `attention` take so long."""
+    """Return the seconds of one layer's collectives; its `products` with matrices and its `attention` take so long."""
     if run.layout.on_grid:
         return _grid_layer(run, constants, products)
     reduce = 2 * _all_reduce(run, constants) + _to_experts(run, constants)
@@ -98,7 +98,7 @@ def layer_collectives(run: PlannedRun, constants: Constants, products: Seconds, 
 
 
 def head_collectives(run: PlannedRun, constants: Constants) -> float:
-    """Of the output matrix and the loss, and on a grid of the embedding: forward and backward together."""
+    """Return the seconds of the head's collectives, on a grid also the embedding's: forward and backward together."""
     if not run.layout.on_grid:
         return _all_reduce(run, constants)
     found = _grid_traffic(run)
@@ -109,7 +109,7 @@ def head_collectives(run: PlannedRun, constants: Constants) -> float:
 
 
 def _all_reduce(run: PlannedRun, constants: Constants) -> float:
-    """Of the residual stream, over tensor-parallel ranks."""
+    """Return the seconds of an all-reduce of the residual stream over tensor-parallel ranks."""
     return collective_time(run.cluster, constants, run.axes["tp"], "all-reduce", 1, hidden_bytes(run))
 
 
@@ -122,7 +122,7 @@ def _to_experts(run: PlannedRun, constants: Constants) -> float:
 
 
 def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Seconds:
-    """Of a ring what is not hidden behind attention; of Ulysses all."""
+    """Return the seconds of context parallelism that attention does not hide: part of a ring's, all of Ulysses'."""
     layout = run.layout
     cluster = run.cluster
     tokens = round(rank_sequences(run) * run.seq_len)
@@ -138,7 +138,7 @@ def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Secon
 
 
 def _grid_traffic(run: PlannedRun) -> CubeTraffic | GridTraffic:
-    """Of a rank off the diagonal, which sends most."""
+    """Return the traffic of a rank off the diagonal, which sends most."""
     sequences = round(rank_sequences(run))
     itemsize = run.cluster.device.element_bytes
     sizes = GridSizes(run.model, run.layout.grid[1], 0, 1, sequences * run.seq_len, itemsize, _WIDE, sequences)
@@ -159,7 +159,7 @@ def _grid_layer(run: PlannedRun, constants: Constants, products: Seconds) -> Sec
 
 
 def _seconds(found: ModuleTraffic, run: PlannedRun, constants: Constants) -> float:
-    """Of all calls of a rank of a grid."""
+    """Return the seconds of all calls of a rank of a grid."""
     return sum(
         collective_time(run.cluster, constants, run.axes[axis], operation, *volume)
         for (axis, operation), volume in found.volumes.items()

@@ -42,7 +42,7 @@ class Product:
 
 @dataclass(frozen=True)
 class RankWork:
-    """What a layer or the head computes in a forward pass."""
+    """The products and the memory traffic of a layer or the head in a forward pass."""
 
     products: tuple[Product, ...]
     traffic: float
@@ -153,7 +153,7 @@ def _matrix(
 
 
 def _attention_products(model: ModelConfig, seq_len: int, count: float) -> Iterator[Product]:
-    """Of queries and keys, and of weights and values, of `count` heads of sequences; as if all tokens saw all.
+    """Return the products of queries and keys, and of weights and values, of `count` heads; as if all tokens saw all.
 
     With a window blocks of as many queries see their own keys and those of the block before.
     """

@@ -128,7 +128,7 @@ def _one_product(x: Tensor, weight: Tensor, _: Tensor) -> Tensor:
 
 
 def _not_sent(func: Any, args: Any) -> Any:
-    """What a collective returns: its work, and if it has outputs those too."""
+    """Return what a collective returns: its work, and if it has outputs those too."""
     work = FakeWork().boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
@@ -151,7 +151,7 @@ class MetaOperators:
         self._known: dict[Hashable, Any] = {}
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What `func` returns."""
+        """Call `func` and return its result."""
         if not _makes_tensors(func):
             return func(*args, **kwargs)
         key = func, *map(_describe, args), *((name, _describe(value)) for name, value in kwargs.items())
@@ -191,7 +191,7 @@ _ANY_DECAY = 0.999  # an average takes as much memory with any
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a rank holds, as it was built, and what it sends in a step, as it was run and by the formulas."""
+    """A rank's bytes, as it was built, and its traffic in a step, as it was run and by the formulas."""
 
     rank: int
     place: dict[str, tuple[int, int]]
@@ -290,7 +290,7 @@ _NONE = Volume(0, 0)
 
 
 def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
-    """In words and tables."""
+    """Return the report on a dry run, in words and tables."""
     layout = run.layout
     place = ", ".join(f"{name} {index} of {size}" for name, (index, size) in found.place.items() if size > 1)
     agrees = "agree to the byte" if found.agrees else "differ where both numbers are shown"

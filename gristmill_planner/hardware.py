@@ -91,7 +91,7 @@ class Cluster:
         return self.devices % self.per_node == 0 or self.devices < self.per_node
 
     def with_network(self, node_bytes: float) -> "Cluster":
-        """The same, where the network cards of a node together carry `node_bytes` a second in each direction."""
+        """Return this device with network cards that carry `node_bytes` a second for a node, in each direction."""
         return replace(self, device=replace(self.device, network=node_bytes / self.per_node))
 
 

@@ -65,7 +65,7 @@ class RankMemory:
 
     @cached_property
     def peak(self) -> int:
-        """Of all kinds and of what operations work with, at the fullest moment of a step.
+        """Return the bytes of all kinds and of operations' working memory, at the fullest moment of a step.
 
         That is in the loss, where all activations are there; in the first block of a backward pass, with what is
         computed again; in its last block, with the gradients of the others; or when it ends, with all gradients.
@@ -104,7 +104,7 @@ class RankMemory:
 
     @cached_property
     def master(self) -> int:
-        """What the optimizer updates: 4 P / n in 16 bits, and under ZeRO-3; elsewhere the weights themselves.
+        """Return the bytes of master weights: 4 P / n in 16 bits, and under ZeRO-3; elsewhere 0: weights are masters.
 
         (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1.)
         """
@@ -156,7 +156,7 @@ class RankMemory:
 
     @cached_property
     def _waiting(self) -> int:
-        """In a pipeline those of the micro-batches that await their backward passes, but for one."""
+        """Return the bytes of output gradients of a pipeline's micro-batches that await backward passes, but one."""
         if not self._of_output or self.run.layout.pp == 1:
             return 0
         return self._e * self._of_output * (max(numbers[len(self._stages) - 1] for numbers in self._in_flight) - 1)
@@ -189,7 +189,7 @@ class RankMemory:
 
     @cached_property
     def activations(self) -> int:
-        """What is kept for backward passes at the most, and a block that is computed again.
+        """Return the bytes kept for backward passes at their peak, and those of a block that is recomputed.
 
         By then the gradient of the block's output is in the place of that output and of the loss's gradient.
         """
@@ -199,7 +199,7 @@ class RankMemory:
 
     @cached_property
     def _kept(self) -> int:
-        """What micro-batches in flight keep for their backward passes at the most.
+        """Return the bytes that micro-batches in flight keep for their backward passes, at their peak.
 
         Where backward is split (Qi et al. 2023), a micro-batch keeps all until the pass for weights, and the gradients
         from which those follow. In a pipeline torch receives each micro-batch of a step in a buffer of its own.
@@ -213,7 +213,7 @@ class RankMemory:
         return most + layout.micro_batches * others * self._hidden
 
     def _stage(self, stage: int) -> int:
-        """What one micro-batch keeps in a stage: its blocks, tables of positions, and its end.
+        """Return the bytes that one micro-batch keeps in a stage: its blocks, tables of positions, and its end.
 
         The first block's input is in the buffer in which it was received; the end is the stage's output, or the last
         norm's input and the loss's gradient of its output.
@@ -235,7 +235,7 @@ class RankMemory:
 
     @cached_property
     def _kinds(self) -> tuple[Counter[tuple[bool, bool]], ...]:
-        """Of each stage its layers, by whether they are sparse and have a window."""
+        """Count the layers of each stage by whether they are sparse and have a window."""
         return _layer_kinds(self.run.model, self.run.layers)
 
     @cached_property
@@ -260,12 +260,12 @@ class RankMemory:
         return found
 
     def _bytes(self, features: int, wide: int) -> int:
-        """Of a micro-batch, of features a token in the compute dtype and in float32."""
+        """Return a micro-batch's bytes of so many features a token, in the compute dtype and in float32."""
         return self._tokens * (features * self._e + wide * self._wide)
 
     @cached_property
     def _split_gradients(self) -> int:
-        """Of a block whose backward pass is split: the gradients of the outputs of its products and norms."""
+        """Return a block's bytes between its split backward passes: gradients of its products' and norms' outputs."""
         model = self.run.model
         divided = (False, self.run.layout.on_grid)
         features = block_features(model, self.run.parts, divided, False, "selective", model.experts > 0)
@@ -291,7 +291,7 @@ class RankMemory:
 
     @cached_property
     def logits(self) -> int:
-        """What the loss works with, on the rank of the last stage: never all logits, but a chunk of tokens at a time.
+        """Return the loss's working memory, on the last stage's rank: a chunk of tokens at a time, never all logits.
 
         In float32 logits and log-probabilities; in 16 bits also a float32 copy, and in bf16 the float32 sum of the
         output matrix's gradient. On a GPU with the whole vocabulary logits and their gradient. On a grid all logits.
@@ -334,7 +334,7 @@ class RankMemory:
         return self._tokens * self.run.model.width // (self.run.parts if divided else 1) * self._e
 
     def _own(self, numel: int, each: int = 1) -> int:
-        """Of so many elements those that this rank updates; `each`: of a parameter that experts share."""
+        """Return how many of `numel` elements this rank updates; `each`: elements for each of experts' parameters."""
         shards, (_, within, _) = self.run.layout.shards, self.run.layout.expert_mesh_shape
         experts = each * self._held.experts
         return (numel - experts) // shards + experts // within
@@ -406,7 +406,7 @@ def _held_parameters(
     model: ModelConfig, grid: tuple[int, TensorGrid, int, int], layers: tuple[int, int], ends_here: tuple[bool, bool],
     one_stage: bool,
 ) -> HeldParameters:  # fmt: skip
-    """Of dense and sparse `layers` and the ends of the model; `grid`: tensor-parallel ranks, their kind, depth, and ep.
+    """Return the parameters of dense and sparse `layers` and ends; `grid`: tensor-parallel ranks, kind, depth, and ep.
 
     `one_stage`: it has both ends, where a tied matrix is one.
     """

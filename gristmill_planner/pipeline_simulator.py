@@ -140,7 +140,7 @@ def _direction(kind: str) -> str:
 
 
 def simulate_schedule(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts) -> Timeline:
-    """Of a pipeline alone; `costs` are those of a rank's stages together."""
+    """Simulate a schedule of a pipeline alone; `costs` are those of a rank's stages together."""
     layout = pipeline_layout(schedule, ranks, micro_batches)
     return simulate(layout, rank_costs(layout, costs))
 

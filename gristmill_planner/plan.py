@@ -203,7 +203,7 @@ def plan(
 
 
 def _mode(options: dict[str, Any]) -> str:
-    """What is asked for. Raises UsageError if it is nothing."""
+    """Return which plan is asked for. Raises UsageError if it is none."""
     for name in ("calibrate", "validate"):
         if options[name]:
             return f"--{name}"

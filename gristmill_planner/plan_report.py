@@ -51,7 +51,7 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
 
 
 def trust(device: Device, gpu: str | None, software: Software) -> str:
-    """What the plan's constants were measured on, and what no plan has been compared with."""
+    """Say what the plan's constants were measured on, and what no plan has been compared with."""
     if gpu is not None and gpu.endswith(SUFFIX):
         return (
             f"The constants are those that --calibrate measured ({gpu}): for two processes on one machine, without a "
@@ -87,7 +87,7 @@ def days(choice: Choice, tokens: float) -> float:
 
 
 def about(choice: Choice, constants: Constants) -> list[str]:
-    """What limits one layout, where its memory goes, and how its layers are divided."""
+    """Say what limits one layout, where its memory goes, and how its layers are divided."""
     return [_limits(choice), _memory(choice), _division(choice, constants), *_experts(choice)]
 
 
@@ -153,7 +153,7 @@ def _runs(layers: Sequence[int]) -> str:
 
 
 def next_choice(choices: Sequence[Choice]) -> str:
-    """What the second choice would cost."""
+    """Say what the second choice would cost."""
     if len(choices) < 2:
         return "No other layout fits."
     first, second = choices[:2]
@@ -215,7 +215,7 @@ def _waves(products: Sequence[Product], device: Device) -> list[str]:
 
 
 def _collectives(run: PlannedRun, seconds: float) -> list[str]:
-    """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
+    """Say what ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
     layout = run.layout
     size = hidden_bytes(run)
     ep = run.axes["ep"].ranks
@@ -246,7 +246,7 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
 
 
 def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:
-    """What a layer's passes take by tensor-parallel ranks: where more of them gain nothing."""
+    """Say how long a layer's passes take by tensor-parallel ranks, and where more of them gain nothing."""
     each = [
         f"{1e3 * seconds:.3g} ms on {ranks} ({100 * within / seconds:.0f} %)"
         for ranks, seconds, within in tensor_break_even(run, constants)

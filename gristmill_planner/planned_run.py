@@ -19,7 +19,7 @@ from training.parallel.pipeline.stage_layers import stage_layers
 
 @dataclass(frozen=True)
 class Software:
-    """What the program that trains does, as far as it decides time."""
+    """The program that trains, as far as it decides time."""
 
     flash: bool
     """Attention's weights never leave the chip."""
@@ -67,7 +67,7 @@ MINDSPORE = Software(
 
 @dataclass(frozen=True)
 class OptimizerStates:
-    """What this trainer keeps of its optimizer, as far as it decides memory."""
+    """The optimizer states that this trainer keeps, as far as they decide memory."""
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
     ema: bool = False
@@ -161,7 +161,7 @@ def layers_of_stages(model: ModelConfig, stages: int, seq_len: int) -> tuple[int
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned: a resolved model, `batch` sequences of `seq_len` tokens a step, and a cluster."""
+    """The run to plan: a resolved model, `batch` sequences of `seq_len` tokens a step, and a cluster."""
 
     model: ModelConfig
     batch: int

@@ -88,7 +88,7 @@ def _by_time(
 
 
 def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]:
-    """Those that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
+    """Return the runs that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
     available = request.available
     for schedule in family.schedules:
         for run in reversed(list(family.runs(request, *schedule))):

@@ -68,7 +68,7 @@ def _traffic_time(work: RankWork, device: Device, constants: Constants) -> float
 
 
 def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
-    """Of one layer: the slower of the device and of the host that launches its kernels.
+    """Return the time of one layer: the slower of the device and of the host that launches its kernels.
 
     Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
     as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in communication_time.py.
@@ -99,14 +99,14 @@ def _by_kind(run: PlannedRun, work: RankWork, constants: Constants) -> tuple[Sec
 
 
 def head_time(run: PlannedRun, constants: Constants) -> PassTime:
-    """Of the output matrix and the loss."""
+    """Return the time of the output matrix and the loss."""
     forward, backward = work_time(head_of_rank(run), run.cluster.device, constants)
     sent = head_collectives(run, constants)
     return PassTime(forward, backward + sent, sent)
 
 
 def rank_times(run: PlannedRun, constants: Constants) -> tuple[PassTime, PassTime]:
-    """Of a layer and of the head: equal for runs that differ in pipelines, replicas and ZeRO alone."""
+    """Return the times of a layer and of the head: equal for runs that differ in pipelines, replicas and ZeRO alone."""
     return layer_time(run, constants), head_time(run, constants)
 
 
@@ -236,7 +236,7 @@ def rank_parameters(run: PlannedRun) -> float:
 
 
 def rank_experts(run: PlannedRun) -> float:
-    """Those of `rank_parameters` that are of experts, which expert-parallel ranks divide."""
+    """Return how many of `rank_parameters` are of experts, which expert-parallel ranks divide."""
     return max(run.rank_layers) * layer_parameters(run.model)[1] / (run.axes["tp"].ranks * run.axes["ep"].ranks)
 
 

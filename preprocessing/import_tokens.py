@@ -42,7 +42,7 @@ _MAX_VOCABULARY = 1 << 31
 
 
 class _Vocabulary(msgspec.Struct):
-    """What is known of a tokenizer: its size, the ids that begin and end a document (-1: none), its SHA-256."""
+    """A tokenizer as far as it is known: its size, the ids that begin and end a document (-1: none), its SHA-256."""
 
     size: int
     begin: int

@@ -21,7 +21,7 @@ _SECTION = re.compile(r"\b(eval|data)\.(?=(lengths|weights|sequences|seq_len|mas
 
 @contextmanager
 def own_option_names() -> Iterator[None]:
-    """In errors that name training's options, name this command's: they have no section."""
+    """Name this command's options, which have no section, in errors that name training's."""
     try:
         yield
     except UsageError as error:

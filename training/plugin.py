@@ -26,11 +26,11 @@ class Plugin:
     wants_stop = False
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
-        """What a checkpoint holds in place of `state`: to save it or, of the record `stored`, to fill it from one."""
+        """Return what a checkpoint holds in place of `state`: to save it or, by the record `stored`, to fill it."""
         return state
 
     def record(self) -> dict[str, Any]:
-        """What the record of a checkpoint has of this feature, with the layout."""
+        """Return the entries of this feature in a checkpoint's record, next to the layout."""
         return {}
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:

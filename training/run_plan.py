@@ -292,7 +292,7 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
 
 
 def _train_identity(train: TokenMix) -> dict[str, Any]:
-    """What of the data sets decides the results: their shards, and of several their shares."""
+    """Return what decides the results of the data sets: their shards and, of several, their shares."""
     found = [part.manifest.fingerprint for part in train.parts]
     if len(found) == 1:
         return {"data.train": found[0]}

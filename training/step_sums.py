@@ -10,7 +10,7 @@ from training.parallel.mesh import World
 
 
 class StepSums(NamedTuple):
-    """Of one step, equal on all ranks but for `own_norm`.
+    """Sums of one step, equal on all ranks but for `own_norm`.
 
     `loss` and `z_loss`: means over the global batch, nats/token; `z_loss` is None if there is none. `grad_norm`: the
     gradient's 2-norm; of ranks with gradients of their own (`World.outer`) the root of their mean square. `own_norm`:

@@ -281,7 +281,7 @@ class Trainer:
         self.meter.restart()
 
     def _state(self, stored: CheckpointRecord | None = None) -> State:
-        """What a checkpoint holds: to save it or, of the record `stored`, to fill it from one."""
+        """Return what a checkpoint holds: to save it or, of the record `stored`, to fill it from one."""
         has_biases = stored is None or stored.model.get("balance") == "bias"
         buffers = self.model.buffers if has_biases else {}
         state = model_state(self.model.params, self.optimizer.moments(), buffers=buffers)

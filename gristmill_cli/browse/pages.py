@@ -46,7 +46,7 @@ class ShownDocument:
 
 @dataclass(frozen=True)
 class Paging:
-    """Which rows a page shows, and the addresses of the pages before and after it."""
+    """The rows that a page shows, and the addresses of the pages before and after it."""
 
     shown: str
     neighbours: list[tuple[str, str]]

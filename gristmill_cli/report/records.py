@@ -79,7 +79,7 @@ class Span:
 
 @dataclass
 class LostLines:
-    """What documents lost by repeated lines: by source documents, lines and bytes; and those that lost most bytes."""
+    """Losses by repeated lines: documents, lines and bytes by source, and the documents that lost most bytes."""
 
     sums: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     most: list[tuple[int, DocKey]] = field(default_factory=list)  # -bytes, key

@@ -19,7 +19,7 @@ Record = dict[str, Any]  # a line of metrics.jsonl
 
 @dataclass
 class TrainingRun:
-    """What a training run has recorded; `name` is empty if the page is of this run alone."""
+    """The records of a training run; `name` is empty if the page is of this run alone."""
 
     folder: Path
     name: str

@@ -67,7 +67,7 @@ class PlainInt8:
 
 
 def decoded(row: Tensor) -> Tensor:
-    """What 8-bit codes of the numbers stand for: of each block in steps of its largest one / 127, a float32."""
+    """Return the numbers rounded to 8-bit codes: in steps of each block's largest one / 127, a float32."""
     parts = []
     for block in row.split(BLOCK):
         step = (block.abs().max() / LARGEST).float().to(row.dtype)

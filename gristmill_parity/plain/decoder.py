@@ -23,7 +23,7 @@ IGNORED = -100  # a target with this id adds nothing to the loss
 
 @dataclass(frozen=True)
 class PlainSizes:
-    """What the shapes of the weights do not tell; `rope_base` is 0 for a GPT-2, which learns its positions."""
+    """Sizes that do not follow from weights' shapes; `rope_base` is 0 for a GPT-2, which learns its positions."""
 
     layers: int
     heads: int
@@ -135,7 +135,7 @@ class PlainDecoder:
         return self._linear(f"{name}.q", x)
 
     def _bias(self, distance: Tensor) -> Tensor:
-        """What is added to the scores of a query and a key by their distance, (T, T)."""
+        """Return the bias of the score of a query and a key by their distance, (T, T)."""
         return torch.zeros_like(distance)
 
     def _rotate(self, x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class PlainExperts:
                 bias[expert] += self.routing.rate * ((count < mean) - (count > mean))
 
     def outputs(self, name: str, x: Tensor) -> Tensor:
-        """Of x (B, T, D) the weighted sum over the chosen experts, (B, T, D)."""
+        """Return the weighted sum over the chosen experts for x (B, T, D): (B, T, D)."""
         shares = self._weights(f"{name}.router", x)
         gate, up, down = (self.weights[f"{name}.experts.{part}.weight"] for part in ("gate", "up", "down"))
         biases = [self.weights.get(f"{name}.experts.{part}.bias", torch.zeros(())) for part in ("gate", "up", "down")]
@@ -139,5 +139,5 @@ def gated(gate: Tensor, up: Tensor, clamped: bool) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Which of the values (…, n) are among the `count` largest."""
+    """Return whether each of the values (…, n) is among the `count` largest."""
     return values >= values.sort(-1, descending=True).values[..., count - 1 : count]

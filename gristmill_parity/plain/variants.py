@@ -15,7 +15,7 @@ from gristmill_parity.plain.decoder import PlainDecoder, PlainSizes
 
 @dataclass(frozen=True)
 class PlainParts:
-    """What neither the shapes of the weights nor PlainSizes tell."""
+    """Options of a variant that follow neither from the weights' shapes nor from PlainSizes."""
 
     residual: str
     """How sublayers and norms are put together: pre-norm, parallel or deepnorm."""
@@ -60,7 +60,7 @@ class PlainVariant(PlainDecoder):
         return x + self._mlp(f"{block}.mlp", self._norm(f"{block}.mlp_norm", x))
 
     def _queries(self, name: str, x: Tensor) -> Tensor:
-        """Of CodeGeeX's top layer from an embedding of the position (Zheng et al. 2023, section 2.1)."""
+        """Return CodeGeeX's top queries, from an embedding of the position (Zheng et al. 2023, section 2.1)."""
         learned = self.weights.get(f"{name}.query.weight")
         return super()._queries(name, x if learned is None else learned[: x.shape[1]].expand(len(x), -1, -1))
 

@@ -1,4 +1,4 @@
-"""Which files of a folder hold tokens, and how."""
+"""Find the files of a folder that hold tokens, and their formats."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

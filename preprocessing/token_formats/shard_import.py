@@ -38,7 +38,7 @@ class ImportRule:
 
 
 class ImportReport(msgspec.Struct):
-    """What became of files: their shard, the sources, how many documents begin and end with the ids that were said.
+    """The result of an import: the shard, its sources, and how many documents begin and end with the ids given.
 
     `linked` says how the shard's .bin is the file itself.
     """

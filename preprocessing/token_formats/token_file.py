@@ -17,7 +17,7 @@ AGAIN = "fetch or write it again"
 
 @dataclass(frozen=True)
 class MosaicColumn:
-    """What an MDS index says of a shard: its size, its samples, and where in a sample the column of ids is.
+    """A shard in an MDS index: its size, its samples, and where in a sample the column of ids is.
 
     `sizes` are the bytes of each column, 0 where each sample says; `number` is the column's, `dtype` that of its ids
     ("": each sample says), `has_shape` whether a shape precedes them.

@@ -165,7 +165,7 @@ def load_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
 
 @lru_cache(maxsize=1)
 def _load(path: Path, mtime_ns: int) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:  # noqa: ARG001
-    """As new_encoder; cached until the modification time of the file changes."""
+    """Return new_encoder's result, cached until the modification time of the file changes."""
     return new_encoder(path)
 
 
@@ -200,7 +200,7 @@ def count_tokens_of_each(tokenizer: Path, texts: Sequence[str]) -> list[int]:
 
 
 def with_one_engine(encoder: "Encoder | JsonEncoder", work: Callable[[], Done]) -> tuple[Done, str]:
-    """What `work` returns, all of it encoded by one library, and where the two differed: then tokenizers did it."""
+    """Return `work`'s result, all encoded by one library, and where the two differed: then tokenizers did it."""
     try:
         return work(), ""
     except EnginesDifferError as error:

@@ -122,7 +122,7 @@ def _has_checkpoints(out_dir: Path) -> bool:
 
 
 def _began_from(out_dir: Path) -> dict[str, str] | None:
-    """What the run in `out_dir` began from; None where an earlier release began it, which did not record that."""
+    """Return what the run in `out_dir` began from; None if an earlier release, which did not record that, began it."""
     began: dict[str, str] | None = (read_run(out_dir / RUN) or {}).get(_BEGAN)
     return began
 
@@ -198,7 +198,7 @@ def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mappi
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What run.json says, under the names of today; None without one.
+    """Read run.json, under the names of today; None without one.
 
     Raises InputError where it is damaged, UsageError where it is that of `gristmill run`.
     """

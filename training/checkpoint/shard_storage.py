@@ -123,7 +123,7 @@ def read_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """What the checkpoint in `folder` says of each tensor, such as its size and dtype, by key."""
+    """Return the metadata of each tensor in the checkpoint `folder`, such as its size and dtype, by key."""
     stored = _Reader(folder).read_metadata().state_dict_metadata
     return {key: entry for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
 

@@ -45,7 +45,7 @@ class BatchSchedule:
                 self._segments.append(_Segment(step, size, self.read(step), self.end(step)))
 
     def beginning_at(self, step: int, place: int) -> "BatchSchedule":
-        """The same sizes, with the batch of `step` at `place` of the order, or in the next epoch if it does not fit.
+        """Return these sizes with the batch of `step` at `place` of the order, or in the next epoch if it does not fit.
 
         Where the steps before are in this order is unknown: they have read other data.
         """

@@ -129,7 +129,7 @@ class Batches:
         return self.global_indices(first, steps, self.dp_rank, self.split.dp_size)
 
     def global_indices(self, first: int, steps: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
-        """As `indices`, of all sequences of the global batches, or every `ranks`-th one from `rank` on."""
+        """Return the indices of global batches, or every `ranks`-th one from `rank` on: see `indices`."""
         places = self._each(self.schedule.place, first, steps, rank, ranks)
         if isinstance(self.order, MixOrder):
             return self.order.at(places).numpy()
@@ -149,7 +149,7 @@ class Batches:
         return self._count(step, self.replicas)
 
     def read_target_count(self, step: int) -> int:
-        """As `target_count`, of all that the ranks of this run read."""
+        """Return the targets of a step that the ranks of this run read: see `target_count`."""
         return self._count(step, self.runs)
 
     def _count(self, step: int, parts: int) -> int:

@@ -57,7 +57,7 @@ class DocumentIndex:
         return _collect(self.documents, first, last, self._of_shard)
 
     def starts_between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Which of the tokens start … stop, at least one, are the first of a document: (n,) int64, ascending."""
+        """Return which of the tokens start … stop, at least one, are the first of a document: (n,) int64, ascending."""
         spans = self.between(start, stop)
         return spans.start[(spans.start >= start) & (spans.length > 0)]
 
@@ -116,7 +116,7 @@ class DocumentIndex:
 def _collect(
     starts: NDArray[np.int64], first: int, last: int, read: Callable[[int, int, int], DocumentSpans]
 ) -> DocumentSpans:
-    """What `read` finds in each shard of its part of first … last, counted from its start; `starts` are the shards'."""
+    """Call `read` for each shard with its part of first … last, counted from its start; `starts` are the shards'."""
     begin, end = (int(np.searchsorted(starts, at, side="right")) for at in (first, last - 1))
     parts = []
     for shard in range(begin - 1, end):

@@ -114,7 +114,7 @@ class TokenMix:
         return sum(part.tokens for part in self.parts)
 
     def sequences(self, seed: int, packed_in: Path | None = None) -> "tuple[Sequences, MixOrder | None]":
-        """What a run reads, and the order of several data sets; each is packed if `packed_in` is to keep the plans."""
+        """Return a run's sequences and the order of several sets; each is packed if `packed_in` keeps the plans."""
         if packed_in is None:
             if len(self.parts) == 1:
                 return self.first, None
@@ -134,7 +134,7 @@ class TokenMix:
         )
 
     def lines(self, read: Sequences, order: "MixOrder | None", first: int, last: int) -> list[str]:
-        """Of several data sets a line for each: its share, and how often sequences `first` … `last` of a run read it.
+        """Return a line for each of several sets: its share, and how often sequences `first` … `last` read it.
 
         `read` and `order` are those of `sequences`; what `read` says of itself follows.
         """
@@ -199,7 +199,7 @@ class MixedSequences(Sequences):
         return found
 
     def _gather(self, indices: Indices, width: int, read: Callable[[DataSet, NDArray[np.int64]], Tensor]) -> Tensor:
-        """What `read` finds in each set of its sequences among `indices`: (len(indices), width) int64."""
+        """Call `read` for each set with its sequences among `indices`, and gather: (len(indices), width) int64."""
         out = torch.empty(len(indices), width, dtype=torch.int64)
         for number, places, rows in self.by_set(indices):
             out[torch.from_numpy(places)] = read(self.sets[number], rows)

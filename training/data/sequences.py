@@ -68,7 +68,7 @@ class Sequences(ABC):
         """How many targets they have that are not IGNORE_INDEX."""
 
     def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each set that has some of the sequences: its number, where in `indices` they are, and which they are."""
+        """Yield for each data set: its number, its sequences' positions in `indices`, and their numbers in it."""
         return [(0, np.arange(len(indices)), np.asarray(indices, np.int64))]
 
 

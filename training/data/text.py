@@ -69,7 +69,7 @@ class TextSequences:
         return tokens[:, 1:]
 
     def is_context(self, indices: Indices) -> Tensor:
-        """Which targets of the sequences `indices` the sequence before has predicted: (len(indices), T) bool."""
+        """Return which targets of the sequences `indices` the sequence before has predicted: (len(indices), T) bool."""
         later = torch.from_numpy(np.asarray(indices) > 0)
         return later[:, None] & (torch.arange(self.length) < self.length - self.stride)
 

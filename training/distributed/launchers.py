@@ -34,7 +34,7 @@ def adopt_launcher(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _of_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
-    """Of a step that srun started, as SLURM_STEP_NUM_TASKS tells: a batch script itself has ranks of none."""
+    """Return the ranks of a step that srun started, by SLURM_STEP_NUM_TASKS: a batch script itself has none."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return {}
     tasks = _tasks_by_node(environ.get("SLURM_STEP_TASKS_PER_NODE", environ["SLURM_STEP_NUM_TASKS"]))

@@ -83,7 +83,7 @@ class Seen(NamedTuple):
         return slopes[:, None, None] * (key - query)
 
     def positions(self, rows: slice, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of queries `rows`, (Q, 1), and of the keys, (K,)."""
+        """Return the positions of queries `rows`, (Q, 1), and of the keys, (K,)."""
         query = torch.arange(self.query + rows.start, self.query + rows.stop, device=device)
         return query[:, None], torch.arange(self.key, self.key + keys, device=device)
 

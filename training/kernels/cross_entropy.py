@@ -55,7 +55,7 @@ class SequenceLosses:
         self._parts.append(torch.stack([losses.sum(1), counts.to(losses.dtype)]))
 
     def take(self) -> Tensor | None:
-        """Of each sequence since the last call its summed loss and its targets, (2, B); None if there are none."""
+        """Return each sequence's summed loss and targets since the last call, (2, B); None if there are none."""
         parts = self._parts
         self._parts = []
         return torch.cat(parts, 1) if parts else None

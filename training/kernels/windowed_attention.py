@@ -36,7 +36,7 @@ def _blocks(x: Tensor, size: int, step: int) -> Tensor:
 
 
 def _band(window: int, device: torch.device) -> Tensor:
-    """What a block of queries sees of its own keys and those of the block before: (window, 2 window) bool."""
+    """Return which keys of its own block and of the block before a block of queries sees: (window, 2 window) bool."""
     query = torch.arange(window, device=device)[:, None]
     key = torch.arange(2 * window, device=device)
     return (key > query) & (key <= query + window)

@@ -26,7 +26,7 @@ class Documents(NamedTuple):
         return cls(positions, bounds)
 
     def same(self) -> Tensor:
-        """Which pairs of tokens lie in one document: (B, 1, T, T) bool."""
+        """Return which pairs of tokens lie in one document: (B, 1, T, T) bool."""
         number = (self.positions == 0).cumsum(1)
         return number[:, None, :, None] == number[:, None, None]
 

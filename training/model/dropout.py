@@ -27,7 +27,7 @@ class Dropout(nn.Module):
         return x.masked_fill(keyed_bernoulli(self.p, keys, self.index(x)), 0.0) / (1.0 - self.p)
 
     def keys(self, sample_ids: Tensor | None) -> Tensor:
-        """Of this layer's masks of each sequence, (B,) int64."""
+        """Return the keys of this layer's masks for each sequence, (B,) int64."""
         assert sample_ids is not None, "dropout needs sample_ids in training"
         return splitmix64(sample_ids, self.key)
 

@@ -18,7 +18,7 @@ SequenceTable = tuple[Tensor, Tensor] | Tensor | None
 
 
 class DocumentTable(NamedTuple):
-    """What blocks know of positions where documents do not see each other."""
+    """Positions for blocks where documents do not see each other."""
 
     table: SequenceTable
     """Of rotary positions, each of the pair is (B T, E), sequence after sequence; else as without documents."""
@@ -55,7 +55,7 @@ class Alibi(nn.Module):
         self.slopes = alibi_slopes(config.heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of features (B, T, D), in their dtype, rounded once: what is near has a small bias, which is precise."""
+        """Return the bias of features (B, T, D), in their dtype: near tokens have a small, precise bias."""
         positions = torch.arange(self.tokens(x), device=x.device)
         distance = (positions - positions[:, None]).to(accumulation_dtype(x.dtype))
         bias = torch.tensor(self.slopes, device=x.device, dtype=distance.dtype)[:, None, None] * distance

@@ -39,7 +39,7 @@ class Experiment:
     def make_bucket(
         self, part: "Decoder", table: "Mapping[str, Placement]", axes: "Axes", seed: int
     ) -> "Callable[..., GradBucket] | None":
-        """What makes the gradient buckets of a part, from the arguments of `GradBucket`."""
+        """Return what makes the gradient buckets of a part, from the arguments of `GradBucket`."""
 
     def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape] | None:
         """The blocks of a stage's parameters on a tensor-parallel rank."""

@@ -54,7 +54,7 @@ def state_bytes(
 
 
 def _lack(needed: int, device: torch.device, is_training: bool) -> str:
-    """What is wrong where a rank needs more bytes than are free, or the ranks of this machine together; else ''."""
+    """Return what is wrong if a rank needs more bytes than are free, or the ranks of this machine together; else ''."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         owner = "the GPU has"

@@ -91,7 +91,7 @@ class ParallelModel:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """What checkpoints have besides parameters, by name; the same on all ranks that have it."""
+        """Return tensors that checkpoints have besides parameters, by name; the same on all ranks that have them."""
         return {} if self.routing is None else self.routing.buffers
 
     def add_z_loss(self, coefficient: float) -> None:
@@ -201,7 +201,7 @@ class ParallelModel:
 
     @property
     def after_update(self) -> AfterUpdate | None:
-        """What the optimizer is to call for each updated part of a parameter; None without parameters on disk."""
+        """Return what the optimizer calls for each updated part of a parameter; None without parameters on disk."""
         return None if self.files is None else self.files.after_update
 
     def matrix_holders(self, matrices: Sequence[ShardedParameter]) -> JointAxis:

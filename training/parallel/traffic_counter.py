@@ -60,7 +60,7 @@ def _is_group(argument: Any) -> bool:
 def traffic_inputs(
     model: ParallelModel, sequences: int, seq_len: int, precision: str, recompute: Recompute
 ) -> TrafficInputs:
-    """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
+    """Return the inputs of the formulas of traffic for this rank of `model`; `sequences` per step and replica."""
     config = model.config
     layout = model.layout
     wide = ACCUMULATION_BYTES[precision]

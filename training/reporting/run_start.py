@@ -1,4 +1,4 @@
-"""What a start of a run is recorded with, in run.json and in checkpoints: when, where, with which versions and data."""
+"""The start of a run, as run.json and checkpoints record it: when, where, with which versions and data."""
 
 import platform
 import shlex

@@ -40,7 +40,7 @@ class SeenTokens:
         self._counted, self._found = 0, np.zeros(2 * len(self.sets) + len(self.names), np.int64)
 
     def after(self, step: int) -> dict[str, Any]:
-        """What was read until `step`: `sets` if there are several, `sources` if they are known.
+        """Return what was read until `step`: `sets` if there are several, `sources` if they are known.
 
         Of each `tokens`, its `share` of them and the share `requested`; of sets also `epochs`. `after_step` is `since`,
         where that is not 0.
@@ -105,7 +105,7 @@ class SeenTokens:
         return self._found
 
     def _count(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As `_count_until`, of sequences of the run."""
+        """Count the targets and sequences of `indices` for `_count_until`."""
         found = np.zeros_like(self._found)
         for number, _, rows in self.batches.data.by_set(indices):
             found[number] += self.sets[number].target_count(rows)

@@ -25,7 +25,7 @@ from training.sharding.placement import Placement
 
 
 class CompressedBucket(GradBucket):
-    """As `GradBucket` without ZeRO; `errors` are this replica's memories by name, and `qs` PowerSGD's warm starts.
+    """A `GradBucket` without ZeRO; `errors` are this replica's memories by name, and `qs` PowerSGD's warm starts.
 
     An update that is refused must leave both as they were: `keep` takes over those of the last reduction. `names`: of
     the matrices to compress, by the id of the module's parameter; `seed` of the warm starts.
@@ -100,12 +100,12 @@ def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
 
 
 class CompressionExperiment(CompressionFormulas):
-    """What gradient compression takes over: the buckets in which replicas sum gradients."""
+    """Gradient compression takes over the buckets in which replicas sum gradients."""
 
     def make_bucket(
         self, part: Decoder, table: Mapping[str, Placement], axes: Axes, seed: int
     ) -> Callable[..., GradBucket]:
-        """Of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
+        """Return what makes a stage's buckets: matrices whose gradients only replicas sum are compressed."""
         names = {}
         for local_name, p in part.named_parameters():
             name = global_name(part, local_name)

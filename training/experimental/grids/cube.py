@@ -34,7 +34,7 @@ class Turn:
 
     @property
     def back(self) -> "Turn":
-        """Those of the product that takes the features back."""
+        """Return the axes of the product that takes the features back."""
         return Turn(self.outputs, self.inputs, self.layers)
 
 

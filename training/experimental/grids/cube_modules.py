@@ -104,7 +104,7 @@ class CubeHead(GridHead):
         return product_3d(x, self.turn, self.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """In training of the sequences of (k, j), in evaluation of those of (k, i)."""
+        """Return the loss of sequences (k, j) in training, (k, i) in evaluation."""
         losses = super().loss(x, exchange(targets, self.grid))
         return losses if self.training else exchange(losses, self.grid)
 

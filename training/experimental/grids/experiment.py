@@ -1,4 +1,4 @@
-"""What a grid or a cube takes over: the axes of the tensor-parallel ranks, the placements and the modules."""
+"""A grid or a cube takes over the axes of the tensor-parallel ranks, the placements and the modules."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -115,11 +115,11 @@ class GridHead(Head):
         self.register_parameter("bias", None)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of this rank's part of the vocabulary, (B, T, V / q)."""
+        """Return the logits of this rank's part of the vocabulary, (B, T, V / q)."""
         return summa(x, self.grid, self.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The same on each rank along `axis`: it sums over the vocabulary."""
+        """Return the loss, the same on each rank along `axis`: it sums over the vocabulary."""
         logits = self.logits(x)
         group = self.axis.group
         if not self.training:

@@ -67,7 +67,7 @@ class ModuleTraffic:
 
 
 class GridTraffic(ModuleTraffic):
-    """Of a rank of a grid."""
+    """Traffic of a rank of a grid."""
 
     def blocks(self, passes: Passes) -> None:
         """Transformer layers."""
@@ -87,7 +87,7 @@ class GridTraffic(ModuleTraffic):
         self.norms(2, forward, backward)
 
     def learned_queries(self, seq_len: int, forward: int, backward: int, recomputed: int) -> None:
-        """What a query layer, counted as any other, has besides: a product for its queries, one for each position.
+        """Count what a query layer has in addition to any other's: a product for its queries, one for each position.
 
         Its first norm is that of the decoder's end, and is repeated with it.
         """
@@ -128,7 +128,7 @@ class GridTraffic(ModuleTraffic):
 
 
 class CubeTraffic(ModuleTraffic):
-    """Of a rank of a cube; its sizes are those of its layer's grid."""
+    """Traffic of a rank of a cube; its sizes are those of its layer's grid."""
 
     def blocks(self, passes: Passes) -> None:
         """Transformer layers; attention exchanges the ids of sequences, if dropout needs them."""
@@ -228,7 +228,7 @@ class GridFormulas(Experiment):
         return tp_rank // self.side % self.side, tp_rank % self.side
 
     def _modules(self, inputs: TrafficInputs) -> Traffic:
-        """What each module communicates, times the passes."""
+        """Return the traffic of each module, times the passes."""
         times = self.layout.micro_batches
         sequences = inputs.sequences // (times * self.layout.batch_shards)
         place = self._place(inputs.rank["tp"])

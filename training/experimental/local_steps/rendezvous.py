@@ -209,7 +209,7 @@ class Rendezvous:
             atomic_write_bytes(path, data)
 
     def _together(self, read: Callable[[], Tensor]) -> Tensor | None:
-        """What `read` finds; None if it fails on any rank."""
+        """Return the result of `read`; None if it fails on any rank."""
         found = None
         with suppress(OSError, ValueError):
             found = read()

@@ -26,7 +26,7 @@ _ENTRY = "entry.lock"
 
 @dataclass(frozen=True)
 class Start:
-    """What a replica starts with: the `run` that its checkpoint is of, or "" for a new replica; the last `round` of its
+    """The start of a replica: the `run` that its checkpoint is of, or "" for a new replica; the last `round` of its
     shared weights, and their fingerprint.
     """
 
@@ -144,7 +144,7 @@ def write_once(path: Path, number: int, data: bytes) -> None:
 
 
 def _holder(file: BinaryIO) -> dict[str, Any]:
-    """What the process that has locked a file says of itself; it may be about to write it, and checks then itself."""
+    """Return how the process that locked a file names itself; it may be about to write it, and checks then itself."""
     with suppress(ValueError):
         found = json.loads(file.read())
         return found if isinstance(found, dict) else {}

@@ -151,7 +151,7 @@ class RendezvousReplicas(LocalReplicas):
 
 
 def common_to_all(identity: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
-    """What replicas of one run have in common, of the identity of a run and its layout: as JSON has it."""
+    """Return what replicas of one run share of the identity of a run and its layout: as JSON has it."""
     own = {key: value for key, value in identity.items() if key != "replicas.number"}
     common: dict[str, Any] = json.loads(json.dumps({**own, "layout": layout}, default=str))
     return common

@@ -39,7 +39,7 @@ def plan_async(config: AsyncConfig) -> RunPlan:
 
 
 class AsyncTrainer(Trainer):
-    """As `Trainer` of one process, but for the backward pass: an update is of as many gradients as a batch has parts,
+    """A `Trainer` of one process, but for the backward pass: an update is of as many gradients as a batch has parts,
     whichever come first. With a staleness of 0 they are those of one batch.
 
     Checkpoints also hold which parts of later batches are done: resumed, each part is used once.
@@ -64,7 +64,7 @@ class AsyncTrainer(Trainer):
         self.reporter.say(f"serving {self.queue.parts} parts a step at {self.address[0]}, port {self.address[1]}")
 
     def step(self, step: int, stop_signal: int = 0) -> bool:
-        """As the trainer's. If no gradients come, or a signal is received while it waits for them, what is done is
+        """Take a step as the trainer does. If no gradients come, or a signal is received meanwhile, what is done is
         saved before the error, or exit."""
         try:
             return super().step(step, stop_signal)
@@ -77,7 +77,7 @@ class AsyncTrainer(Trainer):
             sys.exit(128 + self.stop_signals.received)
 
     def report(self) -> None:
-        """As the trainer's; the FLOPs are of the workers' devices, taken to be like the server's."""
+        """Report as the trainer does; the FLOPs are of the workers' devices, taken to be like the server's."""
         metrics = self.config.metrics
         workers = self.server.most_workers()
         self.meter.peak_flops = peak_flops(self.world.device, self.config.precision, metrics.peak_tflops, workers)
@@ -94,7 +94,7 @@ class AsyncTrainer(Trainer):
             self.save(self.steps_done)
 
     def _gradients_of_workers(self, _batch: TokenBatch, scale: float) -> Tensor:
-        """In place of the model's own: the sum of the losses of the parts whose gradients an update has."""
+        """Return the sum of the losses of the parts whose gradients an update has, in place of the model's own."""
         loss = self.server.collect(lambda: self.stop_signals.received != 0)
         return torch.tensor(loss / scale, dtype=torch.float64, device=self.world.device)
 

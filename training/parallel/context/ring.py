@@ -43,7 +43,7 @@ class RingAttention:
         self.order = order
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
-        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
+        """Attend with q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
 
         `mask.bias`, where there is one, has the slopes (H,) of these heads, and not the bias of all pairs of tokens.
         """
@@ -60,7 +60,7 @@ class RingAttention:
     def attend_with_dropout(
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
     ) -> Tensor:
-        """The same with dropout of the weights, which are drawn again in the backward pass."""
+        """Attend as `attend`, with dropout of the weights, which are drawn again in the backward pass."""
         keys = dropout.keys(sample_ids)
         heads = dropout.index(q[:, :, 0, 0])
         tokens = q.shape[2] if mask.documents is None else mask.documents.positions.shape[1]

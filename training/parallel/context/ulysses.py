@@ -27,7 +27,7 @@ class Ulysses:
         self.axis = order.axis
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
+        """Attend with q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
 
         `mask` is that of all tokens, and its bias that of this rank's heads.
         """
@@ -36,7 +36,7 @@ class Ulysses:
     def attend_with_dropout(
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
     ) -> Tensor:
-        """The same; `dropout` is that of this rank's heads."""
+        """Attend as `attend`; `dropout` is that of this rank's heads."""
         attend = partial(self._of_own_heads(mask).attend_with_dropout, dropout=dropout, sample_ids=sample_ids)
         return self._attend(mask, attend, q, k, v)
 

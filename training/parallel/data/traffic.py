@@ -7,7 +7,7 @@ from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add
 
 
 def data_traffic(inputs: TrafficInputs) -> Traffic:
-    """Of a step: the gradients that replicas sum, and the parameters that ZeRO's ranks gather.
+    """Return the traffic of a step: the gradients that replicas sum, and the parameters that ZeRO's ranks gather.
 
     Experts that are divided over ranks have fewer replicas than all else.
     """

@@ -51,7 +51,7 @@ class Routing:
 
     @classmethod
     def of(cls, parts: Sequence[Decoder], world: World, order: TokenOrder) -> "Routing | None":
-        """Of the parts of a model, allocated; collective if it has experts."""
+        """Build it for the parts of a model, allocated; collective if it has experts."""
         if not parts[0].config.experts:
             return None
         blocks = {int(layer): block for part in parts for layer, block in part.blocks.items()}
@@ -60,7 +60,7 @@ class Routing:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """What checkpoints have besides parameters, by name."""
+        """Return the tensors that checkpoints have besides parameters, by name."""
         return {
             f"blocks.{layer}.mlp.router.choice_bias": router.choice_bias
             for layer, router in self.routers.items()

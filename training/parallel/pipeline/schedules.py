@@ -33,7 +33,7 @@ class RankStages(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """What a schedule is, to torch, to the checks of options and to the planner."""
+    """A schedule, as torch, the checks of options and the planner see it."""
 
     torch_class: str
     """In torch.distributed.pipelining.schedules."""

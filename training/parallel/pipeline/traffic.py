@@ -4,7 +4,7 @@ from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume, add
 
 
 def pipeline_traffic(inputs: TrafficInputs) -> Traffic:
-    """Of a step of this rank's stages."""
+    """Return the traffic of a step of this rank's stages."""
     return add_traffic([_activations(inputs), _tied_embedding(inputs)])
 
 
