@@ -58,6 +58,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         "tokenize": Command(
             "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
         ),
+        "train-scorer": Command(
+            "preprocessing.train_scorer:train_scorer", "train a fastText model that scores documents",
+            ("train_scorer",),
+        ),
         "import-tokens": Command(
             "preprocessing.import_tokens:import_tokens", "import tokens that other programs wrote, to train on",
             ("import_tokens",),

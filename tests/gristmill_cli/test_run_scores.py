@@ -67,11 +67,21 @@ def counts_of(folder: Path, stage: str, reason: str, source: str | None = None) 
 
 
 def test_the_lines_of_the_page(folder: Path) -> None:
-    (block,) = commands(PAGE)
+    block, _ = commands(PAGE)
     done = shell(f"cd {folder}\n" + block.replace("pipeline.toml", "pipeline.toml --workers 1", 1), on_one_core=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"choose_by_score: 240 read = \d+ kept \+ \d+ low edu \|", done.stderr)
     assert "normalize_text: 240 read = 240 written | done already, nothing to do" in done.stderr
+
+
+def test_a_scorer_is_trained_and_used(folder: Path) -> None:
+    _, block = commands(PAGE)
+    sources = {"GOOD": str(folder / "corpus/mills"), "ORDINARY": str(folder / "corpus/ads"), "OUT": str(folder)}
+    done = shell(block, on_one_core=True, **sources)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout and "words for positive" in done.stdout
+    run(configure(folder, fasttext='fasttext = "own.bin"', label='label = "positive"', min="quantile = 0.5"))
+    assert counts_of(folder, "choose_by_score", "low edu") == 120
 
 
 def test_another_limit_reads_no_text_and_decides_the_mix(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
