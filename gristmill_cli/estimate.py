@@ -384,11 +384,10 @@ def explanation(found: Estimate, given: float | None) -> str:
         f"{of_sample}. A whole corpus has more, and then costs less after mix; try --duplicates 0.4"
     )  # fmt: skip
     return (
-        f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours a TB of text; "
-        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\n"
-        "Scaled linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\n"
-        "cluster, remove and train_tokenizer end in one process, whatever the number of cores.\n"
-        f"Duplicates: {duplicates}.\n"
+        f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
+        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\nScaled "
+        "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\ncluster, "
+        f"remove and train_tokenizer end in one process, whatever the number of cores.\nDuplicates: {duplicates}.\n"
         f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
         f"{count_of(found.sample.documents, 'document')}."
     )

@@ -187,11 +187,11 @@ def _lines(name: str, lines: Iterable[bytes]) -> Iterator[str]:
         if text.strip():
             is_empty = False
             yield text
-    require(not is_empty, f"{name} is empty; expected prompts, one a line, or give them on the command line")
+    require(not is_empty, f"{name} is empty; expected prompts, one per line, or give them on the command line")
 
 
 def _prompts_of_file(path: Path) -> Iterator[str]:
-    require(path.is_file(), f"{path}: there is no such file; expected prompts, one a line, or records with a prompt")
+    require(path.is_file(), f"{path}: there is no such file; expected prompts, one per line, or records with a prompt")
     with wrap_read_errors(path), path.open("rb") as file:
         for number, line in enumerate(_lines(str(path), file), 1):
             yield _prompt_of_record(path, number, line) if path.suffix == ".jsonl" else line

@@ -192,10 +192,10 @@ def formulas(choice: Choice, constants: Constants) -> list[str]:
         f"{run.recompute}; at least the host's {1e3 * constants.launch:.2g} ms a forward pass",
         *_collectives(run, layer.collectives),
         _tensor_degrees(run, constants),
-        f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
+        f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms per micro-batch",
         f"pipeline: {layout.micro_batches} micro-batches through {layout.stages} stages by {layout.schedule}; the "
         f"bubble of {time.bubble:.3g} s is what a micro-batch takes on the other ranks, / {layout.virtual_stages} "
-        "stages a rank (Narayanan et al. 2021, section 2.2; Qi et al. 2023)",
+        "stages per rank (Narayanan et al. 2021, section 2.2; Qi et al. 2023)",
         f"replicas: {rank_parameters(run) / 1e9:.3g} billion parameters on a rank, ZeRO-{layout.zero} over "
         f"{layout.zero_group}; {time.data:.3g} s that nothing hides (Rajbhandari et al. 2020, section 7)",
         f"update: {constants.update_bytes:.0f} bytes a parameter, and {1e3 * constants.step:.0f} ms a step: "

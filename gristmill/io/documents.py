@@ -35,7 +35,8 @@ JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", 
 _WEB_SUFFIXES = tuple(f".{name}{end}" for name in WEB_FORMATS for end in ("", *_COMPRESSIONS))
 CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS) + _WEB_SUFFIXES
 READABLE = (
-    "*.jsonl, *.ndjson or *.json (one record a line), *.warc or *.wet, also .gz, .zst, .bz2 or .xz; *.parquet; *.arrow"
+    "*.jsonl, *.ndjson or *.json (one record per line), *.warc or *.wet, also .gz, .zst, .bz2 or .xz; *.parquet; "
+    "*.arrow"
 )
 INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
 

@@ -28,7 +28,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
 _PIECE = 1 << 20  # bytes of a line that are checked together
 BROKEN = "broken JSON"
-_SEVERAL = "several JSON values on a line", "expected one object a line, and \\n after each"
+_SEVERAL = "several JSON values on a line", "expected one object per line, and \\n after each"
 _NAMED = re.compile(r"\{([^{}]+)\}")
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -221,7 +221,7 @@ def _too_deep() -> Malformed:
 
 
 def _no_object(start: str) -> Malformed:
-    return Malformed("a JSON array", "expected one object a line") if start == "[" else Malformed("not an object")
+    return Malformed("a JSON array", "expected one object per line") if start == "[" else Malformed("not an object")
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -260,8 +260,8 @@ def reject_one_value(path: Path, first_line: bytes) -> None:
     start = b"[" if first_line.startswith(b"[") else first_line
     if start in found:
         raise InputError(
-            f"{path} holds {found[start]}: expected one record a line. If these are documents, convert it: "
-            f"jq -c '.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
+            f"{path} holds {found[start]}: expected one record per line. If these are documents, convert it: jq -c "
+            f"'.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
         )
 
 

@@ -427,5 +427,5 @@ def _memory_map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
     with read_errors(path):
         size = path.stat().st_size
         if size % dtype.itemsize:
-            raise InputError(f"{path} is damaged: {size:,} bytes; expected {dtype.itemsize} a token. {REMEDY}")
+            raise InputError(f"{path} is damaged: {size:,} bytes; expected {dtype.itemsize} per token. {REMEDY}")
         return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped

@@ -311,7 +311,9 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     file = value.get("file")
     extra = "max" if key == "listed_words" else "field"
     if not isinstance(file, str) or not file:
-        raise UsageError(f"recipe {recipe}: {key}.file: expected the name of a file with an entry a line, got {file!r}")
+        raise UsageError(
+            f"recipe {recipe}: {key}.file: expected the name of a file with one entry per line, got {file!r}"
+        )
     _reject_others(recipe, key, value, ("file", extra))
     field = value.get("field", "url")
     if not isinstance(field, str) or not field:
@@ -365,7 +367,7 @@ def read_list(path: Path) -> frozenset[str]:
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: expected a list, a UTF-8 file with an entry a line, got {error}") from error
+        raise UsageError(f"{path}: expected a list, a UTF-8 file with one entry per line, got {error}") from error
 
 
 @lru_cache(maxsize=4)

@@ -74,8 +74,8 @@ def map_ids(path: Path, dtype: str, skipped: int = 0) -> NDArray[np.integer]:
         size = path.stat().st_size - skipped
         if size % kind.itemsize:
             raise InputError(
-                f"{path} is truncated, or not of {dtype}: expected {kind.itemsize} bytes a token, got {size:,} bytes; "
-                f"{AGAIN}, or try another --dtype"
+                f"{path} is truncated, or not of {dtype}: expected {kind.itemsize} bytes per token, got {size:,} "
+                f"bytes; {AGAIN}, or try another --dtype"
             )
         if size == 0:
             return np.empty(0, kind)

@@ -137,7 +137,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("dedup", "index", "old=", "--dedup.index old=: expected a folder of shards"),
     ("dedup", "index", "a:b={folder}/index", "expected a folder of shards, or NAME=FOLDER"),
     ("dedup", "index", "{folder}/index", "permutations, seed 9; the options ask for"),
-    ("dedup", "index", "{folder}/out/minhash", "signatures of the corpus itself"),
+    ("dedup", "index", "{folder}/out/minhash", "are of the corpus itself"),
     ("dedup", "exact", "sometimes", "expected"),
     ("dedup", "keep", "nonsense", "--dedup.keep nonsense: expected one of first, longest"),
     ("dedup", "keep", "newest:", "expected one of"),

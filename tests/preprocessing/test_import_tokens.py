@@ -368,7 +368,7 @@ def only_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (bad_odd_size, InputError, "a.bin is truncated, or not of uint16: expected 2 bytes a token, got 3 bytes"),
+        (bad_odd_size, InputError, "a.bin is truncated, or not of uint16: expected 2 bytes per token, got 3 bytes"),
         (bad_header, InputError, "header says 3 tokens, which are 1,030 bytes, got 1,028"),
         (bad_wider, InputError, "expected uint16 ids, got 0 for every second one; try --dtype int32"),
         (bad_id, InputError, "a.bin read as uint16: expected ids from 0 to 50,256, got 50,257; try the --tokenizer"),

@@ -213,7 +213,9 @@ def test_a_part_is_in_one_chunk(tmp_path: Path, quiet: RunOptions, corpus, read)
     pass1(norm, out / "pass1", options=quiet)
     for parts in ((0, 10, 1), (10, 20, 2), (10, 20, 2)):
         pass2(*parts, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
-    with pytest.raises(OutputError, match=r"example_train_5\.jsonl\.zst is .* would be there twice: run pass2 for all"):
+    with pytest.raises(
+        OutputError, match=r"example_train_5\.jsonl\.zst was .* would be there twice: run pass2 for all"
+    ):
         pass2(5, 8, 2, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
     pass2(0, 20, 3, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
     assert {path.parent.name for path in (out / "train").rglob("*.zst")} == {"chunk3"}
@@ -309,7 +311,7 @@ def test_invalid_arguments_of_pass_2_are_rejected(tmp_path: Path, quiet: RunOpti
     pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
     with pytest.raises(UsageError, match="--holdout 1"):
         pass2(0, 5, 1, tmp_path / "pass1", *folders, 1.0, quiet)
-    with pytest.raises(UsageError, match="expected two folders"):
+    with pytest.raises(UsageError, match="give two separate folders"):
         pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", options=quiet)
 
 

@@ -127,7 +127,7 @@ def test_folders_in_each_other_are_refused(tmp_path: Path, quiet: RunOptions, co
             pass1(norm, folder, options=quiet)
     pass1(norm, out / "pass1", options=quiet)
     for train, holdout in (("pass1", "b"), ("a", "pass1/b"), ("a", "a/b"), ("a/b", "a")):
-        with pytest.raises(UsageError, match=r"give|expected two folders"):
+        with pytest.raises(UsageError, match=r"give|give two separate folders"):
             pass2(0, ALL, 1, out / "pass1", out / train, out / holdout, options=quiet)
     assert sorted(path.name for path in out.iterdir()) == ["pass1"]
 
@@ -191,7 +191,7 @@ def test_parts_that_a_later_pass_1_does_not_make_are_refused_or_removed(
         pass1(norm, folders[0], options=quiet)
         if parts == 30:
             pass2(0, ALL, 1, *folders, 0.1, quiet)
-    with pytest.raises(OutputError, match=r"of an earlier pass2, .* run pass2 for all parts at once \(0 20\)"):
+    with pytest.raises(OutputError, match=r"by an earlier pass2, .* run pass2 for all parts at once \(0 20\)"):
         pass2(0, 10, 1, *folders, 0.1, quiet)
     pass2(0, ALL, 1, *folders, 0.1, quiet)
     assert len(keys_of(read(folders[1])) + keys_of(read(folders[2]))) == 60

@@ -66,8 +66,8 @@ def test_another_batch_size_goes_on_where_the_run_was(
     train(run_of(resumed, 7, 8))  # and once more, from checkpoints that know both sizes
     assert [len(batch) for batch in read] == [8] * 4 + [4] * 2 + [8]
     assert rows(read)[:48] == whole and len(set(rows(read))) == 48
-    assert "sequences a step: 8 until step 4, then 4\n" in (said := capsys.readouterr().out)
-    assert "sequences a step: 8 until step 4, 4 until step 6, then 8\n" in said
+    assert "sequences per step: 8 until step 4, then 4\n" in (said := capsys.readouterr().out)
+    assert "sequences per step: 8 until step 4, 4 until step 6, then 8\n" in said
     rates = {r["step"]: r["tokens_per_second"] * r["step_seconds"] for r in read_metrics(resumed.out_dir / METRICS)
              if r["kind"] == "step"}  # fmt: skip
     assert rates[6] == pytest.approx(4 * 16) and rates[7] == pytest.approx(8 * 16)

@@ -148,7 +148,7 @@ def test_the_variables_of_mpirun() -> None:
         adopt_launcher(environ := given | {"PMIX_NAMESPACE": job})
         ports.add(environ["MASTER_PORT"])
     assert len(ports) == 2  # two jobs on one machine
-    with pytest.raises(UsageError, match=r"mpirun -x MASTER_ADDR=HOST, .* or start them with torchrun"):
+    with pytest.raises(UsageError, match=r"mpirun -x MASTER_ADDR=HOST .* or start them with torchrun"):
         adopt_launcher(given | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
 
 

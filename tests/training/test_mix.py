@@ -63,7 +63,7 @@ def test_a_mix_is_trained_on_and_resumed_and_tells_what_it_has_seen(
     assert sum(part["tokens"] for part in sources.values()) == 12 * 12 * 16
     assert sources["b"]["share"] > sources["a"]["share"] and sum(p["requested"] for p in sources.values()) == 1
     assert f"75.00% of {folders[0]}: 1,728 of its" in said and "epochs, so some are repeated" in said
-    assert f"seen of {folders[1]}: 576 tokens, 25.00% of all, 25.00% requested, " in said
+    assert f"read from {folders[1]}: 576 tokens, 25.00% of all, 25.00% requested, " in said
 
 
 def test_a_mix_of_packed_documents_is_counted_target_by_target(
@@ -178,7 +178,7 @@ def test_bad_mixes_are_refused_in_a_sentence(
         (replace(config.data, train=folders, weights=(1.0, 0.0)), "data.weights are 1.0 0.0; expected finite numbers"),
         (replace(config.data, train=()), "data.train names no folder"),
         (replace(config.data, train=(folders[0], folders[1] / "../first")), "data.train names .*first twice; expected"),
-        (replace(config.data, train=folders, order="randperm"), "data.order randperm is of one folder"),
+        (replace(config.data, train=folders, order="randperm"), "data.order randperm is for a single folder"),
         (replace(config.data, train=(folders[0], other)), "was made with tokenizer .* and .*other with none.model"),
     ):
         with pytest.raises(UsageError, match=fault):
@@ -189,7 +189,7 @@ def test_sources_that_no_shard_knows_are_not_counted_in_silence(config: TrainCon
     mixed_folders = (folders[0], config.data.train_folders[0])
     for train_on in (config.data.train_folders, mixed_folders):
         counting = replace(mixed(config, folders, ()), data=replace(config.data, train=train_on))
-        with pytest.raises(UsageError, match=r"metrics.sources is true, and .*tokens/train does not say which"):
+        with pytest.raises(UsageError, match=r"metrics.sources is true, but .*tokens/train does not say which"):
             train(counting)
     assert not (config.out_dir / "run.json").exists()
 

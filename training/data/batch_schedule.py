@@ -98,11 +98,11 @@ class BatchSchedule:
         """The sizes in words; nothing for one size.
 
         >>> BatchSchedule([(0, 8), (100, 16), (150, 32)], 0).describe()
-        'sequences a step: 8 until step 100, 16 until step 150, then 32'
+        'sequences per step: 8 until step 100, 16 until step 150, then 32'
         """
         sizes = self._sizes()
         changes = [f"{size} until step {after}" for (_, size), (after, _) in pairwise(sizes)]
-        return f"sequences a step: {', '.join(changes)}, then {sizes[-1][1]}" if changes else ""
+        return f"sequences per step: {', '.join(changes)}, then {sizes[-1][1]}" if changes else ""
 
     def _sizes(self) -> list[tuple[int, int]]:
         """The first step of each batch size, and the size."""

@@ -145,7 +145,7 @@ class Reporter:
         for name, part in [*seen.get("sets", {}).items(), *seen.get("sources", {}).items()]:
             epochs = f", {part['epochs']:.2f} epochs" if "epochs" in part else ""
             shares = f"{part['share']:.2%} of all, {part['requested']:.2%} requested"
-            self.say(f"    seen{since} of {name}: {count_of(part['tokens'], 'token')}, {shares}{epochs}")
+            self.say(f"    read{since} from {name}: {count_of(part['tokens'], 'token')}, {shares}{epochs}")
 
 
 def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:

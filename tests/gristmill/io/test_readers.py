@@ -195,7 +195,7 @@ def test_formats_and_compressions_are_read_in_any_case(tmp_path: Path) -> None:
 )
 def test_a_json_file_that_is_one_value_says_how_to_convert_it(tmp_path: Path, data: bytes) -> None:
     write(tmp_path / "in", "a.json", data)
-    with pytest.raises(InputError, match=r"a.json holds one JSON .*expected one record a line.*jq -c"):
+    with pytest.raises(InputError, match=r"a.json holds one JSON .*expected one record per line.*jq -c"):
         read_all(tmp_path / "in", tmp_path / "out")
 
 

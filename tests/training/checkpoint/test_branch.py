@@ -66,7 +66,7 @@ def test_tokens_seen_of_a_branch_with_other_data_are_of_its_own_steps(
     assert found["after_step"] == 2 and sum(part["tokens"] for part in found["sets"].values()) == a_step
     said = capsys.readouterr().out
     assert "after its step 2, with another data.train, data.weights: tokens seen are counted from there on" in said
-    assert "seen since step 2 of " in said and f"{found['sets'][str(mixed.data.holdout)]['tokens']} of its " in said
+    assert "read since step 2 from " in said and f"{found['sets'][str(mixed.data.holdout)]['tokens']} of its " in said
     longer = with_optim(mixed, steps=5)
     resumed = seen(longer)
     assert resumed["after_step"] == 2 and sum(part["tokens"] for part in resumed["sets"].values()) == 3 * a_step

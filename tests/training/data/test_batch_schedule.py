@@ -46,7 +46,7 @@ def test_sizes_that_change_read_every_sequence_once_an_epoch_but_for_less_than_a
 def test_a_ramp_by_tokens_is_the_same_from_any_step_of_it() -> None:
     ramp = [(4, 20), (8, 53)]  # in sequences
     schedule = BatchSchedule.plan([], 0, ramp, 16, 0)
-    assert schedule.describe() == "sequences a step: 4 until step 5, 8 until step 10, then 16"
+    assert schedule.describe() == "sequences per step: 4 until step 5, 8 until step 10, then 16"
     assert [schedule.size(step) for step in range(12)] == [4] * 5 + [8] * 5 + [16] * 2
     for step in range(14):
         again = BatchSchedule.plan(schedule.until(step), step, ramp, 16, 0)

@@ -66,9 +66,8 @@ def test_wsd_is_stable_and_then_decays(shape: str, quarter: float) -> None:
 def test_a_decay_longer_than_the_run_is_said_with_its_last_rate(options: dict[str, Any], last: str) -> None:
     config = OptimConfig(**{"steps": 12, "lr": 1e-2, "warmup_steps": 2, **options})
     config.check()
-    end = (
-        f"the learning rate's decay ends at step {config.decay_steps}, beyond this run's 12 steps: the rate of step 12 is "
-    )
+    end = f"the learning rate's decay ends at step {config.decay_steps}, beyond this run's 12 steps: "
+    end += "the rate of step 12 is "
     assert describe_late_decay(config) == f"{end}{last}, not 1.00e-04"
     assert f"{learning_rate(11, config):.2e}" == last
 

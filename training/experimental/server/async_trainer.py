@@ -61,7 +61,7 @@ class AsyncTrainer(Trainer):
     def start(self) -> None:
         super().start()
         self.server.open(*self.address)
-        self.reporter.say(f"serving {self.queue.parts} parts a step at {self.address[0]}, port {self.address[1]}")
+        self.reporter.say(f"serving {self.queue.parts} parts per step at {self.address[0]}, port {self.address[1]}")
 
     def step(self, step: int, stop_signal: int = 0) -> bool:
         """Take a step as the trainer does. If no gradients come, or a signal is received meanwhile, what is done is

@@ -245,5 +245,5 @@ def test_torchrun_starts_a_server_and_workers(exact: AsyncConfig, corpus: Path, 
     script = [str(REPOSITORY / "training/train_async.py"), *small_run(corpus), *options]
     done = subprocess.run(command + script, capture_output=True, text=True, timeout=patience(120), check=False)
     assert done.returncode == 0, done.stderr
-    assert "serving 2 parts a step" in done.stdout and "worker 2 has joined" in done.stdout
+    assert "serving 2 parts per step" in done.stdout and "worker 2 has joined" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["latest", "step-00000003"]
