@@ -23,18 +23,15 @@ from dedup.removal.removal_table import FOUND_IDS
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
-from gristmill.errors import InputError
 from gristmill.io.documents import Document, source_of
 from gristmill.io.external_sort import read_records, scatter_records, write_records
 from gristmill.io.keys import pack_keys
-from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.readers import Slice, read_chosen
 from gristmill.storage.local import atomic_write
-from gristmill.text import utf8_size
 
 CLUSTERED = "in a cluster"
 WITHOUT_FIELD = "in a cluster, without the field"
 UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
-_UNCLUSTERED = "in no cluster"
 _BATCH = 1024  # members read at a time
 _BLOCK = 4096  # records scattered together
 MAX_OPEN = 64  # text files that a task reads from
@@ -76,7 +73,6 @@ def fetch_texts(
     InputError if a slice lacks a member.
     """
     counts = Counts({}, [])
-    rejects = Rejects(output)
     with ExitStack() as stack:
         ids_file = stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb"))
         to_ids = stack.enter_context(pa.ipc.new_stream(ids_file, FOUND_IDS))
@@ -85,8 +81,7 @@ def fetch_texts(
 
         def blocks() -> Iterator[NDArray]:
             for slice_members in parts:
-                documents = read_documents(slice_members.part, counts, rejects)
-                yield from fetcher.fetch(documents, slice_members.read(members), slice_members.part)
+                yield from fetcher.fetch(slice_members.part, slice_members.read(members))
 
         write_records(output, blocks())
     return Result(counts, fetcher.id_count)
@@ -138,32 +133,23 @@ class _Fetcher:
         self.is_without_field = False  # whether a document without the policy's field was found
         self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
 
-    def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
-        """Yield blocks of FETCHED for all MEMBERs (n); arguments are in row order. InputError if one is missing."""
+    def fetch(self, part: Slice, members: NDArray) -> Iterator[NDArray]:
+        """Yield blocks of FETCHED for all MEMBERs (n) of a slice, which are in row order. InputError if one is missing.
+
+        Other documents are not decoded.
+        """
         done = 0
-        rows = _rows(members)
-        row = next(rows, None)
-        for document in documents:
-            if row is None or document.key.row < row:
-                self.counts.add(part.source, _UNCLUSTERED, utf8_size(document.text))
-                continue
-            if document.key.row > row:
-                break
+        for document in read_chosen(part, members["row"].tolist()):
             self._store(document)
-            row = next(rows, None)
             if len(self.found) == _BATCH:
                 yield self._block(members[done : done + _BATCH])
                 done += _BATCH
-        if row is not None:
-            raise InputError(
-                f"{part.path} has no document in row {row}, and a cluster names {part.name}@{row}: was the corpus "
-                "changed since it was signed? Run to_hash and what follows it again"
-            )
         yield self._block(members[done:])
 
     def _store(self, document: Document) -> None:
         data = document.text.encode()
         (rank, fine_rank), reason = self._rank(document)
+        self.counts.add(document.key.source, READ, len(data))
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, fine_rank, self.offset, len(data)))
         self.own_ids.append(document.own_id)
@@ -212,11 +198,6 @@ class _Fetcher:
         self.found = []
         self.own_ids = []
         return fetched
-
-
-def _rows(members: NDArray) -> Iterator[int]:
-    for start in range(0, len(members), _BATCH):
-        yield from members["row"][start : start + _BATCH].tolist()
 
 
 def read_texts(files: Sequence[BinaryIO], members: list[Fetched]) -> list[bytes]:
