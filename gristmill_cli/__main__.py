@@ -93,6 +93,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("gristmill_cli.train:main", "pre-train a decoder; also torchrun -m gristmill_cli.train"),
         "train-async": Command("training.train_async:main", "pre-train with a server and workers"),
         "evaluate": Command("training.evaluate:main", "measure losses of a checkpoint on tokens or text"),
+        "lm-eval": Command("training.tasks.harness:main", "lm_eval's own command line, for benchmarks of a checkpoint"),
         "generate": Command("gristmill_cli.generate:main", "write text with a trained model"),
         "export-hf": Command("training.hugging_face.export_hf:export_hf", "export a checkpoint to Hugging Face"),
         "import-hf": Command("training.hugging_face.import_hf:import_hf", "import a Hugging Face model"),

@@ -32,6 +32,7 @@ EXTRAS = {
     "graph": "gristmill show-cluster",
     "ftfy": "--normalize.ftfy",
     "wandb": "--metrics.wandb",
+    "eval": "gristmill evaluate --tasks, gristmill lm-eval",
     "mlflow": "--metrics.mlflow",
 }  # in the order of how often they are asked for
 DEVELOPMENT = frozenset(["test", "bench", "versions", "docs"])  # extras for the project itself

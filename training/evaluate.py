@@ -4,6 +4,7 @@ The command; evaluation.py does the work. Nothing here imports torch, which take
 to be right.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = read_options(EvaluateConfig, argv, prog="gristmill evaluate")
         config.check()
 
+        if config.tasks and not sys.stderr.isatty():
+            os.environ.setdefault("TQDM_DISABLE", "1")  # read as tqdm is imported
         from training.evaluation import evaluate_and_report_failures
 
         evaluate_and_report_failures(config)

@@ -33,7 +33,8 @@ class EvaluateConfig:
     """Measure the losses of a checkpoint on token shards or text files."""
 
     RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("seq_len", "sequences", "stride"), Range(0, INT64)),
+        **dict.fromkeys(("seq_len", "sequences", "stride", "limit"), Range(0, INT64)),
+        "fewshot": Range(0, 1000),
         "micro_batch_size": Range(1, INT64),
     }
 
@@ -43,8 +44,16 @@ class EvaluateConfig:
     """Folders of token shards, made with the checkpoint's tokenizer."""
     text: tuple[Path, ...] = ()
     """Text files in UTF-8, encoded with the checkpoint's tokenizer."""
+    tasks: tuple[str, ...] = ()
+    """Benchmarks of lm_eval, by name or as .yaml files; needs gristmill[eval]."""
+    task_folder: Path | None = None
+    """Folder of .yaml files of tasks, which --tasks may name."""
+    limit: int = 0
+    """Items of each task, from the first; 0: all."""
+    fewshot: int | None = None
+    """Items with their answers that come before each item of a task; by default as the task says."""
     tokenizer: Path | None = None
-    """The checkpoint's tokenizer, for --text; by default that of TOKENS, or of the run's folder."""
+    """The checkpoint's tokenizer, for --text and --tasks; by default that of TOKENS, or of the run's folder."""
     seq_len: int = 0
     """Tokens per sequence; the first one has no context. 0: the model's context."""
     stride: int = 0
@@ -96,15 +105,23 @@ class EvaluateConfig:
             f"parallel.schedule {self.parallel.schedule} has no effect with parallel.pp 1; leave --parallel.schedule "
             "out",
         )
-        require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
+        require(
+            bool(self.tokens or self.text or self.tasks),
+            "nothing to evaluate on: give folders of token shards, --text FILE, or --tasks NAME",
+        )
         require(
             bool(self.text) or not self.stride,
             f"stride is {self.stride}, but there is no --text: only sequences of a text overlap; try --stride 0",
         )
         require(
-            bool(self.text) or self.tokenizer is None,
+            bool(self.text or self.tasks) or self.tokenizer is None,
             f"tokenizer is {self.tokenizer}, but there is no --text: TOKENS are encoded; leave --tokenizer out",
         )
+        for name in ("task_folder", "limit", "fewshot"):
+            require(
+                bool(self.tasks) or getattr(self, name) in (None, 0),
+                f"{name} is given, but there are no --tasks; leave --{name} out",
+            )
         for name in ("weights", "lengths", "sequences"):
             require(
                 bool(self.tokens or not getattr(self, name)),

@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from training.distributed.process_group import init_distributed, main_only
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.evaluate_config import EvaluateConfig, own_option_names
 from training.experimental.parallel_config import ParallelConfig
+from training.language_model import open_language_model
 from training.memory.memory_config import MemoryConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
@@ -34,6 +36,8 @@ from training.parallel.parallelize import parallelize
 from training.reporting.holdouts import HoldoutLosses, Holdouts
 from training.reporting.metrics_file import finite
 from training.reporting.reporting_config import EvalConfig
+from training.tasks.harness import require_lm_eval
+from training.tasks.run_tasks import Scores, report_lines, run_tasks
 
 _SECONDS_TO_WAIT = 60.0  # of a rank for another
 
@@ -42,33 +46,50 @@ _SECONDS_TO_WAIT = 60.0  # of a rank for another
 def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
     """Return the losses of a checkpoint on each folder and text file, by its path; every rank calls it.
 
-    Raises UsageError for options that do not fit the checkpoint or each other, InputError for damaged data.
+    Its scores in tasks are printed and written only. Raises UsageError for options that do not fit the checkpoint or
+    each other, InputError for damaged data.
     """
     config.check()
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
-        model, tokenizer, folder = _load(config, device)
-        length = config.seq_len or model.config.context
-        masked, ignores_firsts = main_only(lambda: _as_trained(config, folder.parent / RUN))
-        tokens = {str(path): TokenSequences(path, length, ignores_firsts) for path in config.tokens}
-        for data in tokens.values():
-            _require_tokenizer(data, tokenizer)
-            _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
-        found = Holdouts(tokens, config.eval, config.micro_batch_size, masked).evaluate(model)
-        if config.text:
-            require(
-                config.stride <= length,
-                f"stride is {config.stride}, and a sequence has {length} tokens: those between would be left out; try "
-                f"--stride {length // 2}",
-            )
-            folders = (*config.tokens, folder.parent, folder)  # import-hf's is next to the checkpoint
-            path = require_tokenizer(config.tokenizer, tokenizer, folders, "--text")
-            _require_vocabulary(str(path), open_tokenizer(path).vocab_size, model.config.vocab_size)
-            options = path, before_document(tokenizer, masked), tokenizer, config.stride
-            texts = {str(file): TextSequences(file, length, *options) for file in config.text}
-            found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
-        model.close()
-        main_only(lambda: _write(found, config.out))
-        return found
+        losses = _evaluate_sequences(config, device) if config.tokens or config.text else {}
+        scores = _run_tasks(config, device) if config.tasks else {}
+        main_only(lambda: _write(losses, scores, config.out))
+        return losses
+
+
+def _run_tasks(config: EvaluateConfig, device: torch.device) -> Scores:
+    """The scores of the checkpoint in tasks of lm_eval."""
+    require_lm_eval("--tasks")
+    model = open_language_model(
+        config.checkpoint, device, config.parallel, config.precision, config.ema, config.tokenizer, _SECONDS_TO_WAIT
+    )
+    return run_tasks(model, config.tasks, config.task_folder, config.limit, config.fewshot, config.micro_batch_size)
+
+
+def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[str, HoldoutLosses]:
+    """The losses of the checkpoint on each folder of tokens and each text file."""
+    model, tokenizer, folder = _load(config, device)
+    length = config.seq_len or model.config.context
+    masked, ignores_firsts = main_only(lambda: _as_trained(config, folder.parent / RUN))
+    tokens = {str(path): TokenSequences(path, length, ignores_firsts) for path in config.tokens}
+    for data in tokens.values():
+        _require_tokenizer(data, tokenizer)
+        _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
+    found = Holdouts(tokens, config.eval, config.micro_batch_size, masked).evaluate(model)
+    if config.text:
+        require(
+            config.stride <= length,
+            f"stride is {config.stride}, and a sequence has {length} tokens: those between would be left out; try "
+            f"--stride {length // 2}",
+        )
+        folders = (*config.tokens, folder.parent, folder)  # import-hf's is next to the checkpoint
+        path = require_tokenizer(config.tokenizer, tokenizer, folders, "--text")
+        _require_vocabulary(str(path), open_tokenizer(path).vocab_size, model.config.vocab_size)
+        options = path, before_document(tokenizer, masked), tokenizer, config.stride
+        texts = {str(file): TextSequences(file, length, *options) for file in config.text}
+        found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
+    model.close()
+    return found
 
 
 def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
@@ -131,20 +152,21 @@ def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
     )
 
 
-def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:
-    """Print the losses, a line for each holdout and each of its parts; write them to `out`."""
+def _write(found: dict[str, HoldoutLosses], scores: Scores, out: Path | None) -> None:
+    """Print the losses, a line for each holdout and each of its parts, and the scores; write them to `out`."""
     for name, losses in found.items():
         print(
             f"{name}: {losses.whole}, perplexity {losses.whole.perplexity:.4g} "
             f"({count_of(losses.whole.tokens, 'token')})"
         )
         print("\n".join(losses.lines()), end="\n" if losses.lines() else "")
+    print("\n".join(report_lines(scores)), end="\n" if scores else "")
     if out is not None:
-        values = {
+        values: dict[str, Any] = {
             name: {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(losses.whole.perplexity)}
             for name, losses in found.items()
         }
-        atomic_write_bytes(out, json.dumps(values, indent=2).encode() + b"\n")
+        atomic_write_bytes(out, json.dumps(values | scores, indent=2).encode() + b"\n")
 
 
 def evaluate_and_report_failures(config: EvaluateConfig) -> None:

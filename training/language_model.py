@@ -6,7 +6,7 @@ The decoder is sharded as for training, and has nothing that training needs: no 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, UsageError, require
 from gristmill.io.tokenizer_file import AnyTokenizer, find_tokenizer_file, open_tokenizer
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
@@ -92,6 +92,13 @@ def open_language_model(
     Raises UsageError for a folder that is neither, for a layout that does not fit, and without a tokenizer; InputError
     for damaged files.
     """
+    plain = ParallelConfig(dp=parallel.dp, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep)
+    others = [name for name, value in asdict(parallel).items() if value != getattr(plain, name)]
+    require(
+        not others,
+        f"text and tasks are computed under parallel.dp, tp, pp and ep, and parallel.{''.join(others[:1])} is given; "
+        "leave it out",
+    )
     processes = dist.get_world_size()
     with ExitStack() as files:
         if (path / CONFIG_FILE).is_file():

@@ -22,6 +22,7 @@ TRAINING = {
     "guides/checkpoints.md",
     "guides/experts.md",
     "guides/generation.md",
+    "guides/benchmarks.md",
 }  # run by test_readme.py
 FILTERS = {"guides/add-a-filter.md"}  # run by test_add_a_filter.py
 FORMATS = {"guides/formats.md"}  # run by test_formats.py

@@ -9,15 +9,10 @@ from tests.gristmill_cli.corpus import ROOT, make_corpus
 from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, shell
 
 _, PIPELINE, TRAIN = commands("README.md")
+GUIDES = ("training", "checkpoints", "experts", "generation", "benchmarks")
 ON_TRAINING = [
     block
-    for page in (
-        "guides/training.md",
-        "concepts/parallelism.md",
-        "guides/checkpoints.md",
-        "guides/experts.md",
-        "guides/generation.md",
-    )
+    for page in ("guides/training.md", "concepts/parallelism.md", *(f"guides/{name}.md" for name in GUIDES[1:]))
     for block in commands(page)
 ]
 

@@ -221,7 +221,7 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
     (tmp_path / "empty.txt").touch()
     other = shards(tmp_path / "tokens", [[[1] * 40]])
     for config, fault in (
-        (config_of(run), "nothing to evaluate on: give folders of token shards, or --text FILE"),
+        (config_of(run), "nothing to evaluate on: give folders of token shards, --text FILE, or --tasks NAME"),
         (config_of(tmp_path, data["holdout"]), "expected a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
         (config_of(run, parallel=ParallelConfig(micro_batches=2)), "micro_batches is 2, .*; try --micro_batch_size 8"),

@@ -63,13 +63,9 @@ class TextGenerator:
 
     def _begin(self, texts: Sequence[Text]) -> Tensor:
         """Start the cache; return the prompts (B, T), which end together."""
-        longest = max(len(text.prompt) for text in texts)
-        padding = [longest - len(text.prompt) for text in texts]
-        capacity = longest + max(text.limit for text in texts)
-        device = self.cache.device
-        self.cache.begin(torch.tensor(padding, device=device), capacity)
-        rows = [[0] * empty + list(text.prompt) for empty, text in zip(padding, texts, strict=True)]
-        return torch.tensor(rows, device=device)
+        ids, padding = padded_rows([text.prompt for text in texts], self.cache.device)
+        self.cache.begin(padding, ids.shape[1] + max(text.limit for text in texts))
+        return ids
 
     def _draw(self, logits: Tensor, going: Sequence[tuple[Text, torch.Generator]]) -> Tensor:
         """Draw a token of each text from logits (B, V): (B,) int64."""
@@ -84,3 +80,11 @@ class TextGenerator:
             for row, (text, generator) in zip(logits, going, strict=True)
         ]
         return self.agree(torch.tensor(tokens))
+
+
+def padded_rows(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tokens of texts (B, T), which end together, with zeros before them, and the number of these (B,)."""
+    longest = max(map(len, texts))
+    padding = [longest - len(text) for text in texts]
+    rows = [[0] * empty + list(text) for empty, text in zip(padding, texts, strict=True)]
+    return torch.tensor(rows, device=device), torch.tensor(padding, device=device)

@@ -1,0 +1,184 @@
+"""`gristmill evaluate --tasks` and `gristmill lm-eval`, on local task files and without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.conftest import REPOSITORY, TORCHRUN
+from training.evaluate import main
+from training.hugging_face.export_hf import export_hf
+
+ITEMS = [
+    {"question": "What turns the wheel?", "choices": ["water", "bread", "the miller"], "answer": 0},
+    {"question": "Who carries grain?", "choices": ["a river", "the miller"], "answer": 1},
+    {"question": "What is fine?", "choices": ["flour", "stone"], "answer": 0},
+    {"question": "What is slow?", "choices": ["morning", "the wheel", "water"], "answer": 1},
+]
+CHOICE = """\
+task: mill_choice
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {folder}/items.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+WHOLE = """\
+task: mill_text
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {folder}/items.jsonl}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{question}}}}"
+metric_list:
+  - metric: bits_per_byte
+"""
+WRITTEN = """\
+task: mill_written
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {folder}/items.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[answer]}}}}"
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 8
+metric_list:
+  - metric: exact_match
+"""
+TASKS = ["mill_choice", "mill_text", "mill_written"]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder of three tasks and their data."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    for name, text in zip(TASKS, (CHOICE, WHOLE, WRITTEN), strict=True):
+        (folder / f"{name}.yaml").write_text(text.format(folder=folder))
+    return folder
+
+
+def words(run: Path, tasks: Path, *more: str) -> list[str]:
+    return [str(run), "--tasks", *TASKS, "--task_folder", str(tasks), "--device", "cpu", *more]
+
+
+def of_transformers(folder: Path, tasks: Path) -> dict[str, Any]:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    found = simple_evaluate(
+        "hf", f"pretrained={folder},dtype=float32", TASKS, device="cpu", task_manager=manager, batch_size=2
+    )
+    results: dict[str, Any] = found["results"]
+    return results
+
+
+def test_scores_are_those_of_lm_eval_s_own_backend(
+    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = checkpoint_of("llama, grouped")
+    export_hf(run, tmp_path / "hf", run / "train")
+    main(words(run, tasks, "--out", str(tmp_path / "scores.json")))
+    said = capsys.readouterr().out
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    expected = of_transformers(tmp_path / "hf", tasks)
+    assert set(scores) == set(TASKS) == set(expected)
+    for task in TASKS:
+        assert scores[task]["items"] == len(ITEMS)
+        for name, value in expected[task].items():
+            if isinstance(value, float) and "stderr" not in name:
+                assert scores[task][name.removesuffix(",none")] == pytest.approx(value, abs=1e-5)
+    assert 0 < scores["mill_choice"]["acc"] < 1 and scores["mill_text"]["bits_per_byte"] > 1
+    for task in TASKS:
+        assert f"{task}: " in said
+    assert "4 items" in said and "acc 0." in said
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_ranks_have_the_scores_of_one_process(
+    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path
+) -> None:
+    folder = checkpoint_of("llama, grouped")
+    main(words(folder, tasks, "--out", str(tmp_path / "one.json")))
+    out = ["--out", str(tmp_path / "two.json"), "--parallel.tp", "2"]
+    done = run([*TORCHRUN, "-m", "training.evaluate", *words(folder, tasks, *out)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mill_choice: ") == 1
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    for task in TASKS:
+        assert two[task] == pytest.approx(one[task], abs=1e-5)
+
+
+def test_the_command_line_of_lm_eval_knows_our_models(
+    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path
+) -> None:
+    folder = checkpoint_of("llama, grouped")
+    main(words(folder, tasks, "--out", str(tmp_path / "ours.json"), "--limit", "3"))
+    options = ["--tasks", str(tasks / "mill_choice.yaml"), "--limit", "3", "--output_path", str(tmp_path / "theirs")]
+    command = [sys.executable, "-m", "gristmill_cli", "lm-eval", "--model_args", f"checkpoint={folder}", *options]
+    done = run([*command, "--device", "cpu"])
+    assert done.returncode == 0, done.stderr
+    (results,) = (tmp_path / "theirs").rglob("results*.json")
+    found = json.loads(results.read_text())["results"]["mill_choice"]
+    ours = json.loads((tmp_path / "ours.json").read_text())["mill_choice"]
+    assert ours["items"] == 3 and found["acc,none"] == pytest.approx(ours["acc"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--device", "cpu"])
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and len(said) == 1 and said[0].startswith("error: "), said
+    return said[0]
+
+
+def test_what_cannot_be_is_refused_in_one_sentence(
+    checkpoint_of: Callable[[str], Path], tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(checkpoint_of("llama, grouped"))
+    choice = str(tasks / "mill_choice.yaml")
+    assert "there is no such file" in refused(capsys, folder, "--tasks", str(tasks / "none.yaml"))
+    assert "tasks has no_such_task, which lm_eval does not know" in refused(capsys, folder, "--tasks", "no_such_task")
+    assert "limit is given, but there are no --tasks" in refused(capsys, folder, "--text", choice, "--limit", "3")
+    assert "parallel.zero is given" in refused(capsys, folder, "--tasks", choice, "--parallel.zero", "3")
+    (tasks / "items.jsonl").unlink()
+    said = refused(capsys, folder, "--tasks", choice)
+    assert "the data of tasks mill_choice cannot be read" in said and "items.jsonl" in said
+    (tasks / "mill_choice.yaml").write_text("task: [")
+    assert "mill_choice.yaml" in refused(capsys, folder, "--tasks", choice)
+
+
+def test_it_is_said_where_lm_eval_is_missing(
+    checkpoint_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.tasks.harness.find_spec", lambda name: None)
+    said = refused(capsys, str(checkpoint_of("llama, grouped")), "--tasks", "mill_choice")
+    assert "--tasks needs lm_eval: pip install 'gristmill[eval]'" in said
