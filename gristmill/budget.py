@@ -231,19 +231,23 @@ def _cached(folder: Path) -> int:
 
 
 def _groups(process: Path, controller: str) -> Iterator[Path]:
-    """The folders of a process's control group and its parents, of both versions, as the limits of each hold.
+    """Yield the folders of a process's control group and its parents, of both versions, as the limits of each hold.
 
     What a container sees may begin at its own group, or at a parent of it that /proc does not tell.
     """
     mounts = dict(_mounts(process, controller))
     for line in _read(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        version = "cgroup2" if not controllers else "cgroup" if controller in controllers.split(",") else ""
+        if controllers and controller not in controllers.split(","):
+            continue
+        version = "cgroup" if controllers else "cgroup2"
         if version in mounts:
             root, mounted = mounts[version]
             below = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
             folder = mounted if ".." in below.parts else mounted / below
-            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(mounted))
+            for group in (folder, *folder.parents):
+                if group.is_relative_to(mounted):
+                    yield group
 
 
 def _mounts(process: Path, controller: str) -> Iterator[tuple[str, tuple[str, Path]]]:

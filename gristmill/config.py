@@ -193,8 +193,10 @@ def _key(field: "dataclasses.Field[Any]") -> str:
 
 
 def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
+    plain = kind
     several = [member for member in typing.get_args(kind) if typing.get_origin(member) is tuple]
-    plain = several[0] if several and isinstance(value, list) else Path if several else kind  # of Path | tuple[Path, …]
+    if several:  # Path | tuple[Path, …]
+        plain = several[0] if isinstance(value, list) else Path
     try:
         return msgspec.convert(value, plain, dec_hook=_read_path, strict=strict)
     except (msgspec.ValidationError, TypeError) as error:

@@ -128,14 +128,16 @@ def unknown_scheme_in(value: Any) -> str:
 
 
 def paths_in(value: Any) -> Iterator[Path]:
-    """The paths in a value, at any depth of lists, dictionaries and dataclasses."""
+    """Yield the paths in a value, at any depth of lists, dictionaries and dataclasses."""
     if isinstance(value, Path):
         yield value
     if is_dataclass(value):
         value = vars(value)
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    for part in parts:
-        yield from paths_in(part)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from paths_in(item)
 
 
 def hide_passwords(text: str) -> str:

@@ -173,11 +173,22 @@ def _fail(message: str) -> int:
 
 
 def _nearest(name: str) -> str:
-    """The command most like a mistyped one, and how to see all."""
+    """Return the command most like a mistyped one, and how to see all."""
     given = name.replace("-", "_").lower()
-    match = difflib.get_close_matches(given, COMMANDS, n=1) or [x for x in COMMANDS if x.startswith(given)]
-    clean = [clean for group in GROUPS.values() for clean, it in group.items() if match and it is COMMANDS[match[0]]]
-    return " or ".join(f"gristmill {name}" for name in [*clean[:1], "--help"])
+    matches = difflib.get_close_matches(given, COMMANDS, n=1)
+    if not matches:
+        matches = [command for command in COMMANDS if command.startswith(given)]
+    names = [*_clean_name(matches[0]), "--help"] if matches else ["--help"]
+    return " or ".join(f"gristmill {name}" for name in names)
+
+
+def _clean_name(name: str) -> list[str]:
+    """Return the name of a command in the help, of one that may be given by an alias."""
+    for group in GROUPS.values():
+        for clean, command in group.items():
+            if command is COMMANDS[name]:
+                return [clean]
+    return []
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts
+from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts, Tally
 from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
@@ -64,54 +64,108 @@ def card(run: Positional[Path], name: str = "") -> Text:
 def _lines(
     run: Path, name: str, options: dict[str, Any], funnel: Funnel, manifests: dict[str, Manifest]
 ) -> Iterable[str]:
+    """Yield the card, section by section."""
     counts = Counts(funnel.tallies, [])
-    tokens = funnel.tokens
-    documents = counts.total(TRAIN).documents
-    size = next((size for at, size in enumerate(_SIZES) if documents < 1000 * 10**at), "1T")
-    below = _SIZES[_SIZES.index(size) - 1] if size != "1K" else ""
-    yield from ("---", f"pretty_name: {msgspec.json.encode(name).decode()}", "task_categories:", "- text-generation")
-    yield from ("size_categories:", f"- {below}<n<{size}" if below else "- n<1K", "tags:", "- gristmill", "---", "")
-    yield f"# {name}"
-    trained = count_of(sum(tokens[TRAIN].values()), "token")
-    yield f"\n{count_of(documents, 'document')} and {trained} for training, "
-    yield f"{counts.total(HELD_OUT).documents:,} and {sum(tokens.get(HELD_OUT, {}).values()):,} held out.\n"
-    yield "## Sources\n"
-    yield from _table(
-        ("source", "documents read", "MB read", "for training", "MB", "tokens", "bytes a token"),
-        [_source_row(source, counts, tokens[TRAIN]) for source in sorted(funnel.tallies)],
-    )
-    yield "\n## What became of the documents\n"
-    repeated = sum(counts.total(it).documents for it in INCOMING if it != READ)
-    again = f" The mix adds {repeated:,}: repeats, and parts of documents that were split." if repeated else ""
-    yield f"{counts.total(READ).documents:,} were read.{again}\n"
-    reasons = [it for it in counts.reasons if it not in (*INCOMING, NOT_READ) and counts.total(it).documents]
-    rows = sorted(((it, counts.total(it)) for it in reasons), key=lambda row: -row[1].documents)
-    yield from _table(("", "documents", "MB"), [(it, f"{n.documents:,}", f"{n.bytes / 1e6:,.1f}") for it, n in rows])
+    yield from _header(name, counts.total(TRAIN).documents)
+    yield from _totals(counts, funnel.tokens)
+    yield from _sources(counts, funnel.tokens[TRAIN])
+    yield from _outcomes(counts)
     if funnel.warnings:
-        yield from ("\n## What looks wrong\n", *(f"- {line}" for line in funnel.warnings))
+        yield "\n## What looks wrong\n"
+        for warning in funnel.warnings:
+            yield f"- {warning}"
     if options.get("recipe"):
         yield from _rules(run, options["recipe"])
-    report = report_paths(run / "decontaminated")[1]
     if options.get("decontaminate", {}).get("against"):
-        yield f"\n## Benchmarks\n\nPolicy: {options['decontaminate']['policy']}.\n"
-        found = read_report(report).benchmarks
-        yield from _table(
-            ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents"),
-            [(it, f"{n.items:,}", f"{n.found:,}", f"{sum(n.documents.values()):,}", f"{n.near:,}",
-              f"{sum(n.near_documents.values()):,}") for it, n in found.items()],
-        )  # fmt: skip
-    tokenizer = manifests[TRAIN].tokenizer
-    yield f"\n## Tokens\n\nMegatron's indexed format, {manifests[TRAIN].dtype}, {tokenizer.vocab_size:,} ids;"
-    yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
-    yield f"{tokenizer.sha256}.\n"
+        yield from _benchmarks(run, options["decontaminate"]["policy"])
+    yield from _tokens(manifests[TRAIN])
     yield "## Options\n\n```json"
     shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
     yield msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
     yield "```\n"
 
 
+def _header(name: str, documents: int) -> Iterable[str]:
+    """Yield what the Hub reads of a card, and the title."""
+    yield "---"
+    yield f"pretty_name: {msgspec.json.encode(name).decode()}"
+    yield "task_categories:"
+    yield "- text-generation"
+    yield "size_categories:"
+    yield f"- {_size_category(documents)}"
+    yield "tags:"
+    yield "- gristmill"
+    yield "---"
+    yield ""
+    yield f"# {name}"
+
+
+def _size_category(documents: int) -> str:
+    """Return the Hub's category of so many documents.
+
+    >>> _size_category(999), _size_category(1000), _size_category(10**15)
+    ('n<1K', '1K<n<10K', '100B<n<1T')
+    """
+    number = 0
+    while number < len(_SIZES) - 1 and documents >= 1000 * 10**number:
+        number += 1
+    return f"{_SIZES[number - 1]}<n<{_SIZES[number]}" if number else f"n<{_SIZES[0]}"
+
+
+def _totals(counts: Counts, tokens: dict[str, dict[str, int]]) -> Iterable[str]:
+    """Yield how much there is for training, and how much is held out."""
+    documents = count_of(counts.total(TRAIN).documents, "document")
+    trained = count_of(sum(tokens[TRAIN].values()), "token")
+    yield f"\n{documents} and {trained} for training, "
+    yield f"{counts.total(HELD_OUT).documents:,} and {sum(tokens.get(HELD_OUT, {}).values()):,} held out.\n"
+
+
+def _sources(counts: Counts, tokens: dict[str, int]) -> Iterable[str]:
+    """Yield the section on what each source had, and has for training."""
+    yield "## Sources\n"
+    head = ("source", "documents read", "MB read", "for training", "MB", "tokens", "bytes a token")
+    yield from _table(head, [_source_row(source, counts, tokens) for source in sorted(counts.tallies)])
+
+
+def _outcomes(counts: Counts) -> Iterable[str]:
+    """Yield the section on how many documents were read, and how many left by which reason."""
+    yield "\n## What became of the documents\n"
+    added = sum(counts.total(reason).documents for reason in INCOMING if reason != READ)
+    again = f" The mix adds {added:,}: repeats, and parts of documents that were split." if added else ""
+    yield f"{counts.total(READ).documents:,} were read.{again}\n"
+    outgoing = list[tuple[str, Tally]]()
+    for reason in counts.reasons:
+        if reason not in (*INCOMING, NOT_READ):
+            outgoing.append((reason, counts.total(reason)))
+    outgoing.sort(key=lambda row: -row[1].documents)
+    rows = [(reason, f"{tally.documents:,}", f"{tally.bytes / 1e6:,.1f}") for reason, tally in outgoing]
+    yield from _table(("", "documents", "MB"), rows)
+
+
+def _benchmarks(run: Path, policy: str) -> Iterable[str]:
+    """Yield the section on items of benchmarks that were found."""
+    yield f"\n## Benchmarks\n\nPolicy: {policy}.\n"
+    _, report = report_paths(run / "decontaminated")
+    rows = list[tuple[str, ...]]()
+    for name, benchmark in read_report(report).benchmarks.items():
+        documents = sum(benchmark.documents.values())
+        near_documents = sum(benchmark.near_documents.values())
+        numbers = (benchmark.items, benchmark.found, documents, benchmark.near, near_documents)
+        rows.append((name, *(f"{number:,}" for number in numbers)))
+    head = ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents")
+    yield from _table(head, rows)
+
+
+def _tokens(manifest: Manifest) -> Iterable[str]:
+    """Yield the section on the format of the tokens, and their tokenizer."""
+    tokenizer = manifest.tokenizer
+    yield f"\n## Tokens\n\nMegatron's indexed format, {manifest.dtype}, {tokenizer.vocab_size:,} ids;"
+    yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
+    yield f"{tokenizer.sha256}.\n"
+
+
 def _rules(run: Path, recipe: str) -> Iterable[str]:
-    """The rules of the recipe, if they are those that the run had."""
+    """Yield the section with the rules of the recipe, if they are those that the run had."""
     record = load_record(run, "filter_quality") or load_record(run, FIRST_STAGE)
     try:
         rules = read_recipe(recipe)
@@ -125,21 +179,29 @@ def _rules(run: Path, recipe: str) -> Iterable[str]:
 
 
 def _without_folders(value: Any) -> Any:
-    """An option without the folders of its paths, which say how a machine is arranged and not what the data are."""
+    """Return an option without the folders of its paths, which tell about a machine and not about the data."""
     if isinstance(value, dict):
-        return {key: _without_folders(its) for key, its in value.items()}
+        return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_folders(its) for its in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        return list(map(_without_folders, value))
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
 
 
 def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence[str]:
     read = counts.total(READ, source)
     trained = counts.total(TRAIN, source)
-    found = tokens.get(source, 0)
-    ratio = f"{trained.bytes / found:.2f}" if found else "none"
-    return (source, f"{read.documents:,}", f"{read.bytes / 1e6:,.1f}", f"{trained.documents:,}",
-            f"{trained.bytes / 1e6:,.1f}", f"{found:,}", ratio)  # fmt: skip
+    count = tokens.get(source, 0)
+    return (
+        source,
+        f"{read.documents:,}",
+        f"{read.bytes / 1e6:,.1f}",
+        f"{trained.documents:,}",
+        f"{trained.bytes / 1e6:,.1f}",
+        f"{count:,}",
+        f"{trained.bytes / count:.2f}" if count else "none",
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:

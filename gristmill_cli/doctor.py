@@ -48,18 +48,20 @@ def doctor() -> Group:
 
 
 def requirements_of(extra: str) -> list[str]:
-    """The distributions that an extra asks for, or with '' those that are always there."""
-    found = []
+    """Return the distributions that an extra asks for, or with '' those that are always there."""
+    names = list[str]()
     for line in requires("gristmill") or []:
         requirement, _, marker = line.partition(";")
         named = re.search(r"extra\s*==\s*[\"']([^\"']+)", marker)
-        if (named[1] if named else "") == extra and (name := _NAME.match(requirement)):
-            found.append(name[0])
-    return found
+        extra_of_line = named[1] if named else ""
+        name = _NAME.match(requirement)
+        if name and extra_of_line == extra:
+            names.append(name[0])
+    return names
 
 
 def missing(extra: str) -> list[str]:
-    """The distributions of an extra that are not installed."""
+    """Return the distributions of an extra that are not installed."""
     return [name for name in requirements_of(extra) if not _version_of(name)]
 
 
@@ -91,13 +93,18 @@ def _machine() -> Table:
 
 
 def count_kernels() -> int:
-    """How many compiled kernels are in the cache."""
-    return sum(1 for folder in cache_folders() if folder.is_dir() for _ in folder.glob(f"*{SUFFIX}"))
+    """Return how many compiled kernels are in the cache."""
+    count = 0
+    for folder in cache_folders():
+        if folder.is_dir():
+            count += len(list(folder.glob(f"*{SUFFIX}")))
+    return count
 
 
 def _gpus() -> list[str]:
-    """Names and memory of the GPUs that NVIDIA's driver knows."""
-    if not (program := shutil.which("nvidia-smi")):
+    """Return names and memory of the GPUs that NVIDIA's driver knows."""
+    program = shutil.which("nvidia-smi")
+    if not program:
         return []
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
@@ -105,14 +112,15 @@ def _gpus() -> list[str]:
 
 
 def _torch() -> str:
-    """The version of torch, and whether it computes on a GPU here."""
+    """Return the version of torch, and whether it computes on a GPU here."""
     if find_spec("torch") is None:
         return "not installed"
     import torch
 
-    return f"{torch.__version__}, " + (
-        count_of(torch.cuda.device_count(), "GPU") if torch.cuda.is_available() else "CPU only"
-    )
+    computes_on = "CPU only"
+    if torch.cuda.is_available():
+        computes_on = count_of(torch.cuda.device_count(), "GPU")
+    return f"{torch.__version__}, {computes_on}"
 
 
 def _extras() -> Table:

@@ -4,7 +4,7 @@ import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,18 +96,25 @@ def show_duplicates(
         )
     if source and not pairs:
         raise UsageError(f"--source {source}: no document of it was removed as a duplicate, nor kept for one")
-    what = f"with {of}" if of else f"of {source}" if source else "removed as duplicates"
+    what = "removed as duplicates"
+    if of:
+        what = f"with {of}"
+    elif source:
+        what = f"of {source}"
     title = Text(f"documents {what}: {total:,}; shown: {len(pairs):,}, the least similar first", "bold")
     return Group(title, *_compared(corpus, pairs, text_column))
 
 
 def corpus_of(out: Path) -> Path | None:
-    """The folder with the documents that a run compared; None if it was removed."""
-    return next((out / name for name in CORPORA if is_folder(out / name)), None)
+    """Return the folder with the documents that a run compared; None if it was removed."""
+    for name in CORPORA:
+        if is_folder(out / name):
+            return out / name
+    return None
 
 
 def some_documents(corpus: Path | None, keys: Iterable[DocKey], text_column: str) -> dict[DocKey, Document]:
-    """Some documents, by key; none where they are no longer there."""
+    """Return some documents, by key; none where they are no longer there."""
     if corpus is None:
         return {}
     try:
@@ -117,13 +124,14 @@ def some_documents(corpus: Path | None, keys: Iterable[DocKey], text_column: str
 
 
 def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
-    """The keys that may be meant: as given; or, of a file of the user's corpus, that of the document in its row.
+    """Return the keys that may be meant: as given; or, of a file of the user's corpus, of the document in its row.
 
     Such a file has another format than ours, or is given by its path. Its blank and malformed lines have rows, but no
     documents, so that rows after them are others here.
     """
     recorded = recorded_options(out)
-    corpus, (file, _, row) = Path(recorded.get("corpus", ".")), given.rpartition("@")
+    corpus = Path(recorded.get("corpus", "."))
+    file, _, row = given.rpartition("@")
     path = resolved(Path(file))
     name = path.relative_to(corpus).as_posix() if path.is_relative_to(corpus) else file
     key = DocKey.parse(f"{name}@{row}")
@@ -135,50 +143,60 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
         f"--of {given}: a function or a recipe removed documents, so rows no longer match those of your files; "
         f"expected a key as printed by gristmill duplicates {out}",
     )
-    if is_file(own := corpus / name):
+    own = corpus / name
+    if is_file(own):
         formats = recorded.get("normalize", {}).get("read_also", [])
-        rows = (document.key.row for document in read_corpus(own, text_column, formats, on_malformed="skip"))
-        before = 0
-        found = -1
-        for found in rows:
-            if found >= key.row:
+        before = 0  # documents in rows before
+        row_of_document = -1
+        for document in read_corpus(own, text_column, formats, on_malformed="skip"):
+            row_of_document = document.key.row
+            if row_of_document >= key.row:
                 break
             before += 1
         require(
-            found == key.row,
+            row_of_document == key.row,
             f"--of {given}: {own} has no document in that row, counted from 0: it is blank, malformed or after the end",
         )
         key = DocKey(name, before)
-    return {DocKey(found, key.row) for found in names}
+    return {DocKey(file_name, key.row) for file_name in names}
 
 
 def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], most: int) -> tuple[int, list[Pair]]:
-    """(number of all, the least similar) pairs of the rows of the removal table that are meant; it is read in parts."""
+    """Return how many pairs of the removal table are meant, and the least similar ones; the table is read in parts."""
     total = 0
-    found = list[tuple[float, int, Pair]]()
+    least_similar = list[tuple[float, int, Pair]]()  # a heap of -similarity, -number, pair
     for row in filter(is_meant, _rows(table, _COLUMNS)):
         pair = Pair(*_keys_of(row), row["similarity"])
         total += 1
-        place = -(2.0 if pair.similarity is None else pair.similarity), -total, pair
-        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, place)
-    return total, [pair for *_, pair in sorted(found, reverse=True)]
+        similarity = 2.0 if pair.similarity is None else pair.similarity
+        _push(least_similar, (-similarity, -total, pair), most)
+    return total, [pair for *_, pair in sorted(least_similar, reverse=True)]
+
+
+def _push(heap: list[Any], item: Any, most: int) -> None:
+    """Add an item to a heap that keeps the largest ones, up to `most`."""
+    if len(heap) < most:
+        heapq.heappush(heap, item)
+    else:
+        heapq.heappushpop(heap, item)
 
 
 def _keys_of(row: dict[str, Any]) -> tuple[DocKey, DocKey]:
-    """The keys of a removed document and of the one that was kept in its place."""
+    """Return the keys of a removed document and of the one that was kept in its place."""
     return DocKey(row["file"], row["row"]), DocKey(row["kept_file"], row["kept_row"])
 
 
 def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a table, of the `columns` that it has."""
+    """Yield the rows of a table, of the `columns` that it has."""
     with local_copies([path]) as (copy,), open_parquet(copy) as file:
-        for batch in file.iter_batches(columns=[name for name in columns if name in file.schema_arrow.names]):
+        present = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches(columns=present):
             yield from batch.to_pylist()
 
 
 def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
-    """The largest clusters: sizes, first members, and the first two of some of them side by side."""
-    found = list[tuple[int, int, list[DocKey]]]()  # size, -number, the first members
+    """Show the largest clusters: sizes, first members, and the first two of some of them side by side."""
+    largest = list[tuple[int, int, list[DocKey]]]()  # a heap of size, -number, the first members
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
     for number, (_, members) in enumerate(groupby(rows, key=lambda row: row["cluster"])):
         size = 0
@@ -187,35 +205,39 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
             size += 1
             if len(first) < 4:
                 first.append(DocKey(row["file"], row["row"]))
-        (heapq.heappush if len(found) < most else heapq.heappushpop)(found, (size, -number, first))
-    clusters = [(size, members) for size, _, members in sorted(found, reverse=True)]
-    if not clusters:
+        _push(largest, (size, -number, first), most)
+    if not largest:
         return Group(Text("no clusters: no two documents are similar enough"))
     table = Table("documents", "the first of them", box=None, pad_edge=False)
-    for size, first in clusters:
-        more = f" and {size - len(first):,} more" if size > len(first) else ""
-        table.add_row(f"{size:,}", Text(", ".join(map(str, first)) + more))
-    pairs = [Pair(first[1], first[0], None) for _, first in clusters[:show]]
-    return Group(
-        Text(f"the {count_of(len(clusters), 'largest cluster')}", "bold"), table, *_compared(corpus, pairs, text_column)
-    )
+    pairs = list[Pair]()
+    for size, _, first in sorted(largest, reverse=True):
+        others = f" and {size - len(first):,} more" if size > len(first) else ""
+        table.add_row(f"{size:,}", Text(", ".join(map(str, first)) + others))
+        if len(pairs) < show:
+            pairs.append(Pair(first[1], first[0], None))
+    title = Text(f"the {count_of(len(largest), 'largest cluster')}", "bold")
+    return Group(title, table, *_compared(corpus, pairs, text_column))
 
 
 def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Text | Table]:
-    """Each pair: a line of what it is, and the texts from shortly before their first difference on.
+    """Yield for each pair a line of what it is, and the texts from shortly before their first difference on.
 
     A similarity that the run did not measure is computed here, of the run's shingles.
     """
-    keys = sorted({key for pair in pairs for key in (pair.removed, pair.kept)})
-    documents = {document.key: document for document in read_some(corpus, keys, text_column)}
+    keys = set[DocKey]()
     for pair in pairs:
-        names = [label_of(documents[key]) for key in (pair.removed, pair.kept)]
-        removed, kept = (documents[key].text for key in (pair.removed, pair.kept))
-        found = pair.similarity
-        if found is None:
-            found = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
-        said = "shorter than a shingle" if isnan(found) else f"similarity {found:.2f}"
-        yield Text(f"\n{names[0]} next to {names[1]}, {said}", "bold")
+        keys.update((pair.removed, pair.kept))
+    documents = {document.key: document for document in read_some(corpus, sorted(keys), text_column)}
+    for pair in pairs:
+        removed_label = label_of(documents[pair.removed])
+        kept_label = label_of(documents[pair.kept])
+        removed = documents[pair.removed].text
+        kept = documents[pair.kept].text
+        similarity = pair.similarity
+        if similarity is None:
+            similarity = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
+        alike = "shorter than a shingle" if isnan(similarity) else f"similarity {similarity:.2f}"
+        yield Text(f"\n{removed_label} next to {kept_label}, {alike}", "bold")
         if removed == kept:
             yield Text("the texts are equal")
             continue
@@ -229,19 +251,19 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
 
 
 def label_of(document: Document) -> str:
-    """The key of a document, with its own `id`, and of which document a function made it as a part."""
-    found = {"id": document.own_id, "part": document.value(PART_FIELD)}
-    own = [f"{name} {value}" for name, value in found.items() if value is not None]
-    return f"{document.key} ({', '.join(own)})" if own else str(document.key)
+    """Return the key of a document, with its own `id`, and of which document a function made it as a part."""
+    values = {"id": document.own_id, "part": document.value(PART_FIELD)}
+    known = [f"{name} {value}" for name, value in values.items() if value is not None]
+    return f"{document.key} ({', '.join(known)})" if known else str(document.key)
 
 
 def label_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
-    """The label of a document, or where its text is no longer there its key."""
+    """Return the label of a document, or where its text is no longer there its key."""
     return label_of(documents[key]) if key in documents else str(key)
 
 
 def text_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
-    """The text of a document, or that it is no longer there."""
+    """Return the text of a document, or that it is no longer there."""
     return documents[key].text if key in documents else GONE
 
 
@@ -251,36 +273,68 @@ def _shingles_of(out: Path) -> tuple[int, Unit]:
 
 
 def mark_differences(one: str, other: str) -> tuple[Text, Text]:
-    """Both texts by words, from shortly before their first difference on; words that the other has not are marked.
+    """Return both texts from shortly before their first difference on; words that the other has not are marked.
 
     >>> [str(text) for text in mark_differences("the old mill grinds", "the new mill grinds")]
     ['the [old] mill grinds', 'the [new] mill grinds']
     """
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_words(one), _words(other), strict=False)))
-    start = max(0, same - _BEFORE)
-    words = [list(islice(_words(text), start, start + _SHOWN + 1)) for text in (one, other)]
-    shown = [some[:_SHOWN] for some in words]
-    sides = Text("… " if start else ""), Text("… " if start else "")
-    for kind, *bounds in SequenceMatcher(None, shown[0], shown[1], autojunk=False).get_opcodes():
-        for side, some, (first, last) in zip(sides, shown, (bounds[:2], bounds[2:]), strict=True):
-            part = "".join(some[first:last])
-            if kind == "equal" or not part:
-                side.append(part)
-            else:
-                side.append(f"[{part.rstrip()}]", "bold reverse")
-                side.append(" " * part.endswith(" "))
-    for side, some in zip(sides, words, strict=True):
-        side.rstrip()
-        side.append(" …" * (len(some) > _SHOWN))
-    return sides
+    start = max(0, _count_equal_words(one, other) - _BEFORE)
+    left = _Excerpt(one, start)
+    right = _Excerpt(other, start)
+    matcher = SequenceMatcher(None, left.words, right.words, autojunk=False)
+    for kind, left_first, left_last, right_first, right_last in matcher.get_opcodes():
+        left.append(left_first, left_last, is_marked=kind != "equal")
+        right.append(right_first, right_last, is_marked=kind != "equal")
+    return left.text(), right.text()
+
+
+def _count_equal_words(one: str, other: str) -> int:
+    """Return how many words two texts have in common at their beginnings."""
+    count = 0
+    for word, other_word in zip(_words(one), _words(other), strict=False):
+        if word != other_word:
+            break
+        count += 1
+    return count
+
+
+class _Excerpt:
+    """Some words of a text from word `start` on, appended run by run, some of them marked."""
+
+    def __init__(self, text: str, start: int) -> None:
+        words = list(islice(_words(text), start, start + _SHOWN + 1))
+        self.words = words[:_SHOWN]
+        self._is_cut = len(words) > _SHOWN
+        self._text = Text("… " if start else "")
+
+    def append(self, first: int, last: int, is_marked: bool) -> None:
+        """Append the words first ≤ number < last."""
+        run = "".join(self.words[first:last])
+        if not is_marked or not run:
+            self._text.append(run)
+            return
+        self._text.append(f"[{run.rstrip()}]", "bold reverse")
+        if run.endswith(" "):
+            self._text.append(" ")
+
+    def text(self) -> Text:
+        """Return the text, with an ellipsis where it was cut."""
+        self._text.rstrip()
+        if self._is_cut:
+            self._text.append(" …")
+        return self._text
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words, each with a space; the characters of one that is too long to be a word.
+    """Yield the words, each with a space; the characters of one that is too long to be a word.
 
     >>> list(_words("a mill")), "".join(_words("水" * 41)) == "水" * 41 + " "
     (['a ', 'mill '], True)
     """
-    for found in _WORD.finditer(text):
-        word = found[0]
-        yield from (f"{word} ",) if len(word) <= _LONGEST_WORD else (*word, " ")
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if len(word) <= _LONGEST_WORD:
+            yield f"{word} "
+        else:
+            yield from word
+            yield " "

@@ -145,21 +145,28 @@ def _records(rules: list[Rule], budget: int, source: str, found: Harvest) -> Ite
             yield {"text": text, "meta": {"path": path, "origin": origin}}
 
 
+_GENERATED = {"__pycache__", "site-packages", "dist-packages"}  # folders of files that are not the machine's own texts
+
+
 def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, str], str]]]:
-    """A source's files, ordered by the hash of their path, so that any prefix is a random sample."""
-    found = [
-        (Path(folder, name), path, root.name, render)
-        for roots, pattern, render in rules
-        for root in roots
-        for folder, _, names in os.walk(root)
-        if not {"__pycache__", "site-packages", "dist-packages"} & {*Path(folder).relative_to(root).parts}
-        for name in names
-        # A name that is not UTF-8 is not printable; symbolic links would repeat a file.
-        if re.fullmatch(pattern, path := f"{folder}/{name}".removeprefix(f"{root}/"))
-        and path.isprintable()
-        and not Path(folder, name).is_symlink()
-    ]
-    return sorted(found, key=lambda it: (hashlib.sha256(it[1].encode()).digest(), it[0]))
+    """Return a source's files, ordered by the hash of their path, so that any prefix is a random sample."""
+    candidates = list[tuple[Path, str, str, Callable[[str, str], str]]]()
+    for roots, pattern, render in rules:
+        for root in roots:
+            for file in _files_below(root):
+                path = f"{file}".removeprefix(f"{root}/")
+                # A name that is not UTF-8 is not printable; symbolic links would repeat a file.
+                if re.fullmatch(pattern, path) and path.isprintable() and not file.is_symlink():
+                    candidates.append((file, path, root.name, render))
+    return sorted(candidates, key=lambda item: (hashlib.sha256(item[1].encode()).digest(), item[0]))
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """Yield the files below a folder, but for those that Python caches or installs."""
+    for folder, _, names in os.walk(root):
+        if _GENERATED.isdisjoint(Path(folder).relative_to(root).parts):
+            for name in names:
+                yield Path(folder, name)
 
 
 def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:

@@ -1,6 +1,7 @@
 """Command: what each rule of a recipe would remove from a corpus, with examples, before anything runs."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,60 +54,91 @@ def preview(
 
 
 def _sample(corpus: Path, size: int, text_column: str, seed: int) -> tuple[list[Document], int]:
-    """Documents drawn at random, each as likely, in the order of the corpus; and how many there are."""
+    """Return documents drawn at random, each as likely, in the order of the corpus; and how many there are."""
     chosen = list[tuple[int, Document]]()
     total = 0
     draw = random.Random(seed)
     for total, document in enumerate(read_corpus(corpus, text_column, on_malformed="skip"), 1):
         if len(chosen) < size:
             chosen.append((total, document))
-        elif (place := draw.randrange(total)) < size:
-            chosen[place] = (total, document)
-    return [document for _, document in sorted(chosen, key=lambda pair: pair[0])], total
+            continue
+        number = draw.randrange(total)
+        if number < size:
+            chosen[number] = (total, document)
+    in_order = sorted(chosen, key=lambda pair: pair[0])
+    return [document for _, document in in_order], total
 
 
-def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -> Group:
+@dataclass
+class _Verdicts:
+    """The values of each rule, the documents that it removes first, and how many others are rewritten."""
+
+    values: dict[str, list[float]]
+    first: dict[str, list[tuple[Document, float]]]
+    rewritten: int = 0
+
+
+def _judge(recipe: Recipe, sample: list[Document]) -> _Verdicts:
+    """Apply all rules to each document of a sample."""
+    names = [step.name for step in recipe.steps if isinstance(step, Bounds)]
+    verdicts = _Verdicts({name: [] for name in names}, {name: [] for name in names})
     splitter = WordSplitter()
-    bounds = [step for step in recipe.steps if isinstance(step, Bounds)]
-    values: dict[str, list[float]] = {step.name: [] for step in bounds}
-    first: dict[str, list[tuple[Document, float]]] = {step.name: [] for step in bounds}
-    rewritten = 0
     for document in sample:
         url = str(document.value(recipe.url_field) or "") if recipe.url_field else ""
         measures = TextMeasures(document.text, splitter, url)
-        removed = False
+        is_removed = False
         for step in recipe.steps:
             if not isinstance(step, Bounds):
                 changed, _ = step.rewrite(measures.text)
-                measures = measures if changed == measures.text else measures.of(changed)
+                if changed != measures.text:
+                    measures = measures.of(changed)
                 continue
             value = step.value(measures)
-            values[step.name].append(value)
-            if not removed and not step.allows(value):
-                removed = True
-                first[step.name].append((document, value))
-        rewritten += not removed and measures.text != document.text
+            verdicts.values[step.name].append(value)
+            if not is_removed and not step.allows(value):
+                is_removed = True
+                verdicts.first[step.name].append((document, value))
+        if not is_removed and measures.text != document.text:
+            verdicts.rewritten += 1
+    return verdicts
+
+
+def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -> Group:
+    """Return what the rules would remove from a sample of `total` documents, for a terminal."""
+    verdicts = _judge(recipe, sample)
     table = Table("rule", box=None, pad_edge=False, collapse_padding=True)
     for name in ("keeps", "removed", "share", "alone", *(f"{p}%" for p in _PERCENTILES)):
         table.add_column(name, justify="right", no_wrap=True)
-    for step in bounds:
-        found = np.array(values[step.name])
-        count = len(first[step.name])
-        alone = sum(not step.allows(value) for value in values[step.name])
-        spread = (_number(value) for value in np.percentile(found, _PERCENTILES))
-        share = f"{100 * count / len(sample):.1f}%"
-        name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
-        table.add_row(name, _limits(step), f"{count:,}", share, f"{alone:,}", *spread)
-    lost = sum(map(len, first.values()))
-    head = f"{len(sample):,} of {count_of(total, 'document')}: {lost:,} removed ({100 * lost / len(sample):.1f}%)"
-    lines: list[RenderableType] = [Text(f"{head}, {rewritten:,} of the others rewritten"), Text(), table]
-    for name, found_documents in first.items():
-        if found_documents[:examples]:
+    for step in recipe.steps:
+        if isinstance(step, Bounds):
+            table.add_row(*_row_of_rule(step, verdicts, len(sample)))
+    removed = sum(map(len, verdicts.first.values()))
+    share = 100 * removed / len(sample)
+    head = f"{len(sample):,} of {count_of(total, 'document')}: {removed:,} removed ({share:.1f}%)"
+    lines: list[RenderableType] = [
+        Text(f"{head}, {verdicts.rewritten:,} of the others rewritten"),
+        Text(),
+        table,
+    ]
+    for name, documents in verdicts.first.items():
+        if documents[:examples]:
             lines += [Text(), Text(name, style="bold")]
-        for document, value in found_documents[:examples]:
+        for document, value in documents[:examples]:
             start = " ".join(document.text[: 4 * _FIRST].split())[:_FIRST]
             lines += [Text(f"  {_number(value)}  {document.key}"), Text(f"    {escape(start)!r}")]
     return Group(*lines)
+
+
+def _row_of_rule(step: Bounds, verdicts: _Verdicts, documents: int) -> list[str]:
+    """Return the row of a rule: its limits, what it removes, and percentiles of its measure."""
+    values = verdicts.values[step.name]
+    count = len(verdicts.first[step.name])
+    alone = sum(not step.allows(value) for value in values)
+    name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
+    row = [name, _limits(step), f"{count:,}", f"{100 * count / documents:.1f}%", f"{alone:,}"]
+    for percentile in np.percentile(np.array(values), _PERCENTILES):
+        row.append(_number(percentile))
+    return row
 
 
 def _limits(step: Bounds) -> str:

@@ -70,7 +70,9 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     out = out.resolve()
     pipeline, training = _divide(options)
     folders = {"data.train": "data/tokens/train", "data.holdout": "data/tokens/holdout", "out_dir": "model"}
-    written = [word for key, name in folders.items() for word in (f"--{key}", str(out / name))]
+    written = list[str]()
+    for key, name in folders.items():
+        written += [f"--{key}", str(out / name)]
     training = ["--config", str(TRAINING), *written, *training]
     _check(training)
     pipeline = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data"), *pipeline]

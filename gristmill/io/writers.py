@@ -8,6 +8,7 @@ numbers mix.
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,16 +105,17 @@ def write_documents(pieces: Iterable[Path], schema: pa.Schema, target: Path) -> 
 
 
 def _batches(pieces: Iterable[Path]) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """(records, bytes of their lines) of some files, a few at a time."""
-    lines = (line for path in pieces for line in read_lines(path))
+    """Yield records of some files, a few at a time, and the bytes of their lines."""
+    lines = chain.from_iterable(map(read_lines, pieces))
     for batch in batched(lines, count=_BATCH_ROWS, size=_BATCH_BYTES, size_of=lambda line: len(line) + 1):
-        yield [decode_value(msgspec.Raw(line)) for line in batch], sum(map(len, batch)) + len(batch)
+        records = [decode_value(msgspec.Raw(line)) for line in batch]
+        yield records, sum(map(len, batch)) + len(batch)
 
 
 def _columns(records: list[dict[str, Any]], types: dict[str, pa.DataType], name: str) -> dict[str, pa.Array]:
-    """The columns of records, of their own types or of `types`, which then are all columns."""
+    """Return the columns of records, of their own types or of `types`, which then are all columns."""
     columns = dict[str, pa.Array]()
-    for field in types or dict.fromkeys(field for record in records for field in record):
+    for field in types or dict.fromkeys(chain.from_iterable(records)):
         try:
             columns[field] = pa.array([record.get(field) for record in records], types.get(field))
         except _FAULTS as error:
@@ -122,7 +124,7 @@ def _columns(records: list[dict[str, Any]], types: dict[str, pa.DataType], name:
 
 
 def reject_unwritable(schema: pa.Schema, name: str) -> None:
-    """UsageError for fields with objects that have no fields, which Parquet cannot hold."""
+    """Raise UsageError for fields with objects that have no fields, which Parquet cannot hold."""
     for field in schema:
         if _has_empty_struct(field.type):
             raise _unwritable(name, f"field {field.name!r} has objects without fields")

@@ -142,10 +142,17 @@ def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
     paths = list(paths)
     requests = max((store_of(path).requests_at_a_time for path in paths), default=1)
     if requests == 1:
-        yield from (data for path in paths if (data := _read_if_there(path)) is not None)
+        contents: Iterable[bytes | None] = map(_read_if_there, paths)
+        yield from _without_none(contents)
         return
     with ThreadPoolExecutor(requests) as pool:
-        yield from (data for data in pool.map(_read_if_there, paths) if data is not None)
+        yield from _without_none(pool.map(_read_if_there, paths))
+
+
+def _without_none(contents: Iterable[bytes | None]) -> Iterator[bytes]:
+    for content in contents:
+        if content is not None:
+            yield content
 
 
 def _read_if_there(path: Path) -> bytes | None:

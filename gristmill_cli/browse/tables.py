@@ -43,16 +43,17 @@ class PagedTable:
         return int(self.file.metadata.num_rows)
 
     def rows(self, first: int, count: int) -> list[dict[str, Any]]:
-        """Some rows that follow one another."""
-        last = min(first + count, len(self))
-        if first >= last:
+        """Return some rows that follow one another."""
+        end = min(first + count, len(self))
+        if first >= end:
             return []
-        groups = np.arange(*np.searchsorted(self.ends, [first, last - 1], side="right") + [0, 1])
-        before = int(self.ends[groups[0] - 1]) if groups[0] else 0
-        return self.file.read_row_groups(groups.tolist()).slice(first - before, last - first).to_pylist()
+        first_group, last_group = np.searchsorted(self.ends, [first, end - 1], side="right").tolist()
+        table = self.file.read_row_groups(list(range(first_group, last_group + 1)))
+        rows_before = int(self.ends[first_group - 1]) if first_group else 0
+        return table.slice(first - rows_before, end - first).to_pylist()
 
     def find(self, text: str, equal: Mapping[str, str], first: int, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """(number, a page) of the rows of which a key has `text` in it or an id is it, and columns are `equal`."""
+        """Return the number, and a page, of rows whose key contains `text` or whose id equals it, and with `equal`."""
         if not text and not equal:
             return len(self), self.rows(first, count)
         total = 0
@@ -68,7 +69,7 @@ class PagedTable:
         return total, page
 
     def numbers(self, text: str) -> NDArray[np.int64]:
-        """The numbers of the rows of which a key has `text` in it, or an id is it."""
+        """Return the row numbers whose key contains `text` or whose id equals it."""
         numbers = [np.empty(0, np.int64)]
         before = 0
         for group in range(self.file.num_row_groups):
@@ -79,7 +80,7 @@ class PagedTable:
         return np.concatenate(numbers)
 
     def rows_of(self, keys: Sequence[DocKey]) -> dict[DocKey, dict[str, Any]]:
-        """The rows of some documents, by key."""
+        """Return the rows of some documents, by key."""
         row_of_key = dict[DocKey, dict[str, Any]]()
         if not keys:
             return row_of_key
@@ -95,7 +96,7 @@ class PagedTable:
         return row_of_key
 
     def counts(self, column: str) -> dict[str, int]:
-        """How many rows have each value of a column."""
+        """Return how many rows have each value of a column."""
         total: dict[str, int] = {}
         for batch in self.file.iter_batches(columns=[column]):
             for entry in batch.column(0).value_counts().to_pylist():
@@ -142,7 +143,7 @@ class ClusterIndex:
         self.largest_first = np.argsort(-self.sizes, kind="stable")
 
     def find(self, text: str) -> NDArray[np.int64]:
-        """The places of clusters with a key that has `text` in it, the largest first."""
+        """Return the places of clusters with a key that contains `text`, the largest first."""
         if not text:
             return self.largest_first
         rows = self.table.numbers(text)
@@ -151,7 +152,7 @@ class ClusterIndex:
         return clusters[order]
 
     def members(self, place: int, first: int, count: int) -> list[DocKey]:
-        """Some keys of a cluster."""
+        """Return some keys of a cluster."""
         if not 0 <= place < len(self.starts):
             return []
         remaining = int(self.sizes[place]) - first
@@ -188,9 +189,10 @@ class RunTables:
         self._stack.close()
 
     def documents(self, keys: Sequence[DocKey], of: str) -> dict[DocKey, Document]:
-        """Some documents as the stage `of` a table read them; none where they are no longer there."""
-        config = self.config
+        """Return some documents as the stage `of` a table read them; none where they are no longer there."""
         if of == "rules":
-            return removed_documents(config, keys)
-        corpus = context_of(config, find_stage("decontaminate")).corpus if of == "spans" else corpus_of(self.out)
-        return some_documents(corpus, keys, config.text_column)
+            return removed_documents(self.config, keys)
+        corpus = corpus_of(self.out)
+        if of == "spans":
+            corpus = context_of(self.config, find_stage("decontaminate")).corpus
+        return some_documents(corpus, keys, self.config.text_column)

@@ -263,10 +263,13 @@ def shard_executor(
 
 @cache
 def code_versions() -> dict[str, str]:
-    """The version of each thing that decides bytes, by name; that of our code is a hash of its sources."""
+    """Return the version of each thing that decides bytes, by name; that of our code is a hash of its sources."""
     root = Path(__file__).resolve().parents[3]
+    paths = list[Path]()
+    for package in _PACKAGES:
+        paths += (root / package).rglob("*.py")
     digest = hashlib.sha256()
-    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
+    for path in sorted(paths):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     versions = {"gristmill": digest.hexdigest()[:12], "Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     for name in (*_ALWAYS, *LIBRARIES):
