@@ -359,6 +359,7 @@ def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
     truncated frame for a whole one.
     """
     dictionary: zstandard.ZstdCompressionDict | None = None
+    has_frame = False
     while magic := file.read(4):
         magic += _read_exactly(file, 4 - len(magic))
         if magic[1:] == _ZSTD_SKIPPABLE and magic[0] >> 4 == 5:
@@ -369,6 +370,9 @@ def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
                 _skip(file, size)
         else:
             yield from _zstd_frame(file, magic, dictionary)
+            has_frame = True
+    if not has_frame:
+        raise EOFError("the file has only skippable frames, and no data")
 
 
 def _dictionary_in(content: bytes) -> zstandard.ZstdCompressionDict:

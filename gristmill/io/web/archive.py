@@ -108,7 +108,7 @@ class _Parser:
             yield record
             del record
             self._hold.release()
-        if waiting:
+        if stream.place and not is_known:
             raise DamagedFile(
                 self._path,
                 "no web archive",

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from gristmill.errors import InputError
+from gristmill.errors import DamagedFile, InputError
 from gristmill.io.lines import CHUNK, CorruptStream, decompress, read_lines
+from gristmill.io.readers import read_corpus
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -114,3 +115,10 @@ def test_a_window_over_two_gibibytes_is_an_error() -> None:
     header = bytes.fromhex("28b52ffd") + bytes([0, (32 - 10) << 3])
     with pytest.raises(CorruptStream, match="too much memory"):
         chunks_of(header + LINES, "zst")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.warc.zst"])
+def test_a_zstd_file_of_skippable_frames_alone_is_not_empty_but_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes.fromhex("502a4d18") + (4).to_bytes(4, "little") + b"note")
+    with pytest.raises(DamagedFile, match=r"\(the file has only skippable frames, and no data\)"):
+        list(read_corpus(tmp_path))

@@ -109,8 +109,9 @@ def test_a_record_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
         read(tmp_path)
 
 
-def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.warc").write_bytes(b"rubbish\n" * 99)
+@pytest.mark.parametrize("content", [b"rubbish\n" * 99, b"\r\n\r\n"])
+def test_what_is_no_archive_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.warc").write_bytes(content)
     with pytest.raises(DamagedFile, match=r"a\.warc: expected records of a web archive"):
         read(tmp_path)
 
