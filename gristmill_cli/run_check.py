@@ -66,7 +66,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         read_keep_list(config.keep_list)
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
-            most = 1 if name in ("source_loss", "alike", "language") else math.inf
+            most = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
             allowed = f"a number from 0{' to 1' * (most == 1)}"
             require(0 <= value <= most, f"--{name} {value}: expected {allowed}; 0 is no limit")
 

@@ -232,6 +232,8 @@ class Alarms:
     """
     mix: float = 0.1
     """How far a source may miss the amount that the mix asks for, as a share of that amount."""
+    score: float = 0.5
+    """Share of the differences in a score that the source, or the length of documents, may explain."""
     idle_rule: int = 1_000_000
     """Number of documents after which a recipe's rule that removed none raises an alarm."""
 

@@ -12,8 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.batches import batched
+from gristmill.console import wide_console
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts
+from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import FileSet, Result, Stage, Task
@@ -25,10 +27,12 @@ from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.storage.local import atomic_write_bytes
+from preprocessing.scoring.score_statistics import ScoreSums, join_sums, score_table
 
 STAGE = Stage("choose_by_score", version=1, libraries=("pyarrow",))
 KEPT = "kept"
 ALL = "*"  # the group of all sources; no source has this name
+_FIND = "find"  # the step whose tasks look at all scores
 _FACTS_FILES = 64  # read by one task
 _SCORE = np.dtype([("group", "<u4"), ("score", "<f4")])
 
@@ -93,11 +97,21 @@ def list_low_scores(
             output = run.ledger.root / STATE_DIR / run.output / f"{name}.low.parquet"
             arguments = {"facts": FileSet(tuple(bundle)), "choices": choices, "cuts": cuts, "output": output}
             tasks.append(Task(name, find_low_rows, arguments, (output,)))
-        found = run.step("find", tasks)
+        found = run.step(_FIND, tasks)
         keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in found.records))
         merging = {"keys": keys, "output_file": output_file}
         run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
-        return run.finish(found.counts.merge(run.note("files that are read", count_files(files)))), cuts
+        counts = run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
+    if run.ran and not options.quiet:
+        joined = join_sums(part for parts in found.values(list[ScoreSums]) for part in parts)
+        limits = _by_group(cuts)
+        kept = {
+            (choice.name, source): _limit(choice, source, limits)
+            for choice in choices
+            for source in joined[choice.name]
+        }
+        wide_console().print(score_table(joined, kept))
+    return counts, cuts
 
 
 def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> list[Cut]:
@@ -160,11 +174,15 @@ def _scores_at(sorter: ExternalSorter, positions: Sequence[int]) -> dict[int, fl
     return scores
 
 
-def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], output: Path) -> Counts:
-    """Task: write the keys of the documents in some files of facts that one of the choices does not keep."""
+def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], output: Path) -> Result:
+    """Task: write the keys of the documents in some files of facts that one of the choices does not keep.
+
+    The value is how their scores are distributed: a list of ScoreSums.
+    """
     counts = Counts({}, [])
     low = defaultdict[str, list[NDArray[np.int64]]](list)
-    limits = {(cut.name, cut.group): cut.limit for cut in cuts}
+    limits = _by_group(cuts)
+    sums: dict[tuple[str, str], ScoreSums] = {}
     columns = tuple(dict.fromkeys(choice.fact for choice in choices))
     for path in facts.paths:
         for name, rows in written_by_file(path, ("bytes", *columns)):
@@ -173,8 +191,9 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
             left = np.ones(rows.num_rows, np.bool_)
             counts.add(source, READ, int(sizes.sum()), rows.num_rows)
             for choice in choices:
-                limit = _limit(choice, source, limits)
-                is_low = left & (_scores(rows, choice.fact, path).astype(np.float64) < limit)
+                scores = _scores(rows, choice.fact, path)
+                sums.setdefault((choice.name, source), ScoreSums(choice.name, source)).add(scores, sizes)
+                is_low = left & (scores.astype(np.float64) < _limit(choice, source, limits))
                 left &= ~is_low
                 if is_low.any():
                     counts.add(source, choice.reason, int(sizes[is_low].sum()), int(is_low.sum()))
@@ -182,7 +201,18 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
                 counts.add(source, KEPT, int(sizes[left].sum()), int(left.sum()))
             low[name].append(rows["row"].to_numpy()[~left])
     write_keys(output, {name: np.concatenate(blocks) for name, blocks in low.items()})
-    return counts
+    return Result(counts, [msgspec.to_builtins(of_source) for of_source in sums.values()])
+
+
+def read_score_sums(output_file: Path) -> dict[str, dict[str, ScoreSums]]:
+    """Return how the scores are distributed that a key set was made of, by score and source, as was recorded."""
+    ledger = Ledger(output_file.parent / STATE_DIR, run_name(STAGE.name, output_file.name))
+    records = [record for record in ledger.read().values() if record.step == _FIND]
+    return join_sums(part for record in records for part in msgspec.convert(record.value, list[ScoreSums]))
+
+
+def _by_group(cuts: Sequence[Cut]) -> dict[tuple[str, str], float]:
+    return {(cut.name, cut.group): cut.limit for cut in cuts}
 
 
 def _limit(choice: Choice, source: str, limits: dict[tuple[str, str], float]) -> float:

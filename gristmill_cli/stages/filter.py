@@ -1,13 +1,15 @@
 """Stages of a run that list documents by their facts: those that are too short, and those whose scores are too low."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from gristmill.counts import Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.choose_by_score import Choice, list_low_scores
+from preprocessing.choose_by_score import Choice, list_low_scores, read_score_sums
 from preprocessing.filter import KEPT, list_short
 from preprocessing.minimum_length import check_threshold
+from preprocessing.scoring.score_statistics import odd_scores
 from preprocessing.steps.model_score import ScoreOptions, score_step
 
 
@@ -65,6 +67,10 @@ class ChooseByScore(StageSpec):
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return "try a smaller min or quantile in the tables [scores.NAME]"
+
+    def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
+        """Yield scores that are constant, or that the source or the length explains."""
+        yield from odd_scores(read_score_sums(self.path(run.config)), run.config.alarms.score)
 
 
 def _choice(name: str, options: ScoreOptions) -> Choice:

@@ -45,7 +45,17 @@ class FastTextFile(NamedTuple):
 
 
 def read_fasttext(path: Path) -> FastTextFile:
-    """Return the labels of a model. UsageError for a model of another kind, InputError for a file that is none."""
+    """Return the labels of a model. UsageError for a model of another kind, InputError for a file that is none.
+
+    The file is read again only if its size or time differ.
+    """
+    with wrap_read_errors(path):
+        info = path.stat()
+    return _read(path, info.st_size, info.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, size: int, _time: int) -> FastTextFile:
     with wrap_read_errors(path), path.open("rb") as file:
         head = file.read(HEADER.size)
         numbers = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0)
@@ -60,7 +70,7 @@ def read_fasttext(path: Path) -> FastTextFile:
             end = _end_of_matrices(file, file.tell() + 8 * max(pruned, 0))
         except (struct.error, EOFError) as error:
             raise _cut(path) from error
-        if path.stat().st_size < end:
+        if size < end:
             raise _cut(path)
     return FastTextFile(tuple(text.decode("utf-8", "replace") for text in entries[words:]))
 

@@ -5,6 +5,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -154,3 +155,15 @@ def test_what_cannot_be_is_said_before_anything_runs(folder: Path) -> None:
     with pytest.raises(UsageError, match="expected label to be one of hq, cc, got 'edu'"):
         run(configure(folder, label='label = "edu"'))
     assert not (folder / "out/normalized").exists()
+
+
+def test_scores_are_shown_by_source_and_an_odd_one_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [*OPTIONS, "--until", "choose_by_score"]
+    run(load_config(RunConfig, [*options, "--alarms.score", "0.01"]))
+    said = capfd.readouterr()
+    scores = scores_in(folder)
+    mean = sum(scores["ads"]) / 120
+    assert re.search(rf"edu +ads +120 +{mean:.4g}", said.out), said.out
+    assert re.search(r"warning: the source explains \d+% of the score edu \(on average ads 0\.\d+, mills 0", said.err)
+    run(load_config(RunConfig, options))
+    assert "explains" not in capfd.readouterr().err or np.ptp([np.mean(own) for own in scores.values()]) > 0.3
