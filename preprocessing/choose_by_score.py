@@ -105,11 +105,10 @@ def list_low_scores(
     if run.ran and not options.quiet:
         joined = join_sums(part for parts in found.values(list[ScoreSums]) for part in parts)
         limits = _by_group(cuts)
-        kept = {
-            (choice.name, source): _limit(choice, source, limits)
-            for choice in choices
-            for source in joined[choice.name]
-        }
+        kept: dict[tuple[str, str], float] = {}
+        for choice in choices:
+            for source in joined.get(choice.name, {}):
+                kept[choice.name, source] = _limit(choice, source, limits)
         wide_console().print(score_table(joined, kept))
     return counts, cuts
 
