@@ -32,41 +32,60 @@ def block_features(
     `divided`: the features between tensor-parallel regions, and those that go into them. `by_windows`: attention works
     with copies of windows.
     """
-    q = model.q_width // parts
-    inner = 0
-    rows = 0
+    rows = 0  # features of the rows of chosen experts
+    inner = 0  # features within the chosen experts
     dense = model.ffn_width // parts  # of the MLP that all tokens pass
     if sparse:
-        rows, inner = (model.experts_per_token * each for each in (model.width, model.expert_width // parts))
+        rows = model.experts_per_token * model.width
+        inner = model.experts_per_token * (model.expert_width // parts)
         dense = model.shared_experts * model.expert_width // parts
-    kv = model.kv_width * (1 if divided[1] else kv_copies(model, parts)) // parts
-    hidden, whole = (model.width // (parts if each else 1) for each in (any(divided), divided[1]))
+    hidden = model.width // (parts if any(divided) else 1)
+    whole = model.width // (parts if divided[1] else 1)
+    attention = _attention_features(model, parts, divided[1], by_windows)
     sums = model.heads // parts  # attention's log-sum-exp
-    products = q + 2 * kv
-    kept_as_is = kv if model.positions == "rope" else q + 2 * kv
-    # by windows: queries, and once more, with keys and values of two windows
-    attention = (8 * q if by_windows else products) + (q + kv) * bool(model.qk_norm) + q
-    if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut
-        values = model.value_width // parts
-        compressed = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
-        attention = 4 * q + values + 2 * compressed - model.qk_rope_head_dim
-        products = q + compressed + model.heads * model.qk_nope_head_dim // parts + values
-        kept_as_is = compressed
     streams = hidden * (1 if model.residual == "parallel" else 2) + 2 * whole
     wide = sums + 2 * (1 if model.norm == "rms" else 2)
     if sparse:  # the router reads a float32 copy; of the rows' order four int64 a choice
-        streams -= 0 if dense else hidden
+        if not dense:
+            streams -= hidden
         wide += hidden + model.experts + 8 * model.experts_per_token
     # of experts gates, ups and their weighted products
-    features = streams + attention + rows + 3 * inner + _MLP_TENSORS.get(str(model.mlp), 2) * dense
+    features = streams + attention.all + rows + 3 * inner + _MLP_TENSORS.get(str(model.mlp), 2) * dense
     if recompute == "none":
         return BlockFeatures(features, wide)
     if recompute == "full":  # the input only (Chen et al. 2016)
         return BlockFeatures(hidden, 0, features - hidden, wide)
+    q = model.q_width // parts
     into_mlp = dense * (2 if model.is_gated else 1)
-    kept = hidden + products + q + whole * (1 + (dense > 0)) + into_mlp + rows + 2 * inner
-    as_it_is = hidden + q + into_mlp + (0 if by_windows else kept_as_is)  # others are copied: rotated, sorted, normed
+    kept = hidden + attention.products + q + whole * (1 + (dense > 0)) + into_mlp + rows + 2 * inner
+    as_it_is = hidden + q + into_mlp
+    if not by_windows:  # others are copied: rotated, sorted, normed
+        as_it_is += attention.kept_as_is
     return BlockFeatures(kept, sums + model.experts * sparse, features - as_it_is, wide - sums)
+
+
+class _AttentionFeatures(NamedTuple):
+    """Features a token of attention: all that it keeps, outputs of its products, and those kept as they are."""
+
+    all: int
+    products: int
+    kept_as_is: int
+
+
+def _attention_features(model: ModelConfig, parts: int, is_divided: bool, by_windows: bool) -> _AttentionFeatures:
+    """Return attention's features; `is_divided`: those that go into tensor-parallel regions are."""
+    q = model.q_width // parts
+    if model.kv_lora_rank:  # the vectors are normed; values are as wide as keys for attention, and its outputs cut
+        values = model.value_width // parts
+        compressed = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
+        features = 4 * q + values + 2 * compressed - model.qk_rope_head_dim
+        products = q + compressed + model.heads * model.qk_nope_head_dim // parts + values
+        return _AttentionFeatures(features, products, compressed)
+    kv = model.kv_width * (1 if is_divided else kv_copies(model, parts)) // parts
+    products = q + 2 * kv
+    # by windows: queries, and once more, with keys and values of two windows
+    features = (8 * q if by_windows else products) + (q + kv) * bool(model.qk_norm) + q
+    return _AttentionFeatures(features, products, kv if model.positions == "rope" else products)
 
 
 def mlp_features(model: ModelConfig, sparse: bool) -> int:

@@ -54,40 +54,72 @@ def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
 def families(request: PlanRequest) -> Iterator[LayoutFamily]:
     """Yield the families of `candidates`. 1D tensor parallelism is within a node, with sequences divided too."""
     devices = request.cluster.devices
-    model = request.model
     for divided in _divisions(request):
-        ranks = divided.ranks_of_replica
         recomputations = _recomputations(request, divided)
-        for pp in divisors(devices // ranks):
-            dp = devices // (ranks * pp)
-            if pp > model.layers or request.batch % dp:
+        for pp in divisors(devices // divided.ranks_of_replica):
+            dp = devices // (divided.ranks_of_replica * pp)
+            if pp > request.model.layers or request.batch % dp:
                 continue
             for micro in divisors(request.batch // dp):
                 if micro <= _MOST_SEQUENCES and micro % divided.batch_shards == 0:
                     count = request.batch // dp // micro
                     whole = replace(divided, dp=dp, pp=pp, micro_batches=count)
-                    schedules = tuple(_schedules(request, pp, count))
-                    stages = _zero_stages(request.software, whole)
-                    for ep in divisors(gcd(model.experts, whole.replicas)) if model.experts else [1]:
-                        degrees = replace(whole, ep=ep)
-                        for recompute in recomputations if schedules else ():
-                            yield LayoutFamily(degrees, recompute, schedules, stages)
+                    yield from _families_of(request, whole, recomputations)
+
+
+def _families_of(
+    request: PlanRequest, whole: ParallelConfig, recomputations: list[Recompute]
+) -> Iterator[LayoutFamily]:
+    """Yield the families of a layout without expert parallelism."""
+    schedules = tuple(_schedules(request, whole.pp, whole.micro_batches))
+    if not schedules:
+        return
+    stages = _zero_stages(request.software, whole)
+    expert_ranks = [1]
+    if request.model.experts:
+        expert_ranks = divisors(gcd(request.model.experts, whole.replicas))
+    for ep in expert_ranks:
+        degrees = replace(whole, ep=ep)
+        for recompute in recomputations:
+            yield LayoutFamily(degrees, recompute, schedules, stages)
 
 
 def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
-    """Each way of dividing matrices and sequences within a replica, as a layout of one stage and all replicas."""
-    sp = request.software == GRISTMILL
+    """Yield each way of dividing matrices and sequences within a replica, as a layout of one stage and all replicas."""
+    is_ours = request.software == GRISTMILL
     within_node = gcd(request.cluster.per_node, request.cluster.devices)
-    kinds = [ParallelConfig(tp=tp, sequence_parallel=tp > 1 and request.seq_len % tp == 0 and sp)
-             for tp in possible_sizes(request.model) if within_node % tp == 0]  # fmt: skip
-    if request.software == GRISTMILL:
-        grids = [ParallelConfig(tp=q * q, tensor="2d") for q in _SIDES]
-        grids += [ParallelConfig(tp=q * q * d, tensor="2.5d", depth=d) for q in _SIDES for d in range(2, q + 1)]
-        grids += [ParallelConfig(tp=side**3, tensor="3d") for side in _SIDES if side**3 <= _MOST_CUBE]
-        longer = [cp for cp in divisors(request.seq_len // _FEWEST_TOKENS or 1) if cp > 1]
-        contexts = [replace(kind, cp=cp, context=c) for cp in longer for kind in kinds for c in ("ring", "ulysses")]
-        kinds += [each for each in (*grids, *contexts) if _is_accepted(request, each)]
+    kinds = list[ParallelConfig]()
+    for tp in possible_sizes(request.model):
+        if within_node % tp == 0:
+            sequence_parallel = is_ours and tp > 1 and request.seq_len % tp == 0
+            kinds.append(ParallelConfig(tp=tp, sequence_parallel=sequence_parallel))
     yield from kinds
+    if not is_ours:
+        return
+    for divided in (*_grids(), *_contexts(request, kinds)):
+        if _is_accepted(request, divided):
+            yield divided
+
+
+def _grids() -> Iterator[ParallelConfig]:
+    """Yield grids of tensor-parallel ranks."""
+    for side in _SIDES:
+        yield ParallelConfig(tp=side**2, tensor="2d")
+    for side in _SIDES:
+        for depth in range(2, side + 1):
+            yield ParallelConfig(tp=side**2 * depth, tensor="2.5d", depth=depth)
+    for side in _SIDES:
+        if side**3 <= _MOST_CUBE:
+            yield ParallelConfig(tp=side**3, tensor="3d")
+
+
+def _contexts(request: PlanRequest, kinds: list[ParallelConfig]) -> Iterator[ParallelConfig]:
+    """Yield divisions of sequences, of each kind of tensor parallelism."""
+    for cp in divisors(request.seq_len // _FEWEST_TOKENS or 1):
+        if cp > 1:
+            for kind in kinds:
+                yield replace(kind, cp=cp, context="ring")
+                yield replace(kind, cp=cp, context="ulysses")
 
 
 def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
@@ -111,33 +143,37 @@ def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0
 
 def _recomputations(request: PlanRequest, divided: ParallelConfig) -> list[Recompute]:
     """Return the kinds of recomputation that the trainer accepts with a division."""
-    found = []
+    accepted = list[Recompute]()
     for recompute in request.software.recompute:
         with suppress(UsageError):
             check_blocks(request.model, recompute, request.compiled)
             divided.check_run("bf16", recompute, request.compiled)
-            found.append(recompute)
-    return found
+            accepted.append(recompute)
+    return accepted
 
 
 def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Schedule, int]]:
-    """Schedules of a pipeline of `pp` ranks that take `count` micro-batches, with their stages per rank."""
-    layers = request.model.layers
+    """Yield schedules of a pipeline of `pp` ranks that take `count` micro-batches, with their stages per rank."""
     if pp == 1:
         yield "1f1b", 1
         return
     for schedule in request.software.schedules:
-        if request.compiled and schedule in SPLIT_BACKWARD:
+        splits_backward = schedule in SPLIT_BACKWARD
+        if request.compiled and splits_backward:
             continue
         kind = SCHEDULES[schedule]
-        fixed = kind.stages_per_rank
-        for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
-            enough = count >= kind.least_micro_batches(pp, pp * virtual) and pp * virtual <= layers
-            if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
+        stages_per_rank = list(range(2, 3 if splits_backward else _MOST_VIRTUAL + 1))
+        if kind.stages_per_rank:
+            stages_per_rank = [kind.stages_per_rank]
+        for virtual in stages_per_rank:
+            stages = pp * virtual
+            fits = count >= kind.least_micro_batches(pp, stages) and stages <= request.model.layers
+            if fits and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
                 yield schedule, virtual
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, in ascending order."""
-    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return sorted({*low, *(number // n for n in low)})
+    """Return all divisors, in ascending order."""
+    low = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    high = [number // divisor for divisor in low]
+    return sorted({*low, *high})

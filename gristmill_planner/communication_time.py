@@ -8,6 +8,7 @@ sends keys and values while queries meet those before; SUMMA broadcasts the bloc
 are hidden up to as long as that takes, where a device's collectives run during its passes.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gristmill_planner.compute_time import IMBALANCE, rank_sequences
@@ -52,7 +53,8 @@ def gradient_all_reduce(
     reduce-scatter and a gather of the same bytes, as ZeRO takes them (Rajbhandari et al. 2020, section 7.1), take as
     long. `share` of the cards: 0 as fitted.
     """
-    (ranks, stride), device = axis, cluster.device
+    ranks, stride = axis
+    device = cluster.device
     inside = max(1, min(ranks, cluster.per_node // stride))
     nodes = -(-ranks // inside)
     sharing = min(cluster.per_node, stride * inside) / inside
@@ -101,11 +103,11 @@ def head_collectives(run: PlannedRun, constants: Constants) -> float:
     """Return the seconds of the head's collectives, on a grid also the embedding's: forward and backward together."""
     if not run.layout.on_grid:
         return _all_reduce(run, constants)
-    found = _grid_traffic(run)
-    found.output(Passes(1, 1, 1))
-    found.norms(1, 1, 1)
-    found.embedding(1)
-    return _seconds(found, run, constants)
+    traffic = _grid_traffic(run)
+    traffic.output(Passes(1, 1, 1))
+    traffic.norms(1, 1, 1)
+    traffic.embedding(1)
+    return _seconds(traffic, run, constants)
 
 
 def _all_reduce(run: PlannedRun, constants: Constants) -> float:
@@ -124,17 +126,25 @@ def _to_experts(run: PlannedRun, constants: Constants) -> float:
 def _context(run: PlannedRun, constants: Constants, attention: Seconds) -> Seconds:
     """Return the seconds of context parallelism that attention does not hide: part of a ring's, all of Ulysses'."""
     layout = run.layout
-    cluster = run.cluster
     tokens = round(rank_sequences(run) * run.seq_len)
     widths = layout.attention_widths(run.model)
-    sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, cluster.device.element_bytes, _WIDE)
-    found = []
-    for passes, computing in (((1, 0), attention.forward), ((0, 1), attention.backward)):
-        volumes = attention_traffic(sizes, *passes).items()
-        seconds = sum(collective_time(cluster, constants, run.axes["cp"], name, *volume) for name, volume in volumes)
-        hides = layout.context == "ring" and cluster.device.overlaps
-        found.append(max(0.0, seconds - computing) if hides else seconds)
-    return Seconds(*found)
+    itemsize = run.cluster.device.element_bytes
+    sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, itemsize, _WIDE)
+    forward = _not_hidden(run, constants, attention_traffic(sizes, 1, 0), attention.forward)
+    backward = _not_hidden(run, constants, attention_traffic(sizes, 0, 1), attention.backward)
+    return Seconds(forward, backward)
+
+
+def _not_hidden(
+    run: PlannedRun, constants: Constants, traffic: Mapping[str, tuple[int, int]], computing: float
+) -> float:
+    """Return the seconds of context parallelism's traffic in a pass, without those that a ring's computing hides."""
+    seconds = 0.0
+    for operation, (calls, size) in traffic.items():
+        seconds += collective_time(run.cluster, constants, run.axes["cp"], operation, calls, size)
+    if run.layout.context == "ring" and run.cluster.device.overlaps:
+        return max(0.0, seconds - computing)
+    return seconds
 
 
 def _grid_traffic(run: PlannedRun) -> CubeTraffic | GridTraffic:
@@ -146,21 +156,25 @@ def _grid_traffic(run: PlannedRun) -> CubeTraffic | GridTraffic:
 
 
 def _grid_layer(run: PlannedRun, constants: Constants, products: Seconds) -> Seconds:
-    """SUMMA hides all rounds but one behind its products; a cube gathers before each product and hides nothing."""
+    """Return the seconds of a grid's layer: SUMMA hides all rounds but one behind products; a cube hides nothing."""
+    forward = _grid_pass(run, constants, Passes(1, 0, 0), products.forward)
+    backward = _grid_pass(run, constants, Passes(0, 1, 1), products.backward)
+    return Seconds(forward, backward)
+
+
+def _grid_pass(run: PlannedRun, constants: Constants, passes: Passes, computing: float) -> float:
+    traffic = _grid_traffic(run)
+    traffic.blocks(passes)
+    seconds = _seconds(traffic, run, constants)
+    if run.layout.tensor == "3d" or not run.cluster.device.overlaps:
+        return seconds
     side = run.layout.grid[1]
-    found = []
-    for passes, computing in ((Passes(1, 0, 0), products.forward), (Passes(0, 1, 1), products.backward)):
-        sent = _grid_traffic(run)
-        sent.blocks(passes)
-        seconds = _seconds(sent, run, constants)
-        hides = run.layout.tensor != "3d" and run.cluster.device.overlaps
-        found.append(seconds - min(seconds, computing) * (side - 1) / side if hides else seconds)
-    return Seconds(*found)
+    return seconds - min(seconds, computing) * (side - 1) / side
 
 
-def _seconds(found: ModuleTraffic, run: PlannedRun, constants: Constants) -> float:
+def _seconds(traffic: ModuleTraffic, run: PlannedRun, constants: Constants) -> float:
     """Return the seconds of all calls of a rank of a grid."""
-    return sum(
-        collective_time(run.cluster, constants, run.axes[axis], operation, *volume)
-        for (axis, operation), volume in found.volumes.items()
-    )
+    seconds = 0.0
+    for (axis, operation), (calls, size) in traffic.volumes.items():
+        seconds += collective_time(run.cluster, constants, run.axes[axis], operation, calls, size)
+    return seconds

@@ -84,15 +84,13 @@ def layer_work(
     sparse = len(model.sparse_layers) / model.layers
     gates = 2 if model.is_gated else 1
     of_heads = tuple(_attention_products(model, seq_len, sequences * heads))
-    products = (
-        *(_latent(model, tokens, parts) if model.kv_lora_rank else _heads(model, tokens, parts, tensor)),
-        *of_heads,
-        _matrix(tokens, width, model.value_width, parts, tensor, by_inputs=True),
-    )
+    into_heads = _latent(model, tokens, parts) if model.kv_lora_rank else _heads(model, tokens, parts, tensor)
+    out_of_heads = _matrix(tokens, width, model.value_width, parts, tensor, by_inputs=True)
+    products = (*into_heads, *of_heads, out_of_heads)
     for count, rows, features in _mlps(model, tokens, ep, sparse):
         up = _matrix(rows, gates * features, width, parts, tensor)
         down = _matrix(rows, width, features, parts, tensor, by_inputs=True)
-        products += tuple(replace(product, count=product.count * count) for product in (up, down))
+        products += (replace(up, count=up.count * count), replace(down, count=down.count * count))
     if sparse:
         products += (Product(tokens, model.experts, width, sparse),)
     whole = (2 * 2 + 2 * 3) * width / shards  # two norms, and two sums with the residual stream
@@ -105,13 +103,14 @@ def layer_work(
 
 
 def _heads(model: ModelConfig, tokens: float, parts: int, tensor: str) -> tuple[Product, ...]:
-    """Queries, keys and values in one."""
-    keys = model.kv_width * (kv_copies(model, parts) if tensor == "1d" else 1)
-    return (_matrix(tokens, model.q_width + 2 * keys, model.width, parts, tensor),)
+    """Return the product for queries, keys and values in one."""
+    copies = kv_copies(model, parts) if tensor == "1d" else 1
+    outputs = model.q_width + 2 * copies * model.kv_width
+    return (_matrix(tokens, outputs, model.width, parts, tensor),)
 
 
 def _latent(model: ModelConfig, tokens: float, parts: int) -> tuple[Product, ...]:
-    """To the compressed vectors, whole on each rank, and from them to its heads (DeepSeek-AI 2024, section 2.1)."""
+    """Return products to compressed vectors, whole on each rank, and to its heads (DeepSeek-AI 2024, section 2.1)."""
     rank = model.q_lora_rank
     width = model.width
     compressed = model.kv_lora_rank + model.qk_rope_head_dim
@@ -124,7 +123,7 @@ def _latent(model: ModelConfig, tokens: float, parts: int) -> tuple[Product, ...
 
 
 def _mlps(model: ModelConfig, tokens: float, ep: int, sparse: float) -> Iterator[tuple[float, float, int]]:
-    """The MLPs of a layer, `sparse` of which are of experts: how many, their rows and features.
+    """Yield the MLPs of a layer, `sparse` of which are of experts: how many, their rows and features.
 
     Tokens of `ep` ranks fall on the experts of this one; it gets as many as all are assumed to (IMBALANCE).
     """
@@ -140,13 +139,15 @@ def _mlps(model: ModelConfig, tokens: float, ep: int, sparse: float) -> Iterator
 def _matrix(
     tokens: float, outputs: float, inputs: float, parts: int, tensor: str, by_inputs: bool = False
 ) -> "Product":
-    """X W^T of all `outputs` and `inputs` on one rank.
+    """Return X W^T of all `outputs` and `inputs` on one rank.
 
     1D divides W by outputs or, `by_inputs`, by inputs. SUMMA takes `parts` products of blocks; a cube one of what is
     gathered: a layer's tokens, a row's inputs.
     """
+    if tensor == "1d" and by_inputs:
+        return Product(tokens, outputs, inputs / parts)
     if tensor == "1d":
-        return Product(tokens, outputs, inputs / parts) if by_inputs else Product(tokens, outputs / parts, inputs)
+        return Product(tokens, outputs / parts, inputs)
     if tensor == "3d":
         return Product(parts * tokens, outputs / parts, inputs / parts)
     return Product(tokens, outputs / parts, inputs / parts, parts)
@@ -167,7 +168,7 @@ def _attention_products(model: ModelConfig, seq_len: int, count: float) -> Itera
 
 
 def _windowed(model: ModelConfig, seq_len: int) -> float:
-    """The share of layers whose blocks of a window are shorter than the sequence."""
+    """Return the share of layers whose blocks of a window are shorter than the sequence."""
     window = model.window or 0
     if not 0 < 2 * window < seq_len:
         return 0.0
@@ -175,17 +176,21 @@ def _windowed(model: ModelConfig, seq_len: int) -> float:
 
 
 def _scores(model: ModelConfig, seq_len: int, ring: int) -> float:
-    """Scores of a token and head that pass through memory, of a layer on average.
+    """Return the scores of a token and head that pass through memory, of a layer on average.
 
     Over a ring of n ranks a sequence has 2 n chunks, of which each rank computes 2 n + 1 pairs, tile by tile; with a
     window those that it reaches.
     """
     window = model.window or 0
-    chunk = seq_len / (2 * ring)
-    every = (2 * ring + 1) / 2 * chunk if ring > 1 else seq_len / 2
-    in_window = min(every, chunk * (1 + math.ceil(window / chunk))) if ring > 1 else 2 * window
+    if ring > 1:
+        chunk = seq_len / (2 * ring)
+        all_pairs = (2 * ring + 1) / 2 * chunk
+        in_window = min(all_pairs, chunk * (1 + math.ceil(window / chunk)))
+    else:
+        all_pairs = seq_len / 2
+        in_window = 2 * window
     share = _windowed(model, seq_len)
-    return (1 - share) * every + share * in_window
+    return (1 - share) * all_pairs + share * in_window
 
 
 def head_work(model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, tensor: str = "1d") -> RankWork:

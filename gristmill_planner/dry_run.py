@@ -48,7 +48,7 @@ _aten = torch.ops.aten
 
 @contextmanager
 def fake_world(layout: ParallelConfig, rank: int) -> Iterator[World]:
-    """The world of `rank` in a resolved layout, on the meta device; it lasts as long as the context.
+    """Yield the world of `rank` in a resolved layout, on the meta device; it lasts as long as the context.
 
     Its process group is torch's fake one, of all ranks of the layout.
     """
@@ -68,7 +68,9 @@ class FakeCollectives(TorchDispatchMode):
     """Context manager in which collectives are not carried out: they leave their tensors as they are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _not_sent(func, args) if func.namespace == "c10d" else func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            return _not_sent(func, args)
+        return func(*args, **(kwargs or {}))
 
 
 class StepOnMeta(TrafficCounter):
@@ -117,7 +119,7 @@ class StepOnMeta(TrafficCounter):
 
 
 def _equal_shares(x: Tensor, counts: Tensor) -> list[int]:
-    """Rows for each rank where choices are equal, as the formulas take them to be: a router's are not known."""
+    """Return rows for each rank where choices are equal, as formulas take them to be: a router's are not known."""
     ranks = len(counts)
     return [len(x) // ranks + (rank < len(x) % ranks) for rank in range(ranks)]
 
@@ -154,7 +156,8 @@ class MetaOperators:
         """Call `func` and return its result."""
         if not _makes_tensors(func):
             return func(*args, **kwargs)
-        key = func, *map(_describe, args), *((name, _describe(value)) for name, value in kwargs.items())
+        named = [(name, _describe(value)) for name, value in kwargs.items()]
+        key = (func, *map(_describe, args), *named)
         if key not in self._known:
             self._known[key] = _describe(func(*args, **kwargs))
         return _make(self._known[key])
@@ -162,14 +165,15 @@ class MetaOperators:
 
 @cache
 def _makes_tensors(func: Any) -> bool:
-    """True if no output is a view of an input, and no input is written to."""
+    """Return whether no output is a view of an input, and no input is written to."""
     schema = func._schema
-    is_mathematical = func.namespace == "aten"
-    return is_mathematical and not schema.is_mutable and not any(output.alias_info for output in schema.returns)
+    if func.namespace != "aten" or schema.is_mutable:
+        return False
+    return not any(output.alias_info for output in schema.returns)
 
 
 def _describe(value: Any) -> Any:
-    """An argument or a result without its tensors; numbers with their type, as 1 and 1.0 are equal."""
+    """Return an argument or a result without its tensors; numbers with their type, as 1 and 1.0 are equal."""
     if isinstance(value, Tensor):
         assert value.is_meta, "a step on the meta device has a tensor with values"
         return _MetaTensor(value.shape, value.stride(), value.dtype)
@@ -250,7 +254,9 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
             _step(model, sequences, run.seq_len)
         inputs = traffic_inputs(model, sequences, run.seq_len, run.precision, run.recompute)
         inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
-        moments = [values for states in optimizer.moments().values() for values in states.values()]
+        moments = list[Tensor]()
+        for values_of_parameter in optimizer.moments().values():
+            moments += values_of_parameter.values()
         place = {axis.name: (axis.rank, axis.size) for axis in world.axes.values()}
         return DryRun(
             rank,
@@ -265,7 +271,9 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
 
 
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
-    tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
+    """Run a step without the update of parameters."""
+    tokens = torch.empty((sequences, seq_len), dtype=torch.int64)
+    samples = torch.empty((sequences,), dtype=torch.int64)
     model.forward_backward(TokenBatch(tokens, tokens, samples), 1.0)
     if model.routing is not None:
         model.routing.update_bias()
@@ -273,17 +281,25 @@ def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
 
 
 def _weights(model: ParallelModel) -> dict[str, int]:
-    """Bytes of the modules' parameters, and of those that the optimizer updates, where they are others."""
-    modules = [p for part in model.parts for p in part.parameters() if not isinstance(p, DTensor)]
+    """Return the bytes of modules' parameters, and of those that the optimizer updates, where they are others."""
+    modules = list[torch.nn.Parameter]()
+    for part in model.parts:
+        modules += [p for p in part.parameters() if not isinstance(p, DTensor)]
     own = {p.untyped_storage()._cdata for p in modules}
-    masters = [p.local for p in model.params if p.local.untyped_storage()._cdata not in own]
-    return {"weights": _storage_bytes(modules), "master": sum({id(p): p.nbytes for p in masters}.values())}
+    masters = dict[int, int]()  # bytes, by the id of the tensor
+    for p in model.params:
+        if p.local.untyped_storage()._cdata not in own:
+            masters[id(p.local)] = p.local.nbytes
+    return {"weights": _storage_bytes(modules), "master": sum(masters.values())}
 
 
 def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> int:
-    """Bytes of the memory that the tensors are in, each counted once; on the meta device memory has no address."""
-    storages = [t.untyped_storage() for t in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    """Return the bytes of the memory that tensors are in, each counted once; the meta device has no addresses."""
+    sizes = dict[int, int]()
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
 
 
 _NONE = Volume(0, 0)
@@ -309,10 +325,14 @@ def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
 
 
 def _held(run: PlannedRun, found: DryRun) -> str:
-    """The layers and ends of the model on the rank."""
-    words = [f"layers {each.start} to {each.stop - 1}" if len(each) > 1 else f"layer {each.start}"
-             for each in found.layers.values()]  # fmt: skip
-    words += ["the embedding"] * (0 in found.layers) + ["the output"] * (run.layout.stages - 1 in found.layers)
+    """Return the layers and ends of the model on the rank, in words."""
+    words = list[str]()
+    for layers in found.layers.values():
+        words.append(f"layers {layers.start} to {layers.stop - 1}" if len(layers) > 1 else f"layer {layers.start}")
+    if 0 in found.layers:
+        words.append("the embedding")
+    if run.layout.stages - 1 in found.layers:
+        words.append("the output")
     return " and ".join(words)
 
 
@@ -339,7 +359,7 @@ def _beside(counted: int, expected: int) -> str:
 
 
 def dry_run_record(found: DryRun) -> dict[str, Any]:
-    """For programs; bytes."""
+    """Return a dry run for programs, in bytes."""
     return {
         "rank": found.rank,
         "place": {name: index for name, (index, _) in found.place.items()},
@@ -352,7 +372,7 @@ def dry_run_record(found: DryRun) -> dict[str, Any]:
 
 
 def _record(traffic: Traffic) -> list[dict[str, Any]]:
-    return [
-        {"axis": axis, "operation": operation, **volume._asdict()}
-        for (axis, operation), volume in sorted(traffic.items())
-    ]
+    records = list[dict[str, Any]]()
+    for (axis, operation), volume in sorted(traffic.items()):
+        records.append({"axis": axis, "operation": operation, **volume._asdict()})
+    return records

@@ -11,25 +11,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
-from operator import le, mul
+from operator import mul
 from typing import ClassVar, Literal
 
 from gristmill_planner.block_memory import BlockFeatures, block_features, mlp_features
-from gristmill_planner.planned_run import PlannedRun
+from gristmill_planner.pipeline_simulator import most_in_flight
+from gristmill_planner.planned_run import PlannedRun, layer_kinds
 from training.experimental.parallel_config import ParallelConfig
 from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import part_of
 from training.parallel.parameter_shapes import ParameterShape
-from training.parallel.pipeline.schedules import Schedule
 from training.parallel.traffic import rank_parameters
 
-BUCKET_BYTES = 25 << 20
-"""Of gradient sums in a bucket."""
-LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
-"""Of the logits at a time."""
+BUCKET_BYTES = 25 << 20  # of gradient sums in a bucket
+LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
 TensorGrid = Literal["1d", "2d", "2.5d", "3d"]
 
 
@@ -71,35 +68,35 @@ class RankMemory:
         computed again; in its last block, with the gradients of the others; or when it ends, with all gradients.
         Sums of earlier micro-batches' gradients are there all along.
         """
-        run = self.run
         layout = self.run.layout
-        summed = 0 if layout.micro_batches == 1 or self._runs_forward_first else self._summed
+        summed = 0
+        if layout.micro_batches > 1 and not self._runs_forward_first:
+            summed = self._summed
         if layout.zero == 2 and layout.pp > 1:  # a pipeline waits for the last ones in its next backward pass
             summed += self._buckets
-        others = max(0, self._kept - max(map(self._stage, self._stages)))  # a backward pass frees all of one
-        in_mlp = max(mlp_features(run.model, sparse) for sparse, _ in self._kinds_here) // run.parts
+        largest_stage = max(map(self._stage, self._stages))
+        others = max(0, self._kept - largest_stage)  # a backward pass frees all of one
+        in_mlp = max(mlp_features(self.run.model, sparse) for sparse, _ in self._kinds_here) // self.run.parts
         in_block = self._bytes(in_mlp, 0)
         last_block = max(self._block("none", *kind) for kind in self._kinds_here) + self._hidden + in_block
         earlier = self.gradients - self._wide * (self._held.block + self._held.end) // layout.shards
-        of_output = self._of_output * (self._e if self.run.precision != "bf16" else 0)  # there a sum, as of the logits
-        moments = (
-            self._kept + self.logits + summed + of_output + self._waiting,
-            self.activations + in_block + max(summed, self._wide * self._of_output) + self._waiting,
-            others + last_block + max(summed, earlier),
-            others + self.gradients,
-        )
-        return self.states + self.gathered + max(moments)
+        of_output = 0 if self.run.precision == "bf16" else self._e * self._of_output  # there a sum, as of the logits
+        in_loss = self._kept + self.logits + summed + of_output + self._waiting
+        in_first_block = self.activations + in_block + max(summed, self._wide * self._of_output) + self._waiting
+        in_last_block = others + last_block + max(summed, earlier)
+        at_end = others + self.gradients
+        return self.states + self.gathered + max(in_loss, in_first_block, in_last_block, at_end)
 
     # states
 
     @cached_property
     def states(self) -> int:
-        """Weights, masters and moments."""
+        """Return the bytes of weights, masters and moments."""
         return self.weights + self.master + self.moments
 
     @cached_property
     def weights(self) -> int:
-        """The modules' parameters: e P; under ZeRO-3 none outlives its use (Rajbhandari et al. 2020, section 5.3)."""
+        """Return the bytes of modules' parameters: e P; in ZeRO-3 none outlives its use (Rajbhandari et al. 2020)."""
         return 0 if self.run.layout.zero == 3 else self._e * self._held.total
 
     @cached_property
@@ -113,25 +110,27 @@ class RankMemory:
 
     @cached_property
     def moments(self) -> int:
-        """AdamW's two moments, 8 P / n; Muon's momentum, 4 P / n of its matrices; an average of the weights, 4 P / n.
+        """Return the bytes of AdamW's two moments, 8 P / n; Muon's momentum, 4 P / n of matrices; an average, 4 P / n.
 
         Of local steps also what replicas share, weights and outer momentum: 8 P / n (Douillard et al. 2023).
         """
         held = self._held
         states = self.run.states
         on_gpu = self.run.cluster.device.is_gpu
-        here = states.moments == "device" or (states.moments == "cpu" and not on_gpu)
+        is_here = states.moments == "device" or (states.moments == "cpu" and not on_gpu)
         of_muon = held.matrices if states.name == "muon" else 0
-        moments = 2 * (held.total - of_muon) if states.name != "sgd" and here else 0
+        of_adam = 0
+        if states.name != "sgd" and is_here:
+            of_adam = 2 * (held.total - of_muon)
         others = held.total * (states.ema + 2 * (self.run.layout.local_steps > 0))
-        of_expert = {"adamw": 2 * here, "muon": 1, "sgd": 0}[states.name] + states.ema
-        return self._wide * self._own(of_muon + moments + others, of_expert)
+        of_expert = {"adamw": 2 * is_here, "muon": 1, "sgd": 0}[states.name] + states.ema
+        return self._wide * self._own(of_muon + of_adam + others, of_expert)
 
     # gradients, and parameters that ranks gather from each other
 
     @cached_property
     def gradients(self) -> int:
-        """At their peak (Rajbhandari et al. 2020, section 5.2): sums, and those that are on their way into them.
+        """Return peak gradient bytes (Rajbhandari et al. 2020, section 5.2): accumulated plus in flight.
 
         4 P where they are all-reduced (ZeRO-0), and in ZeRO-1 with micro-batches, with the largest one on its way, if
         it does not stay where it is computed; 4 P / n and three buckets on their way in ZeRO-1 and 2; in ZeRO-3 4 P /
@@ -146,44 +145,53 @@ class RankMemory:
         summed = self._summed * (2 if layout.tensor == "2.5d" else 1)
         if layout.shards > 1:
             return min(summed + self._buckets, wide * held.total) + self._waiting
-        stays = self._e == wide and layout.replicas == layout.micro_batches == 1 and not self.run.model.tied
-        return summed + max(self._waiting, 0 if stays else self._e * held.largest)
+        is_alone = layout.replicas == layout.micro_batches == 1
+        stays = self._e == wide and is_alone and not self.run.model.tied
+        on_its_way = 0 if stays else self._e * held.largest
+        return summed + max(self._waiting, on_its_way)
 
     @cached_property
     def _of_output(self) -> int:
-        """Elements of the output matrix's gradient, which the loss computes."""
-        return self._vocabulary * self.run.model.width if self._has_loss and not self.run.layout.on_grid else 0
+        """Return the elements of the output matrix's gradient, which the loss computes."""
+        if not self._has_loss or self.run.layout.on_grid:
+            return 0
+        return self._vocabulary * self.run.model.width
 
     @cached_property
     def _waiting(self) -> int:
         """Return the bytes of output gradients of a pipeline's micro-batches that await backward passes, but one."""
         if not self._of_output or self.run.layout.pp == 1:
             return 0
-        return self._e * self._of_output * (max(numbers[len(self._stages) - 1] for numbers in self._in_flight) - 1)
+        last_stage = len(self._stages) - 1
+        waiting = max(numbers[last_stage] for numbers in self._in_flight)
+        return self._e * self._of_output * (waiting - 1)
 
     @cached_property
     def _summed(self) -> int:
-        """Gradient sums between two micro-batches: of whole parameters, or of the rows that this rank updates."""
-        whole = self.run.layout.zero == 1 and self.run.layout.micro_batches > 1
-        return self._wide * (self._held.total if whole else self._own(self._held.total))
+        """Return the bytes of gradient sums between micro-batches: of whole parameters, or of the rank's own rows."""
+        if self.run.layout.zero == 1 and self.run.layout.micro_batches > 1:
+            return self._wide * self._held.total
+        return self._wide * self._own(self._held.total)
 
     @cached_property
     def _buckets(self) -> int:
-        """Buckets of gradient sums, of which three are there at a time: one is filled while two are reduced."""
-        return min(3 * max(BUCKET_BYTES, self._wide * self._held.largest), self._wide * self._held.total)
+        """Return the bytes of buckets of gradient sums; three at a time: one is filled while two are reduced."""
+        bucket = max(BUCKET_BYTES, self._wide * self._held.largest)
+        return min(3 * bucket, self._wide * self._held.total)
 
     @cached_property
     def gathered(self) -> int:
-        """ZeRO-3: the unit at work, what was received of it, and the next one, received early (Zhao et al. 2023).
+        """Return ZeRO-3's bytes of the unit at work, what was received of it, and the next one (Zhao et al. 2023).
 
         In a pipeline all units stay, with what the last one was received in.
         """
         held = self._held
         layout = self.run.layout
-        unit = max(held.block, held.end)
         if layout.zero < 3:
             return 0  # ZeRO-1 and 2 gather bucket by bucket, where less is there than at the peak
-        return self._e * (held.total + unit if layout.pp > 1 else 2 * unit + held.block)
+        unit = max(held.block, held.end)
+        elements = held.total + unit if layout.pp > 1 else 2 * unit + held.block
+        return self._e * elements
 
     # activations and logits
 
@@ -193,9 +201,14 @@ class RankMemory:
 
         By then the gradient of the block's output is in the place of that output and of the loss's gradient.
         """
-        found = [self._features(self.run.recompute, *kind) for kind in self._kinds_here]
-        again = max(self._bytes(each.again, each.again_wide) for each in found)
-        return self._kept + (max(0, again + self._hidden * (-1 if self._has_loss else 1)) if again else 0)
+        again = 0
+        for kind in self._kinds_here:
+            features = self._features(self.run.recompute, *kind)
+            again = max(again, self._bytes(features.again, features.again_wide))
+        if not again:
+            return self._kept
+        again += -self._hidden if self._has_loss else self._hidden
+        return self._kept + max(0, again)
 
     @cached_property
     def _kept(self) -> int:
@@ -208,9 +221,13 @@ class RankMemory:
         layout = self.run.layout
         kept = [self._stage(stage) for stage in stages]
         split = [self.run.layers[stage] * self._split_gradients for stage in stages]
-        most = max(sum(map(mul, numbers, (*kept, *split))) for numbers in self._in_flight)
-        others = sum(0 <= at < layout.stages and at not in stages for stage in stages for at in (stage - 1, stage + 1))
-        return most + layout.micro_batches * others * self._hidden
+        peak = max(sum(map(mul, numbers, (*kept, *split))) for numbers in self._in_flight)
+        buffers = 0  # for what neighbours on other ranks send
+        for stage in stages:
+            for neighbour in (stage - 1, stage + 1):
+                if 0 <= neighbour < layout.stages and neighbour not in stages:
+                    buffers += 1
+        return peak + layout.micro_batches * buffers * self._hidden
 
     def _stage(self, stage: int) -> int:
         """Return the bytes that one micro-batch keeps in a stage: its blocks, tables of positions, and its end.
@@ -231,33 +248,39 @@ class RankMemory:
         return size
 
     def _blocks(self, stage: int, recompute: Recompute) -> int:
+        """Return the bytes that a stage's blocks keep of a micro-batch."""
         return sum(count * self._block(recompute, *kind) for kind, count in self._kinds[stage].items())
 
     @cached_property
     def _kinds(self) -> tuple[Counter[tuple[bool, bool]], ...]:
         """Count the layers of each stage by whether they are sparse and have a window."""
-        return _layer_kinds(self.run.model, self.run.layers)
+        return layer_kinds(self.run.model, self.run.layers)
 
     @cached_property
     def _kinds_here(self) -> set[tuple[bool, bool]]:
-        return {kind for stage in self._stages for kind in self._kinds[stage]}
+        """Return the kinds of layers of this rank."""
+        kinds = set[tuple[bool, bool]]()
+        for stage in self._stages:
+            kinds.update(self._kinds[stage])
+        return kinds
 
     def _block(self, recompute: Recompute, sparse: bool, windowed: bool) -> int:
-        """Bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
-        found = self._features(recompute, sparse, windowed)
-        return self._bytes(found.kept, found.wide)
+        """Return the bytes that a block keeps of a micro-batch from its forward pass to its backward pass."""
+        features = self._features(recompute, sparse, windowed)
+        return self._bytes(features.kept, features.wide)
 
     def _features(self, recompute: Recompute, sparse: bool, windowed: bool) -> BlockFeatures:
+        """Return the features a token of a block of a kind."""
         model = self.run.model
         layout = self.run.layout
         in_ring = layout.cp > 1 and layout.context == "ring"
-        copied = not (model.sinks or in_ring)  # whose attention has no copies of windows
-        by_windows = windowed and (model.window or 0) < self.run.seq_len and copied
-        divided = layout.sequence_parallel, layout.on_grid
-        found = block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
+        copies_windows = not (model.sinks or in_ring)
+        by_windows = windowed and (model.window or 0) < self.run.seq_len and copies_windows
+        divided = (layout.sequence_parallel, layout.on_grid)
+        features = block_features(model, self.run.parts, divided, by_windows, recompute, sparse)
         if layout.context == "ulysses" and recompute == "none":  # outputs, before and after the exchange
-            return found._replace(kept=found.kept + model.q_width // self.run.parts)
-        return found
+            return features._replace(kept=features.kept + model.q_width // self.run.parts)
+        return features
 
     def _bytes(self, features: int, wide: int) -> int:
         """Return a micro-batch's bytes of so many features a token, in the compute dtype and in float32."""
@@ -273,16 +296,18 @@ class RankMemory:
 
     @cached_property
     def _in_flight(self) -> tuple[tuple[int, ...], ...]:
-        """Micro-batches in flight at every moment that may be the fullest.
+        """Return the micro-batches in flight at every moment that may be the fullest.
 
         By stage of the rank, those whose activations it keeps; then those between the parts of a split backward pass.
         """
         layout = self.run.layout
         pp = layout.pp
+        if pp == 1:
+            return ((1, 0),)
         count = layout.micro_batches
         if not self._runs_forward_first and count > 4 * pp and count % pp == 0:
             count = 4 * pp  # all rounds are alike
-        return _most_in_flight(pp, layout.schedule, layout.virtual_stages, count, self.rank) if pp > 1 else ((1, 0),)
+        return most_in_flight(pp, layout.schedule, layout.virtual_stages, count, self.rank)
 
     @property
     def _runs_forward_first(self) -> bool:
@@ -301,14 +326,16 @@ class RankMemory:
         e = self._e
         wide = self._wide
         vocabulary = self._vocabulary
-        layout = self.run.layout
         on_gpu = self.run.cluster.device.is_gpu
-        if layout.on_grid:
-            return self._tokens * vocabulary * (wide if e == wide else e + 2 * wide)
-        tokens = min(self._tokens, LOGIT_CHUNK_BYTES["cuda" if on_gpu else "cpu"] // (vocabulary * wide) or 1)
+        if self.run.layout.on_grid:
+            bytes_a_logit = wide if e == wide else e + 2 * wide
+            return self._tokens * vocabulary * bytes_a_logit
+        chunk_bytes = LOGIT_CHUNK_BYTES["cuda" if on_gpu else "cpu"]
+        tokens = min(self._tokens, chunk_bytes // (vocabulary * wide) or 1)
+        is_fused = on_gpu and self.run.parts == 1
+        bytes_a_logit = 2 * e if is_fused else 2 * wide + e * (e < wide)
         summed = wide * vocabulary * self.run.model.width if self.run.precision == "bf16" else 0
-        fused = on_gpu and self.run.parts == 1
-        return tokens * vocabulary * (2 * e if fused else 2 * wide + e * (e < wide)) + summed
+        return tokens * vocabulary * bytes_a_logit + summed
 
     # sizes
 
@@ -318,37 +345,44 @@ class RankMemory:
 
     @cached_property
     def _wide(self) -> int:
-        """Bytes of an element of masters, moments, gradient sums, statistics and the loss."""
+        """Return the bytes of an element of masters, moments, gradient sums, statistics and the loss."""
         return ACCUMULATION_BYTES[self.run.precision]
 
     @cached_property
     def _tokens(self) -> int:
-        """N."""
+        """Return N, the tokens of a micro-batch on this rank."""
         layout = self.run.layout
         return self.run.micro_batch // layout.batch_shards * (self.run.seq_len // layout.cp)
 
     @cached_property
     def _hidden(self) -> int:
-        """Bytes of a micro-batch's residual stream: with sequence parallelism or on a grid 1 / t of the features."""
-        divided = self.run.layout.sequence_parallel or self.run.layout.on_grid
-        return self._tokens * self.run.model.width // (self.run.parts if divided else 1) * self._e
+        """Return the bytes of a micro-batch's residual stream: sequence parallelism and grids divide them by t."""
+        layout = self.run.layout
+        parts = self.run.parts if layout.sequence_parallel or layout.on_grid else 1
+        return self._tokens * self.run.model.width // parts * self._e
 
     def _own(self, numel: int, each: int = 1) -> int:
         """Return how many of `numel` elements this rank updates; `each`: elements for each of experts' parameters."""
-        shards, (_, within, _) = self.run.layout.shards, self.run.layout.expert_mesh_shape
+        _, within, _ = self.run.layout.expert_mesh_shape
         experts = each * self._held.experts
-        return (numel - experts) // shards + experts // within
+        return (numel - experts) // self.run.layout.shards + experts // within
 
     @cached_property
     def _dense_and_sparse(self) -> tuple[int, int]:
-        """Layers of the rank."""
-        kinds = [each for stage in self._stages for each in self._kinds[stage].items()]
-        sparse = sum(count for (is_sparse, _), count in kinds if is_sparse)
-        return sum(count for _, count in kinds) - sparse, sparse
+        """Return how many dense and how many sparse layers the rank has."""
+        dense = 0
+        sparse = 0
+        for stage in self._stages:
+            for (is_sparse, _), count in self._kinds[stage].items():
+                if is_sparse:
+                    sparse += count
+                else:
+                    dense += count
+        return dense, sparse
 
     @property
     def _vocabulary(self) -> int:
-        """Ids of the rank that has most of them."""
+        """Return how many ids the rank has that has most of them."""
         return -(-self.run.model.vocab_size // self.run.parts)
 
     @cached_property
@@ -365,37 +399,6 @@ class RankMemory:
         ends = (0 in self._stages, self._has_loss)
         grid = layout.tp, layout.tensor, layout.depth, layout.ep
         return _held_parameters(self.run.model, grid, self._dense_and_sparse, ends, layout.stages == 1)
-
-
-@lru_cache(4096)
-def _layer_kinds(model: ModelConfig, stages: tuple[int, ...]) -> tuple[Counter[tuple[bool, bool]], ...]:
-    layers = iter(range(model.layers))
-    return tuple(
-        Counter((model.is_sparse(layer), model.layer_window(layer) > 0) for layer in islice(layers, count))
-        for count in stages
-    )
-
-
-@lru_cache(4096)
-def _most_in_flight(
-    pp: int, schedule: Schedule, virtual_stages: int, micro_batches: int, rank: int
-) -> tuple[tuple[int, ...], ...]:
-    layout = ParallelConfig(pp=pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches)
-    stages = layout.stages_of_rank(rank)
-    live = dict.fromkeys(stages, 0)
-    between = dict.fromkeys(stages, 0)
-    moments = set()
-    for kind, stage in layout.passes(rank):
-        if kind == "F":
-            live[stage] += 1
-        elif kind == "I":
-            between[stage] += 1
-        else:
-            live[stage] -= 1
-            between[stage] -= kind == "W"
-        if kind in "FI":
-            moments.add((*live.values(), *between.values()))
-    return tuple(one for one in moments if not any(one != other and all(map(le, one, other)) for other in moments))
 
 
 _UNDIVIDED = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
@@ -420,16 +423,25 @@ def _held_parameters(
         if layer is not None:
             first = rank_parameters(replace(model, tied=tied), divided, range(layer, layer + 1), 0)
             blocks += count * [p for p in first if p.unit not in ("embed", "head")]
-    ends = [
-        [p for p in first if p.unit == name] for name, here in zip(("embed", "head"), ends_here, strict=True) if here
-    ]
-    sizes = [_numel(end) for end in ends]
-    units = [_numel([p for p in set(blocks) if p.unit == name]) for name in {p.unit for p in blocks}]
+    ends = list[ParameterShape]()
+    sizes_of_ends = list[int]()
+    for name, is_here in zip(("embed", "head"), ends_here, strict=True):
+        if is_here:
+            end = [p for p in first if p.unit == name]
+            ends += end
+            sizes_of_ends.append(_numel(end))
+    sizes_of_units = Counter[str]()
+    for p in set(blocks):
+        sizes_of_units[p.unit] += p.numel
     matrices = [p for p in blocks if part_of(p.name, p.shape) == "hidden"]
-    largest = max(p.numel for unit in [blocks, *ends] for p in unit)
-    experts = _numel([p for p in blocks if p.of_experts])
+    experts = [p for p in blocks if p.of_experts]
     return HeldParameters(
-        _numel(blocks) + sum(sizes), experts, _numel(matrices), max(units), max(sizes, default=0), largest
+        total=_numel(blocks) + sum(sizes_of_ends),
+        experts=_numel(experts),
+        matrices=_numel(matrices),
+        block=max(sizes_of_units.values()),
+        end=max(sizes_of_ends, default=0),
+        largest=max(p.numel for p in [*blocks, *ends]),
     )
 
 

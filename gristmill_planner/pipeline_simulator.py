@@ -1,7 +1,10 @@
 """Pipeline simulator: when each pass of a step runs on each pipeline rank, by the schedules' own order of passes."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import le
 
 from training.experimental.parallel_config import ParallelConfig
 from training.parallel.pipeline.schedules import SCHEDULES, Pass, Schedule
@@ -119,10 +122,14 @@ def _begin(
     which: tuple[Pass, int],
     taken: list[TimedPass],
 ) -> TimedPass | None:
-    """The pass with its times; None while another one is to come first."""
+    """Return the pass with its times; None while another one is to come first."""
     (kind, stage), at = which
     ranks = layout.stage_ranks
-    needs = [("F", stage)] if kind in "BI" else [("B", stage)] if kind == "W" else []
+    needs = list[tuple[str, int]]()
+    if kind in "BI":
+        needs.append(("F", stage))
+    elif kind == "W":
+        needs.append(("B", stage))
     neighbour = stage - 1 if kind == "F" else stage + 1
     if kind != "W" and 0 <= neighbour < layout.stages:
         needs.append((_direction(kind), neighbour))
@@ -150,3 +157,31 @@ def rank_costs(layout: ParallelConfig, costs: PassCosts) -> list[PassCosts]:
     v = layout.virtual_stages
     each = replace(costs, forward=costs.forward / v, inputs=costs.inputs / v, weights=costs.weights / v)
     return [each] * layout.stages
+
+
+@lru_cache(4096)
+def most_in_flight(
+    pp: int, schedule: Schedule, virtual_stages: int, micro_batches: int, rank: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the micro-batches in flight at every moment of a rank that may be the fullest; see RankMemory."""
+    layout = ParallelConfig(pp=pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches)
+    stages = layout.stages_of_rank(rank)
+    live = dict.fromkeys(stages, 0)
+    between = dict.fromkeys(stages, 0)
+    moments = set()
+    for kind, stage in layout.passes(rank):
+        if kind == "F":
+            live[stage] += 1
+        elif kind == "I":
+            between[stage] += 1
+        else:
+            live[stage] -= 1
+            between[stage] -= kind == "W"
+        if kind in "FI":
+            moments.add((*live.values(), *between.values()))
+    return tuple(moment for moment in moments if not _is_exceeded(moment, moments))
+
+
+def _is_exceeded(moment: tuple[int, ...], moments: Iterable[tuple[int, ...]]) -> bool:
+    """Return whether another moment has at least as many of each stage."""
+    return any(moment != other and all(map(le, moment, other)) for other in moments)

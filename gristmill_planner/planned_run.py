@@ -3,8 +3,10 @@
 And the request from which a search makes such runs.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from gristmill.errors import require
@@ -192,3 +194,16 @@ class PlanRequest:
     def available(self) -> float:
         """Bytes of a device that a layout may take."""
         return self.cluster.device.memory * (1 - self.headroom)
+
+
+@lru_cache(4096)
+def layer_kinds(model: ModelConfig, stages: tuple[int, ...]) -> tuple[Counter[tuple[bool, bool]], ...]:
+    """Count the layers of each stage by whether they are sparse and have a window."""
+    layers = iter(range(model.layers))
+    kinds = list[Counter[tuple[bool, bool]]]()
+    for count in stages:
+        of_stage = Counter[tuple[bool, bool]]()
+        for layer in islice(layers, count):
+            of_stage[model.is_sparse(layer), model.layer_window(layer) > 0] += 1
+        kinds.append(of_stage)
+    return tuple(kinds)

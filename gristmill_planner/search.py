@@ -88,7 +88,7 @@ def _by_time(
 
 
 def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]:
-    """Return the runs that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
+    """Yield the runs that fit, from the ZeRO stage that shards least, which comes first where others are as fast."""
     available = request.available
     for schedule in family.schedules:
         for run in reversed(list(family.runs(request, *schedule))):
@@ -181,4 +181,7 @@ def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
 def _fits(request: PlanRequest, cluster: Cluster) -> bool:
     """Whether a layout of the cluster fits; False also where none divides it."""
     request = replace(request, cluster=cluster)
-    return any(True for family in families(request) for _ in _fitting(request, family))
+    for family in families(request):
+        for _ in _fitting(request, family):
+            return True
+    return False

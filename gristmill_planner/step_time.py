@@ -59,7 +59,10 @@ def work_time(work: RankWork, device: Device, constants: Constants) -> tuple[flo
     """Seconds of the forward and of the backward pass of `work` on the device."""
     traffic = _traffic_time(work, device, constants)
     forward = sum(product_time(product, device, constants) for product in work.products)
-    backward = sum(product_time(each, device, constants) for product in work.products for each in product.backward())
+    backward = 0.0
+    for product in work.products:
+        for gradient in product.backward():
+            backward += product_time(gradient, device, constants)
     return forward + traffic, backward + 2 * traffic
 
 
@@ -88,14 +91,14 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
 
 
 def _by_kind(run: PlannedRun, work: RankWork, constants: Constants) -> tuple[Seconds, Seconds]:
-    """Seconds of a layer's products with matrices, and of those in attention, where communication may hide there."""
+    """Return the seconds of a layer's products with matrices, and in attention, where communication may hide there."""
     if not run.layout.on_grid and run.layout.cp == 1:
         return Seconds(0.0, 0.0), Seconds(0.0, 0.0)
-    matrices = [product for product in work.products if product not in work.attention]
-    return tuple(
-        Seconds(*work_time(RankWork(tuple(each), 0.0), run.cluster.device, constants))
-        for each in (matrices, work.attention)
-    )  # type: ignore[return-value]
+    device = run.cluster.device
+    matrices = tuple(product for product in work.products if product not in work.attention)
+    of_matrices = work_time(RankWork(matrices, 0.0), device, constants)
+    of_attention = work_time(RankWork(work.attention, 0.0), device, constants)
+    return Seconds(*of_matrices), Seconds(*of_attention)
 
 
 def head_time(run: PlannedRun, constants: Constants) -> PassTime:
@@ -111,18 +114,18 @@ def rank_times(run: PlannedRun, constants: Constants) -> tuple[PassTime, PassTim
 
 
 def step_time(run: PlannedRun, constants: Constants, times: tuple[PassTime, PassTime] | None = None) -> StepTime:
-    """Seconds of a step of `run`; `times`, where they are known, are its `rank_times`."""
+    """Return the seconds of a step of `run`; `times`, where they are known, are its `rank_times`."""
     layout = run.layout
     count = run.layout.micro_batches
     layer, head = times or rank_times(run, constants)
     of_layer = layer.forward + layer.backward
     of_head = head.forward + head.backward
-    held = run.held
     layers = run.rank_layers
-    slots = [n * of_layer + of_head * (layout.stages - 1 in stages) for n, stages in zip(layers, held, strict=True)]
+    has_head = [layout.stages - 1 in stages for stages in run.held]
+    slots = [layers[rank] * of_layer + of_head * has_head[rank] for rank in range(layout.pp)]
     sent = send_time(run, constants)
     busiest = max(range(layout.pp), key=slots.__getitem__)
-    collectives = layers[busiest] * layer.collectives + head.collectives * (layout.stages - 1 in held[busiest])
+    collectives = layers[busiest] * layer.collectives + head.collectives * has_head[busiest]
     bubble = _bubble(run, slots, sent, layer)
     data = data_time(run, constants, slots[busiest], layers[busiest] * layer.backward)
     return StepTime(
@@ -195,25 +198,26 @@ def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float
     software = run.software
     experts = rank_experts(run)
     share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
-    sums = gathers = 0.0
+    sums = 0.0
+    gathers = 0.0
     for parameters, prefix in ((rank_parameters(run) - experts, ""), (experts, "expert_")):
         within = run.axes[f"{prefix}shard"]
         groups = run.axes[f"{prefix}replicate"]
         summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
         gathered = parameters * run.cluster.device.element_bytes
-        scatter, gather = (
-            gradient_all_reduce(run.cluster, constants, within, size, share) / 2 for size in (summed, gathered)
-        )
+        scatter = gradient_all_reduce(run.cluster, constants, within, summed, share) / 2
+        gather = gradient_all_reduce(run.cluster, constants, within, gathered, share) / 2
         sums += scatter + gradient_all_reduce(run.cluster, constants, groups, summed / within.ranks, share)
         gathers += gather
     return sums, gathers
 
 
 def _depth_time(run: PlannedRun, constants: Constants) -> float:
-    """2.5D: the all-reduce over the layers of the grid of all gradients, after the last backward pass."""
+    """Return the seconds of 2.5D's all-reduce of all gradients over the grid's layers, after the last backward pass."""
+    if run.layout.tensor != "2.5d":
+        return 0.0
     size = run.software.gradient_bytes * rank_parameters(run) / run.layout.shards
-    is_summed = run.layout.tensor == "2.5d"
-    return collective_time(run.cluster, constants, run.axes["depth"], "all-reduce", 1, size) if is_summed else 0.0
+    return collective_time(run.cluster, constants, run.axes["depth"], "all-reduce", 1, size)
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:
@@ -242,16 +246,18 @@ def rank_experts(run: PlannedRun) -> float:
 
 @lru_cache
 def layer_parameters(model: ModelConfig) -> tuple[float, float]:
-    """Parameters of one decoder layer, of sparse and dense ones on average; and those of them that are of experts."""
+    """Return the parameters of a decoder layer, sparse and dense ones on average; and those of them of experts."""
     layers = range(model.layers if model.experts else 1)
-    found = stage_parameters(model, layers, False, False)
-    experts = (p.numel for p in found if is_expert(p.name))
-    return sum(p.numel for p in found) / len(layers), sum(experts) / len(layers)
+    parameters = stage_parameters(model, layers, False, False)
+    total = sum(p.numel for p in parameters)
+    of_experts = sum(p.numel for p in parameters if is_expert(p.name))
+    return total / len(layers), of_experts / len(layers)
 
 
 def _slower(device: float, host: float) -> float:
-    """A smooth maximum: the two hide each other but for where one overtakes the other."""
-    return math.hypot(device ** (_LAUNCH_NORM / 2), host ** (_LAUNCH_NORM / 2)) ** (2 / _LAUNCH_NORM)
+    """Return a smooth maximum: the two hide each other but for where one overtakes the other."""
+    power = _LAUNCH_NORM / 2
+    return math.hypot(device**power, host**power) ** (2 / _LAUNCH_NORM)
 
 
 def divided_by_time(run: PlannedRun, constants: Constants) -> tuple[int, ...]:

@@ -5,8 +5,9 @@ import json
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -52,33 +53,40 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [timeline.layout.pp for timeline in timelines]
-    figure = Figure(figsize=(11, sum(0.26 * n + 0.75 for n in rows) + 0.5), layout="constrained")
+    height = sum(0.26 * n + 0.75 for n in rows) + 0.5
+    figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
+    kinds = set[str]()
     for timeline, axis in zip(timelines, axes, strict=True):
         draw_timeline(timeline, axis)
-    axes[-1].set_xlabel("time, in seconds" + " of the costs given" * all(not timeline.name for timeline in timelines))
-    kinds = {each.kind for timeline in timelines for passes in timeline.ranks for each in passes}
+        kinds.update(timed.kind for timed in _all_passes(timeline))
+    is_measured = any(timeline.name for timeline in timelines)
+    axes[-1].set_xlabel("time, in seconds" if is_measured else "time, in seconds of the costs given")
     later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
     figure.legend(handles=_legend(kinds, later), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     with wrap_write_errors(path):
         figure.savefig(path, dpi=150)
 
 
+def _all_passes(timeline: Timeline) -> Iterator[TimedPass]:
+    return chain.from_iterable(timeline.ranks)
+
+
 def draw_timeline(timeline: Timeline, axis: Any) -> None:
     """Draw one timeline: a row for each rank, a box for each pass with its micro-batch's number."""
     shortest = 0.012 * timeline.seconds
     for rank, passes in enumerate(timeline.ranks):
-        for each in passes:
-            is_later = _is_later(timeline, each)
-            width = each.end - each.start
-            color = _COLORS[each.kind][is_later]
-            axis.barh(rank, width, left=each.start, height=0.92, color=color, edgecolor="white", linewidth=0.5)
+        for timed in passes:
+            is_later = _is_later(timeline, timed)
+            width = timed.end - timed.start
+            color = _COLORS[timed.kind][is_later]
+            axis.barh(rank, width, left=timed.start, height=0.92, color=color, edgecolor="white", linewidth=0.5)
             if width >= shortest:
-                axis.text(
-                    each.start + width / 2, rank, str(each.micro_batch + 1), ha="center", va="center", fontsize=6.5,
-                    color="black" if is_later else "white",
-                )  # fmt: skip
+                middle = timed.start + width / 2
+                number = str(timed.micro_batch + 1)
+                color = "black" if is_later else "white"
+                axis.text(middle, rank, number, ha="center", va="center", fontsize=6.5, color=color)
     axis.set_title(describe(timeline), loc="left", fontsize=9)
     axis.set_yticks(range(timeline.layout.pp), [f"rank {rank}" for rank in range(timeline.layout.pp)], fontsize=7)
     axis.tick_params(axis="x", labelsize=7)
@@ -90,11 +98,11 @@ def draw_timeline(timeline: Timeline, axis: Any) -> None:
 
 
 def describe(timeline: Timeline) -> str:
-    """One line: the schedule, its bubble ratio, and the micro-batches that each rank keeps at the most."""
+    """Return one line: the schedule, its bubble ratio, and the micro-batches that each rank keeps at the most."""
     layout = timeline.layout
-    stages = f", {layout.virtual_stages} stages per rank" if layout.virtual_stages > 1 else ""
+    stages = f", {layout.virtual_stages} stages a rank" if layout.virtual_stages > 1 else ""
     kept = [timeline.peak_in_flight(rank) / layout.virtual_stages for rank in range(layout.pp)]
-    in_flight = ", ".join(f"{each:g}" for each in kept)
+    in_flight = ", ".join(f"{micro_batches:g}" for micro_batches in kept)
     name = f"{timeline.name} " if timeline.name else ""
     return (
         f"{name}{layout.schedule}{stages}: {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} "
@@ -104,39 +112,44 @@ def describe(timeline: Timeline) -> str:
 
 
 def timeline_text(timeline: Timeline, width: int = 150) -> Text:
-    """The timeline for a terminal: a line for each rank, a character for each `width`-th of the step's seconds."""
+    """Return the timeline for a terminal: a line for each rank, a character for each `width`-th of the step."""
     text = Text(describe(timeline) + "\n")
     scale = (width - 1) / timeline.seconds
     for rank, passes in enumerate(timeline.ranks):
         text.append(f"{rank:>3} ")
-        at = 0
-        for each in passes:
-            start = round(each.start * scale)
-            end = round(each.end * scale)
-            name = f"{each.kind}{each.micro_batch + 1}"
+        column = 0
+        for timed in passes:
+            start = round(timed.start * scale)
+            end = round(timed.end * scale)
             length = end - start
-            text.append("·" * (start - at))
-            fitting = (name if len(name) <= length else each.kind).ljust(length)[:length]
-            text.append(fitting, Style(color="white", bgcolor=_COLORS[each.kind][_is_later(timeline, each)]))
-            at = max(at, end)
+            name = f"{timed.kind}{timed.micro_batch + 1}"
+            if len(name) > length:
+                name = timed.kind
+            text.append("·" * (start - column))
+            color = _COLORS[timed.kind][_is_later(timeline, timed)]
+            text.append(name.ljust(length)[:length], Style(color="white", bgcolor=color))
+            column = max(column, end)
         text.append("\n")
     return text
 
 
-def _is_later(timeline: Timeline, each: TimedPass) -> bool:
-    """True for every second stage of a rank."""
-    return each.stage // timeline.layout.pp % 2 == 1
+def _is_later(timeline: Timeline, timed: TimedPass) -> bool:
+    """Return whether a pass is of every second stage of a rank."""
+    return timed.stage // timeline.layout.pp % 2 == 1
 
 
 def _legend(kinds: set[str], later: bool) -> list[Any]:
-    """`later`: there are ranks with several stages."""
+    """Return the legend's patches; `later`: there are ranks with several stages."""
     from matplotlib.patches import Patch
 
-    shown = [kind for kind in _NAMES if kind in kinds and not (kind == "B" and "I" in kinds)]
-    both = "B" in kinds and "I" in kinds
-    names = {**_NAMES, "I": "backward (where split: of inputs)" if both else _NAMES["I"]}
-    found = [Patch(color=_COLORS[kind][0], label=names[kind]) for kind in shown]
-    return [*found, *[Patch(color="#CCCCCC", label="lighter: every second stage of a rank")] * later]
+    names = dict(_NAMES)
+    if "B" in kinds and "I" in kinds:  # which have one colour
+        names["I"] = "backward (where split: of inputs)"
+        del names["B"]
+    patches = [Patch(color=_COLORS[kind][0], label=name) for kind, name in names.items() if kind in kinds]
+    if later:
+        patches.append(Patch(color="#CCCCCC", label="lighter: every second stage of a rank"))
+    return patches
 
 
 _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")
@@ -144,7 +157,7 @@ _FILE = re.compile(r"steps-(\d+)-(\d+)\.rank-(\d+)\.json\.gz")
 
 
 def read_timeline(out_dir: Path) -> Timeline:
-    """The last step of the run in `out_dir` that was traced on every pipeline rank, under one layout.
+    """Return the last step of the run in `out_dir` that was traced on every pipeline rank, under one layout.
 
     Of replicas and tensor-parallel ranks, it is the first that were traced. Raises UsageError if the traces are not of
     a pipeline, or lack one of its ranks, InputError if one is damaged.
@@ -155,69 +168,87 @@ def read_timeline(out_dir: Path) -> Timeline:
         traces: dict[ParallelConfig, dict[int, list[TimedPass]]] = {}
         for layout, rank, passes in filter(None, map(_read, files)):
             traces.setdefault(layout, {}).setdefault(rank, passes)
-        for layout, found in traces.items():
-            missing = [rank for rank in range(layout.pp) if rank not in found]
+        for layout, by_rank in traces.items():
+            missing = [rank for rank in range(layout.pp) if rank not in by_rank]
             if not missing:
-                began = min(passes[0].start for passes in found.values())
-                ranks = [
-                    [replace(each, start=each.start - began, end=each.end - began) for each in found[rank]]
-                    for rank in range(layout.pp)
-                ]
-                return Timeline(layout, ranks, f"step {last}, measured")
+                return _from_zero(layout, by_rank, f"step {last}, measured")
             if lacking.startswith("no traces"):
                 lacking = f"no trace of pipeline rank {missing[0]} of {layout.pp} at step {last}"
     raise UsageError(f"{folder} has {lacking}; train with --profile.steps 3:3 and --profile.ranks of every rank")
 
 
+def _from_zero(layout: ParallelConfig, by_rank: dict[int, list[TimedPass]], name: str) -> Timeline:
+    """Return the timeline of traced passes, whose time begins with the first of them."""
+    began = min(passes[0].start for passes in by_rank.values())
+    ranks = list[list[TimedPass]]()
+    for rank in range(layout.pp):
+        ranks.append([replace(timed, start=timed.start - began, end=timed.end - began) for timed in by_rank[rank]])
+    return Timeline(layout, ranks, name)
+
+
 def measured_costs(timeline: Timeline) -> list[PassCosts]:
-    """Mean seconds of the passes of each stage, for a simulation; of a whole backward pass each half."""
-    kinds: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for each in (each for passes in timeline.ranks for each in passes):
-        parts = "IW" if each.kind == "B" else each.kind
-        for kind in parts:
-            kinds[each.stage, kind].append((each.end - each.start) / len(parts))
-    return [
-        PassCosts(*(fmean(kinds[stage, kind] or [0.0]) for kind in "FIW")) for stage in range(timeline.layout.stages)
-    ]
+    """Return the mean seconds of the passes of each stage, for a simulation; of a whole backward pass each half."""
+    seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for timed in _all_passes(timeline):
+        halves = "IW" if timed.kind == "B" else timed.kind
+        for kind in halves:
+            seconds[timed.stage, kind].append((timed.end - timed.start) / len(halves))
+    costs = list[PassCosts]()
+    for stage in range(timeline.layout.stages):
+        forward, inputs, weights = (fmean(seconds[stage, kind] or [0.0]) for kind in "FIW")
+        costs.append(PassCosts(forward, inputs, weights))
+    return costs
 
 
 def _by_steps(folder: Path) -> list[tuple[tuple[int, int], list[Path]]]:
-    """Traces of the same steps, by their last and first step, from the last on."""
-    found: dict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    """Return the traces of the same steps, by their last and first step, from the last on."""
+    traces: dict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
     for path in folder.glob("steps-*.rank-*.json.gz"):
-        if match := _FILE.fullmatch(path.name):
+        match = _FILE.fullmatch(path.name)
+        if match:
             first, last, rank = map(int, match.groups())
-            found[last, first].append((rank, path))
-    return [(steps, [path for _, path in sorted(found[steps])]) for steps in sorted(found, reverse=True)]
+            traces[last, first].append((rank, path))
+    by_steps = list[tuple[tuple[int, int], list[Path]]]()
+    for steps in sorted(traces, reverse=True):
+        by_steps.append((steps, [path for _, path in sorted(traces[steps])]))
+    return by_steps
 
 
 def _read(path: Path) -> tuple[ParallelConfig, int, list[TimedPass]] | None:
-    """Layout of the pipeline, rank and the passes of the last step of a trace; None if it has no pipeline."""
+    """Return layout, rank and the passes of the last step of a pipeline's trace; None if it has no pipeline."""
     try:
-        trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-        base = float(trace.get("baseTimeNanoseconds", 0)) / 1e9
-        events = [
-            (match, base + event["ts"] / 1e6, event["dur"] / 1e6)
-            for event in trace["traceEvents"]
-            if event.get("ph") == "X" and event.get("cat") == "user_annotation"
-            if (match := _PASS.fullmatch(event["name"]))
-        ]
+        events = _read_events(path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is damaged: {error}; trace the steps again") from error
     if not events:
         return None
     events.sort(key=lambda event: event[1])
     kinds = [match.group(2, 3, 4) for match, _, _ in events]
-    one_step = events[len(kinds) - 1 - kinds[::-1].index(kinds[0]) :]
-    passes = [TimedPass(m[2], int(m[3]), int(m[4]), start, start + length) for m, start, length in one_step]
-    first = events[0][0]
-    stages = len({each.stage for each in passes})
-    count = 1 + max(each.micro_batch for each in passes)
-    forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
+    last_begin = len(kinds) - 1 - kinds[::-1].index(kinds[0])
+    passes = list[TimedPass]()
+    for match, start, length in events[last_begin:]:
+        passes.append(TimedPass(match[2], int(match[3]), int(match[4]), start, start + length))
+    stages = len({timed.stage for timed in passes})
+    count = 1 + max(timed.micro_batch for timed in passes)
+    forward = {(timed.stage, timed.micro_batch) for timed in passes if timed.kind == "F"}
+    first, _, _ = events[0]
     if first[1] not in SCHEDULES or len(forward) != stages * count:
         raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
     layout = pipeline_layout(cast(Schedule, first[1]), int(first[6]), count, stages)
     return layout, int(first[5]), passes
+
+
+def _read_events(path: Path) -> list[tuple[re.Match[str], float, float]]:
+    """Return the passes in a trace, by their names, with when they begin and how long they last in seconds."""
+    trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    base = float(trace.get("baseTimeNanoseconds", 0)) / 1e9
+    events = list[tuple[re.Match[str], float, float]]()
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") == "user_annotation":
+            match = _PASS.fullmatch(event["name"])
+            if match:
+                events.append((match, base + event["ts"] / 1e6, event["dur"] / 1e6))
+    return events
 
 
 _DRAWN = tuple(schedule for schedule in SCHEDULES if schedule != "looped-bfs")  # which is GPipe of several stages
@@ -232,9 +263,9 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         f"--micro_batches is {micro_batches}; expected a multiple of --ranks {ranks}, up to 256, as interleaved "
         f"schedules take them in rounds; try {2 * ranks}",
     )
-    given = costs.forward, costs.inputs, costs.weights
+    given = (costs.forward, costs.inputs, costs.weights)
     require(
-        all(0 <= each <= _MOST_SECONDS for each in given) and costs.forward > 0,
+        all(0 <= seconds <= _MOST_SECONDS for seconds in given) and costs.forward > 0,
         f"--costs are {' '.join(map(str, given))}; expected seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
         "pass; try --costs 1 1 1",
     )
