@@ -40,6 +40,9 @@ GROUPS: dict[str, dict[str, Command]] = {
             "preprocessing.filter_quality:filter_quality", "keep the documents that a recipe's rules allow"
         ),
         "preview": Command("gristmill_cli.preview:preview", "show what each rule of a recipe would remove"),
+        "preview-scores": Command(
+            "gristmill_cli.preview:preview_scores", "show how scores are distributed, and documents around a limit"
+        ),
         "remove-lines": Command("dedup.remove_lines:remove_lines", "remove lines or paragraphs that a corpus repeats"),
         "decontaminate": Command(
             "preprocessing.decontaminate:decontaminate", "remove benchmark items from a corpus"

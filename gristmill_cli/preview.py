@@ -1,25 +1,36 @@
-"""Command: what each rule of a recipe would remove from a corpus, with examples, before anything runs."""
+"""Commands: what rules of a recipe, or scores of models, would remove from a corpus, with examples, before a run."""
 
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.errors import UsageError
-from gristmill.io.documents import Document
+from gristmill.config import load_config
+from gristmill.errors import UsageError, require
+from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import read_corpus
+from gristmill.steps import Batch, DocumentStep, run_steps
 from gristmill.wording import count_of
+from gristmill_cli.run_check import scan_inputs
+from gristmill_cli.run_config import RunConfig
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import Bounds, Recipe, load_recipe
 from preprocessing.quality.words import WordSplitter
+from preprocessing.steps.model_score import ScoreOptions, score_step
+from preprocessing.steps.normalise import Normalise
+from preprocessing.steps.recipe_rules import RecipeRules
+from preprocessing.steps.user_function import UserFunction
 
 _PERCENTILES = (5, 50, 95)
+_SCORE_PERCENTILES = (5, 25, 50, 75, 95)
 _FIRST = 44  # characters of an example
 
 
@@ -47,18 +58,103 @@ def preview(
     rules = load_recipe(recipe)
     if documents < 1:
         raise UsageError(f"--documents {documents}: expected 1 or more")
-    sample, total = _sample(corpus, documents, text_column, seed)
+    sample, total = _sample(read_corpus(corpus, text_column, on_malformed="skip"), documents, seed)
     if not sample:
         raise UsageError(f"{corpus} has no document to preview; give a corpus with documents")
     return _report(rules, sample, total, examples)
 
 
-def _sample(corpus: Path, size: int, text_column: str, seed: int) -> tuple[list[Document], int]:
+def preview_scores(config: Positional[Path], documents: int = 1000, examples: int = 2, seed: int = 1) -> Group:
+    """Print how the scores of a run would be distributed in each source, and the documents around each limit.
+
+    Scores a sample as the run would: after normalisation, your steps and the recipe. Quantiles are those of the sample.
+    Reads the whole corpus, and writes nothing.
+
+    Args:
+        config: The TOML file of the run, with a table [scores.NAME].
+        documents: Size of the sample, drawn at random from the whole corpus.
+        examples: Number of documents to show on each side of a limit.
+        seed: Seed of the sample.
+    """
+    options = load_config(RunConfig, ["--config", str(config)])
+    require(bool(options.scores), f"{config}: expected a table [scores.NAME], got none")
+    require(documents > 0, f"--documents {documents}: expected 1 or more")
+    scores = [score_step(name, table) for name, table in options.scores.items()]
+    steps: list[DocumentStep] = [Normalise(options.normalize.ftfy), *map(UserFunction.of, options.steps)]
+    if options.recipe:
+        steps.append(RecipeRules.of(options.recipe))
+    sample, total = _sample(_documents_of(options), documents, seed)
+    if not sample:
+        raise UsageError(f"{options.corpus} has no document to preview; give a corpus with documents")
+    texts = tuple(document.text for document in sample)
+    batch = Batch(texts, read_field=lambda number, name: sample[number].value(name))
+    done = run_steps([*steps, *scores], batch)
+    head = Text(f"{len(sample):,} of {count_of(total, 'document')} scored")
+    lines: list[RenderableType] = [head]
+    for step, table in zip(scores, options.scores.values(), strict=True):
+        positions, values = done.facts.get(step.fact, (np.empty(0, np.int64), np.empty(0, np.float32)))
+        scored = [(float(value), sample[at]) for at, value in zip(positions.tolist(), values, strict=True)]
+        lines += [Text(), *_report_score(step.score, table, scored, examples)]
+    return Group(*lines)
+
+
+def _documents_of(options: RunConfig) -> Iterator[Document]:
+    """Yield the documents of a run's corpus, of all sources."""
+    for file in scan_inputs(options, options.corpus).files:
+        for document in read_corpus(file.path, file.text_column, on_malformed="skip", reading=file.reading):
+            document.key = DocKey(file.name, document.key.row)
+            yield document
+
+
+def _report_score(
+    name: str, table: ScoreOptions, scored: list[tuple[float, Document]], examples: int
+) -> Iterator[RenderableType]:
+    """Yield a table of a score by source, and the documents next to its limits."""
+    by_source: dict[str, list[tuple[float, Document]]] = {}
+    for score, document in scored:
+        by_source.setdefault(document.key.source, []).append((score, document))
+    shown = Table(name, box=None, pad_edge=False, collapse_padding=True)
+    for column in ("documents", *(f"{p}%" for p in _SCORE_PERCENTILES), "limit", "kept"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    limits: dict[str, float] = {}
+    for source, own in sorted(by_source.items()):
+        values = np.array([score for score, _ in own])
+        of = np.array([score for score, _ in scored]) if table.of == "all" else values
+        limits[source] = _limit_of(table, of)
+        kept = f"{100 * float((values >= limits[source]).mean()):.1f}%"
+        spread = (f"{value:.3g}" for value in np.percentile(values, _SCORE_PERCENTILES))
+        limit = "none" if limits[source] == -np.inf else f"{limits[source]:.3g}"
+        shown.add_row(source, f"{len(own):,}", *spread, limit, kept)
+    yield shown
+    distances = [(score - limits[document.key.source], score, document) for score, document in scored]
+    below = sorted((item for item in distances if item[0] < 0), key=lambda item: -item[0])
+    above = sorted((item for item in distances if item[0] >= 0), key=lambda item: item[0])
+    for title, nearest in (("just below, and left out", below), ("just above, and kept", above)):
+        if table.min is None and table.quantile is None:
+            continue
+        yield Text()
+        yield Text(title, style="bold")
+        for _, score, document in nearest[:examples]:
+            yield from _example(score, document)
+
+
+def _limit_of(table: ScoreOptions, scores: NDArray[np.float64]) -> float:
+    if table.quantile is not None:
+        return float(np.quantile(scores, table.quantile))
+    return -np.inf if table.min is None else table.min
+
+
+def _example(value: float, document: Document) -> list[RenderableType]:
+    start = " ".join(document.text[: 4 * _FIRST].split())[:_FIRST]
+    return [Text(f"  {_number(value)}  {document.key}"), Text(f"    {escape(start)!r}")]
+
+
+def _sample(documents: Iterable[Document], size: int, seed: int) -> tuple[list[Document], int]:
     """Return documents drawn at random, each as likely, in the order of the corpus; and how many there are."""
     chosen = list[tuple[int, Document]]()
     total = 0
     draw = random.Random(seed)
-    for total, document in enumerate(read_corpus(corpus, text_column, on_malformed="skip"), 1):
+    for total, document in enumerate(documents, 1):
         if len(chosen) < size:
             chosen.append((total, document))
             continue
@@ -124,8 +220,7 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
         if documents[:examples]:
             lines += [Text(), Text(name, style="bold")]
         for document, value in documents[:examples]:
-            start = " ".join(document.text[: 4 * _FIRST].split())[:_FIRST]
-            lines += [Text(f"  {_number(value)}  {document.key}"), Text(f"    {escape(start)!r}")]
+            lines += _example(value, document)
     return Group(*lines)
 
 

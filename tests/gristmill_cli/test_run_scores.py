@@ -3,16 +3,19 @@
 import json
 import random
 import re
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from gristmill.config import load_config
 from gristmill.counts import READ, WRITTEN
 from gristmill.errors import UsageError
 from gristmill.io.keys import iter_keys
+from gristmill_cli.preview import preview_scores
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
@@ -69,8 +72,10 @@ def counts_of(folder: Path, stage: str, reason: str, source: str | None = None) 
 
 def test_the_lines_of_the_page(folder: Path) -> None:
     block, _ = commands(PAGE)
-    done = shell(f"cd {folder}\n" + block.replace("pipeline.toml", "pipeline.toml --workers 1", 1), on_one_core=True)
+    done = shell(f"cd {folder}\n" + block, on_one_core=True)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"ads +120 .*\n *mills +120 ", done.stdout), done.stdout
+    assert "just below, and left out" in done.stdout and "just above, and kept" in done.stdout
     assert re.search(r"choose_by_score: 240 read = \d+ kept \+ \d+ low edu \|", done.stderr)
     assert "normalize_text: 240 read = 240 written | done already, nothing to do" in done.stderr
 
@@ -167,3 +172,25 @@ def test_scores_are_shown_by_source_and_an_odd_one_is_told(folder: Path, capfd: 
     assert re.search(r"warning: the source explains \d+% of the score edu \(on average ads 0\.\d+, mills 0", said.err)
     run(load_config(RunConfig, options))
     assert "explains" not in capfd.readouterr().err or np.ptp([np.mean(own) for own in scores.values()]) > 0.3
+
+
+def test_a_preview_is_what_a_run_does(folder: Path) -> None:
+    configure(folder, min="quantile = 0.3")
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(preview_scores(Path("pipeline.toml"), examples=3))
+    shown = console.export_text()
+    assert not (folder / "out").exists()
+    run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
+    for source, own in scores_in(folder).items():
+        limit = np.quantile(own, 0.3)
+        assert re.search(rf"{source} +120 .*{limit:.3g} +70.0%", shown), shown
+    below, above = shown.split("just above, and kept")
+    assert below.count(".jsonl@") == 3 == above.count(".jsonl@")
+
+
+def test_a_preview_without_scores_and_of_no_documents(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--documents 0: expected 1 or more"):
+        preview_scores(Path("pipeline.toml"), documents=0)
+    (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n")
+    with pytest.raises(UsageError, match=r"pipeline.toml: expected a table \[scores.NAME\], got none"):
+        preview_scores(Path("pipeline.toml"))
