@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.errors import ConservationError, TooManyMalformed
+from gristmill.errors import ConservationError, TooManyMalformed, UsageError
 from gristmill.wording import count_of, verb_for
 
 READ = "read"
@@ -27,6 +27,7 @@ WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
+FAILED = "failed"  # begins the reason of a document on which a user's function failed
 SKIPPED = "skipped"  # records of a web archive that are no documents, such as images
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
@@ -76,7 +77,7 @@ class LargeCluster(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
+    """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records and of failures.
 
     `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
     `clusters` are the largest ones, where the stage finds clusters. `lengths[source][n]` are documents read that are
@@ -95,6 +96,7 @@ class Counts(msgspec.Struct):
     stored: int = 0
     clusters: list[LargeCluster] = []
     lengths: dict[str, list[int]] = {}
+    failures: list[str] = []
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
@@ -131,6 +133,22 @@ class Counts(msgspec.Struct):
         self.damaged[name] = damage
         self.add(source, f"{DAMAGED}: {damage.fault}", size, documents=0, files=int(is_new))
 
+    def check_failed(self, stage: str, limit: float) -> None:
+        """Raise UsageError if a user's functions failed on more than `limit`, a fraction, of the documents read."""
+        failed = sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(f"{FAILED}: "))
+        read = self.documents_read()
+        if failed > limit * read:
+            raise UsageError(
+                f"{stage}: functions of yours failed on {failed:,} of {count_of(read, 'document')}, more than "
+                f"--max_failed {limit:.2%} allows: {'; '.join(self.failures)}. All are in the table of removed "
+                "documents, next to the output. Mend the function, or raise --max_failed to leave them out"
+            )
+
+    def add_failure(self, text: str) -> None:
+        """Keep the description of a document on which a function failed; only the first MAX_EXAMPLES are kept."""
+        if len(self.failures) < MAX_EXAMPLES:
+            self.failures.append(text)
+
     def add_example(self, text: str) -> None:
         """Keep the description of a malformed record for error messages; only the first MAX_EXAMPLES are kept."""
         if len(self.examples) < MAX_EXAMPLES:
@@ -147,6 +165,7 @@ class Counts(msgspec.Struct):
         for source, reason, tally in other.rows():
             self.add(source, reason, tally.bytes, tally.documents, tally.files)
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
+        self.failures = (self.failures + other.failures)[:MAX_EXAMPLES]
         self.damaged |= other.damaged
         self.stored += other.stored
         self.clusters = self.clusters + other.clusters

@@ -24,11 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.counts import FAILED
 from gristmill.errors import GristmillError, UsageError
 
+_MANY_FAILING = 20  # documents: if so many fail, and most of a batch, the function is wrong and not the documents
 VALUE_TYPES = ("bool", "int64", "uint64", "float32", "float64", "string")
 VECTOR = "uint32["  # begins the type of a fact that is a row of numbers, such as uint32[128]
 Facts = Mapping[str, NDArray[Any]]
+
+
+class StepError(UsageError):
+    """A step raised an error."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,9 @@ class Processed:
 def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
     """Run steps one after another on a batch; each sees the documents that those before it kept.
 
-    Raises UsageError, which names the step and the document, if a step raises an error or returns what it may not.
+    A document on which a user's function fails, and others do not, is removed, for a reason that begins with FAILED.
+    Raises UsageError, which names the step and the document, if another step raises an error, or a user's on most
+    documents, or if one returns what it may not.
     """
     count = len(batch)
     done = Processed([*batch.texts], np.zeros(count, np.bool_), [""] * count, [None] * count, [""] * count, {})
@@ -189,8 +197,19 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
     for step in steps:
         if not len(left):
             break
+        current = _take_left(batch, done, left, facts)
+        try:
+            outcome = _apply(step, current)
+        except StepError:
+            errors = _find_failing(step, current) if step.foreign else {}
+            is_systematic = len(errors) >= _MANY_FAILING and len(errors) > len(current) // 2
+            if not errors or is_systematic:
+                raise
+            left, facts = _set_aside(step, done, left, facts, errors)
+            if not len(left):
+                break
+            outcome = _apply(step, _take_left(batch, done, left, facts))
         numbers = left.tolist()
-        outcome = _apply(step, batch.take(numbers, [done.texts[number] or "" for number in numbers], facts))
         for name, values in outcome.facts.items():
             done.facts[name] = (left, values)
             facts[name] = values
@@ -212,6 +231,29 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
     return done
 
 
+def _take_left(batch: Batch, done: Processed, left: NDArray[np.int64], facts: Facts) -> Batch:
+    """Return the documents that are left, as the steps so far left them."""
+    numbers = left.tolist()
+    return batch.take(numbers, [done.texts[number] or "" for number in numbers], facts)
+
+
+def _set_aside(
+    step: DocumentStep, done: Processed, left: NDArray[np.int64], facts: Facts, errors: Mapping[int, BaseException]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+    """Remove the documents on which a step fails; return the numbers of the others, and their facts.
+
+    `errors` are by position among those that were left.
+    """
+    is_kept = np.ones(len(left), np.bool_)
+    for at, error in errors.items():
+        number = int(left[at])
+        is_kept[at] = False
+        done.texts[number] = None
+        done.reasons[number] = f"{FAILED}: {step.name}"
+        done.details[number] = describe_error(error)
+    return left[is_kept], {name: _read_only(values[is_kept]) for name, values in facts.items()}
+
+
 def _apply(step: DocumentStep, batch: Batch) -> Outcome:
     """Return the outcome of a step, its facts as arrays. Raises UsageError for an outcome that it may not have."""
     try:
@@ -219,8 +261,13 @@ def _apply(step: DocumentStep, batch: Batch) -> Outcome:
     except GristmillError:
         raise
     except (Exception, SystemExit) as error:
-        place, cause = _find_failing(step, batch, error)
-        raise UsageError(f"step {step.name!r} failed at {place}: {describe_error(cause)}") from cause
+        failing = _find_failing(step, batch, 1)
+        place = _span(batch)
+        cause: BaseException = error
+        for number, first_error in failing.items():
+            place = batch.place(number)
+            cause = first_error
+        raise StepError(f"step {step.name!r} failed at {place}: {describe_error(cause)}") from cause
     if not isinstance(outcome, Outcome):
         kind = type(outcome).__name__
         raise UsageError(f"step {step.name!r} returned a {kind} for {_span(batch)}: expected an Outcome")
@@ -292,15 +339,18 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _find_failing(step: DocumentStep, batch: Batch, error: BaseException) -> tuple[str, BaseException]:
-    """Return the place of the first document at which a step fails alone, and its error."""
+def _find_failing(step: DocumentStep, batch: Batch, limit: int | None = None) -> dict[int, BaseException]:
+    """Return the errors of the documents on which a step fails alone, by number: of the first `limit`, or of all."""
+    errors = dict[int, BaseException]()
     for number, text in enumerate(batch.texts):
         facts = {name: values[number : number + 1] for name, values in batch.facts.items()}
         try:
             step.apply(batch.take([number], [text], facts))
-        except (Exception, SystemExit) as cause:
-            return batch.place(number), cause
-    return _span(batch), error
+        except (Exception, SystemExit) as error:
+            errors[number] = error
+            if len(errors) == limit:
+                break
+    return errors
 
 
 def describe_error(error: BaseException) -> str:

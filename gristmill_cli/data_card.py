@@ -30,7 +30,7 @@ from preprocessing.quality.recipe import read_recipe
 CARD = "README.md"
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")  # the Hub's categories
 _YOURS = b"<!-- What follows is yours: gristmill card keeps it when it writes the card again. -->"
-_LEFT_OUT = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed")
+_LEFT_OUT = ("out", "workers", "memory", "explain", "explain_tasks", "scratch", "max_malformed", "max_failed")
 
 
 def card(run: Positional[Path], name: str = "") -> Text:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gristmill.batches import batched
-from gristmill.counts import MALFORMED, SKIPPED, Counts
+from gristmill.counts import FAILED, MALFORMED, SKIPPED, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import UsageError
@@ -178,7 +178,7 @@ class _SliceWorker:
             self.written.end = int(rows[-1]) + 1
             self.written.documents += len(rows)
         if sink:
-            self._count(done, raw_sizes, sizes, is_written)
+            self._count(batch, done, raw_sizes, sizes, is_written)
         else:
             self.counts.add(self.part.source, NOTED, int(sizes.sum()), len(sizes))
         removed = np.flatnonzero(~is_written).tolist()
@@ -236,10 +236,19 @@ class _SliceWorker:
             )
 
     def _count(
-        self, done: Processed, raw_sizes: NDArray[np.int64], sizes: NDArray[np.int64], is_written: NDArray[np.bool_]
+        self,
+        batch: Batch,
+        done: Processed,
+        raw_sizes: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        is_written: NDArray[np.bool_],
     ) -> None:
         for number in np.flatnonzero(~is_written).tolist():
-            self.counts.add(self.part.source, done.reasons[number], int(raw_sizes[number]))
+            reason = done.reasons[number]
+            self.counts.add(self.part.source, reason, int(raw_sizes[number]))
+            if reason.startswith(f"{FAILED}: "):
+                step = reason.removeprefix(f"{FAILED}: ")
+                self.counts.add_failure(f"step {step!r} failed at {batch.place(number)}: {done.details[number]}")
         for size, before in zip(sizes[is_written].tolist(), raw_sizes[is_written].tolist(), strict=True):
             self.counts.add_written(self.part.source, size, before)
 

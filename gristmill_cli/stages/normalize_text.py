@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.ledger import Ledger
+from gristmill.errors import require
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
@@ -65,6 +66,7 @@ class NormalizeText(StageSpec):
             sources=config.sources,
             sums=(REPLACED,) if _has_rules(config) else (),
             removed=removed_path(target) if removes else None,
+            max_failed=config.max_failed,
             stage=STAGE,
         )
         note_replaced(sums.get(REPLACED, 0), run.options)
@@ -85,7 +87,15 @@ class NormalizeText(StageSpec):
         return settings
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
-        """Raise UsageError if ftfy is asked for and missing."""
+        """Raise UsageError if ftfy is asked for and missing, or for a share of failures that is none."""
+        require(
+            0 <= config.max_failed < 1,
+            f"--max_failed {config.max_failed}: expected a fraction of 0 or more and less than 1, such as 0.001",
+        )
+        require(
+            not config.max_failed or bool(config.steps),
+            "--max_failed has no effect without functions of yours: leave it out, or name them in [[steps]]",
+        )
         if config.normalize.ftfy:
             check_ftfy()
 

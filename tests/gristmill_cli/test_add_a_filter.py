@@ -120,3 +120,35 @@ def test_a_step_in_the_code_runs_from_python(folder: Path) -> None:
     assert done.stdout.strip() == "1"
     facts = pq.read_table(folder / "facts/web/a.jsonl+0.facts.parquet").to_pylist()
     assert [row["words"] for row in facts] == [len(text.split()) for text in (SHORT, GOOD, SIGNS)]
+
+
+def test_a_document_on_which_a_function_fails_is_set_aside(folder: Path) -> None:
+    """The error names it once all others are done; allowed, it is left out and listed, and nothing runs again."""
+    (folder / "poisoned.py").write_text(
+        f"def f(texts):\n    return [1 / (len(text) - {len(GOOD)}) for text in texts]\n"
+    )
+    (folder / "pipeline.toml").write_text(
+        "corpus = 'corpus'\nout = 'out'\n[filter]\nthreshold = 1\n[[steps]]\nscore = 'poisoned:f'\n"
+    )
+    command = ["gristmill", "run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0"]
+    ended = run_in(folder, *command)
+    assert ended.returncode == 2
+    assert "failed on 1 of 3 documents, more than --max_failed 0.00% allows: step 'f' failed at " in ended.stderr
+    assert "a.jsonl line 2: ZeroDivisionError" in ended.stderr
+    passed = run_in(folder, *command, "--max_failed", "0.5", "--explain_tasks")
+    assert passed.returncode == 0, passed.stderr
+    assert "normalize_text: 3 read = 2 written + 1 failed: f" in passed.stderr
+    assert "prepare" not in passed.stderr.partition("normalize_text: 3 read")[0]
+    (removed,) = pq.read_table(folder / "out/normalized.removed.parquet").to_pylist()
+    assert (removed["file"], removed["row"], removed["rule"]) == ("web/a.jsonl", 1, "failed: f")
+    assert removed["detail"].startswith("ZeroDivisionError")
+
+
+def test_a_function_that_fails_on_most_documents_ends_the_run_at_once(folder: Path) -> None:
+    lines = [json.dumps({"text": f"a text of its own, number {number}"}) for number in range(50)]
+    (folder / "corpus/web/a.jsonl").write_text("\n".join(lines))
+    (folder / "wrong.py").write_text("def f(texts):\n    return [text.words for text in texts]\n")
+    (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'wrong:f'\n")
+    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter", "--max_failed", "0.9")
+    assert done.returncode == 2
+    assert re.search(r"step 'f' failed at .*a\.jsonl line 1: AttributeError", done.stderr), done.stderr
