@@ -10,10 +10,12 @@ import ctypes
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -212,6 +214,12 @@ def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
     if is_error:
         raise found
     return found
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process, and of those that it started and that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def serve() -> None:

@@ -1,10 +1,8 @@
 """Command: what `gristmill run` will cost on a corpus, from the real pipeline on a sample of it, scaled linearly."""
 
 import json
-import resource
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -25,6 +23,7 @@ from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageErr
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
 from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
+from gristmill.processes import processor_seconds
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
 from gristmill_cli.harvest import harvest_corpus
@@ -288,21 +287,15 @@ def _run(config: EstimateConfig) -> list[_StageRun]:
     for stage in plan_stages(config):
         disk = _disk_bytes(config.out)
         before = psutil.Process().io_counters()
-        cpu = _cpu_seconds()
+        cpu = processor_seconds()
         counts = stage.call(context_of(config, stage))
-        cpu = _cpu_seconds() - cpu
+        cpu = processor_seconds() - cpu
         after = psutil.Process().io_counters()
         stage.reject_empty(config, counts)
         read = after.read_chars - before.read_chars
         written = after.write_chars - before.write_chars
         runs.append(_StageRun(stage, counts, cpu, read, written, _disk_bytes(config.out) - disk))
     return runs
-
-
-def _cpu_seconds() -> float:
-    """The processor time of this process and of those that it started and that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -72,7 +72,8 @@ class BriefRecord(msgspec.Struct):
 class DoneRecord(msgspec.Struct):
     """A finished task: all that its outputs depend on (see identify), its outputs, its counts, and its value.
 
-    `core_seconds` is the processor time that the worker spent on it, `retries` how often storage made it begin anew.
+    `core_seconds` is the processor time that the worker spent on it, with processes that it started for it; `retries`
+    how often storage made it begin anew.
     The first outputs are those that the task declares, in order; files of malformed records follow.
     """
 

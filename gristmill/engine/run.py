@@ -34,6 +34,7 @@ from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.files import PART, STATE_DIR, reject_unfinished_files, rejects_name
 from gristmill.paths import absolute, name_of
+from gristmill.processes import processor_seconds
 from gristmill.storage.files import (
     FileInfo,
     file_info,
@@ -377,7 +378,7 @@ def run_task(
     `hashes` gives.
     """
     in_place = {path: info for path, info in inputs.items() if not store_of(path).needs_copies}
-    began = time.process_time()
+    began = processor_seconds()
     memory = {} if task.memory is None else {"memory": task.memory}
     with staged(task, inputs, scratch, hashes) as copy:
         _reject_changed(in_place, ledger)
@@ -391,7 +392,7 @@ def run_task(
         outputs = list[OutputRecord]()
         for path, info, sha256 in copy.publish(task.outputs):
             outputs.append(OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag))
-    spent = round(time.process_time() - began, 3)
+    spent = round(processor_seconds() - began, 3)
     value = msgspec.to_builtins(result.value)
     record = DoneRecord(step, task.name, identity, outputs, counts, value, spent)
     ledger.write(record)

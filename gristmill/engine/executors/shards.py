@@ -38,6 +38,7 @@ from gristmill.errors import (
     UsageError,
     WorkerDied,
 )
+from gristmill.processes import processor_seconds
 from gristmill.storage.files import is_file
 from gristmill.storage.lock import lease_seconds
 from gristmill.storage.stores import store_of
@@ -238,16 +239,16 @@ class ShardExecutor:
 
 def attempt(call: Call) -> tuple[Any, float, int]:
     """Run a call in a worker process: its result or Failure, the processor time it took in seconds, and retries."""
-    started = time.process_time()
+    started = processor_seconds()
     retried = 0
     while True:
         try:
-            return call(), time.process_time() - started, retried
+            return call(), processor_seconds() - started, retried
         except Exception as error:
             if not isinstance(error, StorageError) or retried + 1 == _ATTEMPTS:
                 if not isinstance(error, GristmillError):  # a fault of ours: the process in charge shows where it is
                     error.add_note(traceback.format_exc())
-                return Failure.of(error), time.process_time() - started, retried
+                return Failure.of(error), processor_seconds() - started, retried
             retried += 1
 
 

@@ -4,6 +4,8 @@ import gc
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -346,6 +348,23 @@ def work_and_fail_once(output: Path, began: Path, seconds: float) -> None:
         began.touch()
         raise StorageError("the store is away")
     output.write_text("done")
+
+
+def work_in_another_process(output: Path, seconds: float) -> None:
+    """Task: let a process that it starts work for a while."""
+    script = f"import time\nwhile time.process_time() < {seconds}: pass"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    output.write_text("done")
+
+
+def test_the_ledger_counts_the_time_of_processes_that_a_task_starts(tmp_path: Path) -> None:
+    arguments = {"output": tmp_path / "out/a", "seconds": 0.3}
+    (tmp_path / "out").mkdir()
+    with open_stage(STAGE, tmp_path / "out", QUIET) as run:
+        run.step("work", [Task("a", work_in_another_process, arguments, (arguments["output"],))])
+        run.finish(Counts({}, []))
+    (cost,) = run.ledger.costs()
+    assert cost.core_seconds >= 0.3
 
 
 def test_the_ledger_says_what_tasks_took(tmp_path: Path) -> None:
