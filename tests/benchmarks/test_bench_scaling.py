@@ -2,29 +2,30 @@
 
 import pytest
 
-from benchmarks.bench_scaling import STAGES, Cost, exponent, make_inputs, run_stage
-from benchmarks.scaling_store import CountingStore
+from benchmarks.bench_scaling import Cost, exponent, run_stage
+from benchmarks.scaling_stages import COMMANDS, FIRST_STAGE, RUN_STAGES, STAGES, make_corpus
+from gristmill_cli.stages.pipeline import stages_in_run
 
 SLICES = (20, 60)
 _LINEAR = 1.05
-_IN_STEPS = (
-    "pass1",
-    "pass2",
-    "generate_duplicates_dict",
-)  # small corpora are read by every part
+_IN_STEPS = ("pass1", "pass2", "generate_duplicates_dict", "encode")  # small corpora are read by every part
 
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, list[Cost]]:
-    """The costs of every stage over corpora of two sizes."""
+    """The costs of every stage, and of every command, over corpora of two sizes."""
     found: dict[str, list[Cost]] = {stage: [] for stage in STAGES}
     for slices in SLICES:
-        store = CountingStore()
-        for stage in STAGES:
-            if stage != "pass2":  # reads what pass1 left
-                store = make_inputs(stage, slices)
+        store = make_corpus(FIRST_STAGE, slices)
+        for stage in RUN_STAGES:  # each reads what those before it left
             found[stage].append(run_stage(stage, slices, store))
+        for command in COMMANDS:
+            found[command].append(run_stage(command, slices, make_corpus(command, slices)))
     return found
+
+
+def test_every_stage_of_a_run_is_measured() -> None:
+    assert {stage.name for stage in stages_in_run({})} < RUN_STAGES.keys()
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in _IN_STEPS])
