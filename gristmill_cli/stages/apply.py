@@ -11,7 +11,7 @@ from preprocessing.user_code import version_of
 _SHOWN_DIGITS = 12  # of the SHA-256 of a function's source
 
 
-class Apply(StageSpec):
+class ApplyFunction(StageSpec):
     """Apply a user's function to every document."""
 
     name = "apply"

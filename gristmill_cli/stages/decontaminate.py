@@ -21,7 +21,7 @@ from preprocessing.decontaminate import (
 )
 
 
-class Decontaminate(StageSpec):
+class RemoveBenchmarks(StageSpec):
     """Keep the items of benchmarks out of the corpus."""
 
     name = "decontaminate"

@@ -8,9 +8,8 @@ import msgspec
 
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.apply import Apply
-from gristmill_cli.stages.decontaminate import Decontaminate
-from gristmill_cli.stages.dedup_train import DedupTrain
+from gristmill_cli.stages.apply import ApplyFunction
+from gristmill_cli.stages.decontaminate import RemoveBenchmarks
 from gristmill_cli.stages.encode import Encode
 from gristmill_cli.stages.filter import ChooseByScore, FilterShort
 from gristmill_cli.stages.filter_quality import FilterQuality
@@ -20,19 +19,18 @@ from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
 from gristmill_cli.stages.mix import Mix
 from gristmill_cli.stages.normalize_text import NormalizeText, own_facts
 from gristmill_cli.stages.note_facts import NoteFacts
-from gristmill_cli.stages.pass1 import Pass1
-from gristmill_cli.stages.pass2 import Pass2
 from gristmill_cli.stages.remove_lines import RemoveLines
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.to_hash import ToHash
+from gristmill_cli.stages.train_text import DedupTrain, Pass1, Pass2
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 
 STAGES: tuple[StageSpec, ...] = (
     NormalizeText(),
-    Apply(),
+    ApplyFunction(),
     FilterQuality(),
     RemoveLines(),
-    Decontaminate(),
+    RemoveBenchmarks(),
     NoteFacts(),
     FilterShort(),
     ChooseByScore(),
