@@ -100,7 +100,7 @@ def draw_timeline(timeline: Timeline, axis: Any) -> None:
 def describe(timeline: Timeline) -> str:
     """Return one line: the schedule, its bubble ratio, and the micro-batches that each rank keeps at the most."""
     layout = timeline.layout
-    stages = f", {layout.virtual_stages} stages a rank" if layout.virtual_stages > 1 else ""
+    stages = f", {layout.virtual_stages} stages per rank" if layout.virtual_stages > 1 else ""
     kept = [timeline.peak_in_flight(rank) / layout.virtual_stages for rank in range(layout.pp)]
     in_flight = ", ".join(f"{micro_batches:g}" for micro_batches in kept)
     name = f"{timeline.name} " if timeline.name else ""
