@@ -96,7 +96,10 @@ class Plugins(Plugin):
         return state
 
     def record(self) -> dict[str, Any]:
-        return {key: value for plugin in self.plugins for key, value in plugin.record().items()}
+        record = dict[str, Any]()
+        for plugin in self.plugins:
+            record |= plugin.record()
+        return record
 
     def read(self, checkpoint: Path, group: dist.ProcessGroup) -> None:
         for plugin in self.plugins:
@@ -129,7 +132,10 @@ class Plugins(Plugin):
             plugin.before_save()
 
     def log_records(self) -> list[LogRecord]:
-        return [record for plugin in self.plugins for record in plugin.log_records()]
+        records = list[LogRecord]()
+        for plugin in self.plugins:
+            records += plugin.log_records()
+        return records
 
     def close(self) -> None:
         with ExitStack() as closing:

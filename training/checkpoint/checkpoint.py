@@ -135,7 +135,10 @@ class CheckpointManager:
                 self._staged[key, spec] = buffer.copy_(tensor, non_blocking=True)
         if self.world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # wait for the copies
-        return {key: [(self._staged[key, spec], spec) for _, spec in entries] for key, entries in state.items()}
+        staged: State = {}
+        for key, entries in state.items():
+            staged[key] = [(self._staged[key, spec], spec) for _, spec in entries]
+        return staged
 
     def _write(self, record: CheckpointRecord, share: State) -> Path:
         assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"

@@ -114,7 +114,8 @@ class ParamsStagedOnCPU:
         # Each direction of copies has a stream of its own, so that they overlap.
         self.to_cpu = torch.cuda.Stream()
         self.to_gpu = torch.cuda.Stream()
-        self.on_cpu, self.on_gpu = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))
+        self.on_cpu = [torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)]
+        self.on_gpu = [torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)]
 
     def prefetch(self, index: int) -> None:
         """Start to copy a bucket to the CPU."""

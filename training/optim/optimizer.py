@@ -177,7 +177,10 @@ class OptimizerByPart(Optimizer):
         self.updates += 1
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        return {name: states for part in self.parts for name, states in part.moments().items()}
+        moments = dict[str, dict[str, Tensor]]()
+        for part in self.parts:
+            moments |= part.moments()
+        return moments
 
     def close(self) -> None:
         for part in self.parts:

@@ -19,7 +19,9 @@ class RemainingSums:
     """
 
     def __init__(self, params: Sequence[ShardedParameter], axes: Axes) -> None:
-        names = {name for p in params for name in p.placement.gradient_sum}
+        names = set[str]()
+        for p in params:
+            names.update(p.placement.gradient_sum)
         names -= {*DATA_PARALLEL.gradient_sum, *EXPERT_PARALLEL.gradient_sum}
         self._all_reduced = [
             (axes[name].group, [p for p in params if name in p.placement.gradient_sum])

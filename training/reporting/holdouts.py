@@ -66,8 +66,11 @@ class HoldoutLosses:
     def values(self) -> dict[str, Any]:
         """The losses as metrics.jsonl holds them."""
         parts = {"sources": self.sources, "lengths": self.lengths}
-        found = {kind: {name: part.values() for name, part in named.items()} for kind, named in parts.items() if named}
-        return {key: value for key, value in self.whole.values().items() if key != "tokens"} | found
+        losses = dict[str, dict[str, Any]]()
+        for kind, named in parts.items():
+            if named:
+                losses[kind] = {name: part.values() for name, part in named.items()}
+        return {key: value for key, value in self.whole.values().items() if key != "tokens"} | losses
 
     def lines(self) -> list[str]:
         """A line for each source and each range of lengths, for the terminal."""

@@ -31,7 +31,11 @@ def read_metrics_and_damage(path: Path) -> tuple[list[dict[str, Any]], int]:
         return [], 0
     with wrap_read_errors(path):
         *lines, _ = path.read_bytes().split(b"\n")
-    records = [record for line in lines if (record := _parse_record(line)) is not None]
+    records = list[dict[str, Any]]()
+    for line in lines:
+        record = _parse_record(line)
+        if record is not None:
+            records.append(record)
     return records, len(lines) - len(records)
 
 

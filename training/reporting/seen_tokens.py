@@ -29,15 +29,19 @@ class SeenTokens:
         self.sets = batches.data.sets
         self.runs = batches.runs
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
-        if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
-            raise UsageError(
-                f"metrics.sources is true, but {unknown[0]} does not say which source each document is from; run "
-                "tokenize_corpus again, or try --metrics.sources false"
-            )
-        self.names = sorted({name for groups in self.groups for name in groups.sources})
+        names = set[str]()
+        for groups in self.groups:
+            if not groups.sources:
+                raise UsageError(
+                    f"metrics.sources is true, but {groups.data.folder} does not say which source each document is "
+                    "from; run tokenize_corpus again, or try --metrics.sources false"
+                )
+            names.update(groups.sources)
+        self.names = sorted(names)
         self.since = 0
         """The steps up to this one are not counted: a branch whose source read other data has not read them."""
-        self._counted, self._found = 0, np.zeros(2 * len(self.sets) + len(self.names), np.int64)
+        self._counted = 0
+        self._counts = self._no_counts()
 
     def after(self, step: int) -> dict[str, Any]:
         """Return what was read until `step`: `sets` if there are several, `sources` if they are known.
@@ -47,9 +51,14 @@ class SeenTokens:
         """
         if step <= self.since:
             return {}
-        found = {"sets": self._of_sets(step), "sources": self._of_sources(step)}
-        parts = {kind: parts for kind, parts in found.items() if parts}
-        return {"after_step": self.since, **parts} if parts and self.since else parts
+        of_kinds = {"sets": self._of_sets(step), "sources": self._of_sources(step)}
+        seen = dict[str, Any]()
+        for kind, values in of_kinds.items():
+            if values:
+                seen[kind] = values
+        if seen and self.since:
+            return {"after_step": self.since, **seen}
+        return seen
 
     def _of_sets(self, step: int) -> dict[str, Any]:
         if self.batches.mix is None:
@@ -70,11 +79,13 @@ class SeenTokens:
         }
 
     def _sequences(self, mix: MixOrder, step: int) -> list[int]:
-        """Sequences of each set."""
+        """Return the sequences of each set."""
         if self.runs > 1:
-            found: list[int] = self._count_until(step)[-len(self.sets) :].tolist()
-            return found
-        return mix.counts_between(*(self.batches.schedule.read(each) for each in (self.since, step)))
+            sequences: list[int] = self._count_until(step)[-len(self.sets) :].tolist()
+            return sequences
+        first = self.batches.schedule.read(self.since)
+        last = self.batches.schedule.read(step)
+        return mix.counts_between(first, last)
 
     def _of_sources(self, step: int) -> dict[str, Any]:
         if not self.names:
@@ -87,30 +98,37 @@ class SeenTokens:
         }
 
     def _requested(self, name: str) -> float:
-        """The share of a source in the sets, each by its share of the mix."""
-        of = [part.manifest.sources.get(name) for part in self.mix.parts]
-        shares = zip(self.mix.shares, of, self.mix.parts, strict=True)
-        return sum(share * record.tokens / part.tokens for share, record, part in shares if record)
+        """Return the share of a source in the sets, each by its share of the mix."""
+        requested = 0.0
+        for share, part in zip(self.mix.shares, self.mix.parts, strict=True):
+            record = part.manifest.sources.get(name)
+            if record:
+                requested += share * record.tokens / part.tokens
+        return requested
 
     def _count_until(self, step: int) -> NDArray[np.int64]:
-        """Targets of each set, of each source, and sequences of each set, from `since` until `step`: (n,)."""
+        """Count targets of each set, of each source, and sequences of each set, from `since` until `step`: (n,)."""
         if step < self._counted or self._counted < self.since:
-            self._counted, self._found = self.since, np.zeros_like(self._found)
+            self._counted = self.since
+            self._counts = self._no_counts()
         run = self.batches.dp_rank % self.runs
         steps = max(1, _ROWS // self.batches.split.batch_size)
         for first in range(self._counted, step, steps):
             count = min(steps, step - first)
-            self._found += self._count(self.batches.global_indices(first, count, run, self.runs))
+            self._counts += self._count(self.batches.global_indices(first, count, run, self.runs))
         self._counted = step
-        return self._found
+        return self._counts
+
+    def _no_counts(self) -> NDArray[np.int64]:
+        return np.zeros(2 * len(self.sets) + len(self.names), np.int64)
 
     def _count(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the targets and sequences of `indices` for `_count_until`."""
-        found = np.zeros_like(self._found)
+        counts = self._no_counts()
         for number, _, rows in self.batches.data.by_set(indices):
-            found[number] += self.sets[number].target_count(rows)
-            found[number - len(self.sets)] += len(rows)
-            if self.groups and (names := self.groups[number].sources):
-                places = [len(self.sets) + self.names.index(name) for name in names]
-                found[places] += self.groups[number].counts(rows)
-        return found
+            counts[number] += self.sets[number].target_count(rows)
+            counts[number - len(self.sets)] += len(rows)
+            if self.groups and self.groups[number].sources:
+                positions = [len(self.sets) + self.names.index(name) for name in self.groups[number].sources]
+                counts[positions] += self.groups[number].counts(rows)
+        return counts

@@ -58,13 +58,13 @@ class CompressedBucket(GradBucket):
     def _start_sum(self, buffer: Tensor) -> None:
         compressed, others = self._parts(buffer[0])
         exact = torch.cat([buffer.new_empty(0), *others])
-        matrices = [
-            part.view_as(error).add_(error) for part, error in zip(compressed, self.errors.values(), strict=True)
-        ]
+        matrices = list[Tensor]()
+        for part, error in zip(compressed, self.errors.values(), strict=True):
+            matrices.append(part.view_as(error).add_(error))
         if self.method == "powersgd":
             self._summing = PowerSGD(matrices, list(self.qs.values()), exact, self.replicate)
         else:
-            flat = torch.cat([buffer.new_empty(0), *(m.flatten() for m in matrices)])
+            flat = torch.cat([buffer.new_empty(0), *(matrix.flatten() for matrix in matrices)])
             self._summing = Int8Sum(flat, exact, self.replicate)
         self._reduced = buffer[0]
 
@@ -76,27 +76,36 @@ class CompressedBucket(GradBucket):
         else:
             assert self._summing is not None
             flat, exact = self._summing.finish()
-            lengths = [e.numel() for e in self.errors.values()]
+            lengths = [error.numel() for error in self.errors.values()]
             new_qs = {}
             sums = list(flat.split(lengths))
             left = list(self._summing.flat.split(lengths))
-        self._next = {n: x.view_as(e) for (n, e), x in zip(self.errors.items(), left, strict=True)}, new_qs
+        new_errors = dict[str, Tensor]()
+        for (name, error), left_out in zip(self.errors.items(), left, strict=True):
+            new_errors[name] = left_out.view_as(error)
+        self._next = (new_errors, new_qs)
         self._summing = None
-        found = torch.empty_like(reduced)
-        compressed, others = self._parts(found)
-        for part, x in zip(compressed + others, [*sums, *exact.split([len(part) for part in others])], strict=True):
-            part.copy_(x.flatten())
-        return found
+        result = torch.empty_like(reduced)
+        compressed, others = self._parts(result)
+        exact_parts = exact.split([len(part) for part in others])
+        for part, values in zip([*compressed, *others], [*sums, *exact_parts], strict=True):
+            part.copy_(values.flatten())
+        return result
 
     def _parts(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The parts of a bucket, (L,), that are compressed, and the others."""
+        """Return the parts of a bucket, (L,), that are compressed, and the others."""
         parts = flat.split(self.lengths)
-        return [parts[i] for i in self._at], [part for i, part in enumerate(parts) if i not in self._at]
+        compressed = [parts[i] for i in self._at]
+        others = [part for i, part in enumerate(parts) if i not in self._at]
+        return compressed, others
 
 
 def buckets_of(reducers: Iterable[GradReducer]) -> "list[CompressedBucket]":
-    """The buckets of a model's reducers that are sent compressed."""
-    return [b for reducer in reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
+    """Return the buckets of a model's reducers that are sent compressed."""
+    buckets = list[CompressedBucket]()
+    for reducer in reducers:
+        buckets += [bucket for bucket in reducer.buckets if isinstance(bucket, CompressedBucket)]
+    return buckets
 
 
 class CompressionExperiment(CompressionFormulas):

@@ -75,7 +75,10 @@ class ErrorFeedback(Plugin):
         read_shards(alike, checkpoint, group)
 
     def _errors(self) -> dict[str, Tensor]:
-        return {name: error for bucket in self.buckets for name, error in bucket.errors.items()}
+        errors = dict[str, Tensor]()
+        for bucket in self.buckets:
+            errors |= bucket.errors
+        return errors
 
     def _warm_starts(self) -> State:
         """Each Q, with its place among those of the tensor-parallel pieces."""

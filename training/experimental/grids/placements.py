@@ -27,7 +27,11 @@ def grid_table() -> dict[str, Placement]:
         **{f"mlp.{name}": linear for name in ("gate", "up", "down")},
         "head": {"weight": matrix},
     }
-    return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
+    placements = dict[str, Placement]()
+    for module, leaves in table.items():
+        for leaf, placement in leaves.items():
+            placements[f"{module}.{leaf}"] = placement
+    return placements
 
 
 def cube_table() -> dict[str, Placement]:

@@ -12,14 +12,18 @@ def data_traffic(inputs: TrafficInputs) -> Traffic:
     Experts that are divided over ranks have fewer replicas than all else.
     """
     layout = inputs.layout
-    found = list[Traffic]()
     formula = _fsdp if layout.shards_parameters else _buckets_traffic
+    parts = list[Traffic]()
     for of_experts, prefix in ((False, ""), (True, "expert_")):
         groups, shards = layout.expert_mesh_shape[:2] if of_experts else layout.mesh_shape[1:3]
-        chosen = [[p for p in stage if p.of_experts is of_experts] for stage in inputs.parameters.values()]
-        sent = formula(inputs, groups, shards, chosen)
-        found.append({(prefix + axis, operation): volume for (axis, operation), volume in sent.items()})
-    return add_traffic(found)
+        chosen = list[list[ParameterShape]]()
+        for stage in inputs.parameters.values():
+            chosen.append([p for p in stage if p.of_experts is of_experts])
+        traffic: Traffic = {}
+        for (axis, operation), volume in formula(inputs, groups, shards, chosen).items():
+            traffic[prefix + axis, operation] = volume
+        parts.append(traffic)
+    return add_traffic(parts)
 
 
 def _buckets_traffic(
@@ -33,11 +37,14 @@ def _buckets_traffic(
     layout = inputs.layout
     if groups * shards == 1:
         return {}
-    packed = [bucket for stage in stages for bucket in pack_buckets(stage, inputs.bucket_elements)]
-    buckets = [sum(p.padded_numel(shards) for p in bucket) for bucket in packed]
-    calls = len(buckets)
-    gradients = sum(buckets) * inputs.reduced
-    parameters = sum(buckets) * inputs.itemsize
+    calls = 0
+    elements = 0
+    for stage in stages:
+        for bucket in pack_buckets(stage, inputs.bucket_elements):
+            calls += 1
+            elements += sum(p.padded_numel(shards) for p in bucket)
+    gradients = elements * inputs.reduced
+    parameters = elements * inputs.itemsize
     times = layout.micro_batches if layout.zero == 2 and layout.shards > 1 else 1
     if shards == 1:
         return {("replicate", "all-reduce"): Volume(times * calls, times * gradients)}
@@ -57,7 +64,9 @@ def _fsdp(inputs: TrafficInputs, groups: int, shards: int, stages: Sequence[Sequ
     """
     layout = inputs.layout
     micro_batches = inputs.layout.micro_batches
-    gathered = scattered = between = Volume(0, 0)
+    gathered = Volume(0, 0)
+    scattered = Volume(0, 0)
+    between = Volume(0, 0)
     for parameters in stages:
         units: dict[str, int] = {}
         for p in parameters:
@@ -65,11 +74,15 @@ def _fsdp(inputs: TrafficInputs, groups: int, shards: int, stages: Sequence[Sequ
             units[unit] = units.get(unit, 0) + p.padded_numel(shards)
         for unit, numel in units.items():
             times = micro_batches if unit in ("embed", "head") else 2 * micro_batches
-            times = times if layout.pipeline is None else 1
+            if layout.pipeline is not None:
+                times = 1
             gathered += Volume(times, times * numel * inputs.itemsize)
             scattered += Volume(micro_batches, micro_batches * numel * inputs.reduced)
             between += Volume(micro_batches, micro_batches * numel * inputs.reduced // shards)
-    found = {("replicate", "all-reduce"): between} if groups > 1 else {}
-    if shards == 1:  # a rank has all of it
-        return found
-    return {**found, ("shard", "all-gather"): gathered, ("shard", "reduce-scatter"): scattered}
+    traffic: Traffic = {}
+    if groups > 1:
+        traffic["replicate", "all-reduce"] = between
+    if shards > 1:  # else a rank has all of it
+        traffic["shard", "all-gather"] = gathered
+        traffic["shard", "reduce-scatter"] = scattered
+    return traffic

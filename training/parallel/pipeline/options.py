@@ -54,7 +54,7 @@ class PipelineOptions:
     def passes(self, rank: int) -> list[Pass]:
         """Passes of pipeline rank `rank` of a resolved layout, in order; without a pipeline F and B in turn."""
         if self.pipeline is None:
-            return [Pass(kind, 0) for _ in range(self.micro_batches) for kind in "FB"]
+            return [Pass("F", 0), Pass("B", 0)] * self.micro_batches
         return self.pipeline.passes(RankStages(self.pp, rank, self.stages_of_rank(rank), self.micro_batches))
 
     def describe_pipeline(self) -> list[str]:

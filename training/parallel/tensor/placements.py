@@ -66,4 +66,8 @@ def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str,
         "norm": {"weight": outside, "bias": outside},
         "head": {"weight": vocab},
     }
-    return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
+    placements = dict[str, Placement]()
+    for module, leaves in table.items():
+        for leaf, placement in leaves.items():
+            placements[f"{module}.{leaf}"] = placement
+    return placements
