@@ -7,6 +7,7 @@ A score is a fact, float32, whose name has the model's version: edu@3f9c2a1b. Ch
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -19,6 +20,7 @@ from gristmill.errors import UsageError, require
 from gristmill.steps import Batch, DocumentStep, Outcome
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
+from preprocessing.user_code import load_function, version_of
 
 Of = Literal["source", "all"]
 Device = Literal["cpu", "cuda"]
@@ -30,13 +32,15 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     `fasttext` is a supervised model, .bin or .ftz; `transformers` a sequence classifier, as a folder or a repository
     ORG/NAME, which reads the first `max_tokens` of a text on a `device`. The score is the probability of `label`, or
-    the output of a classifier that has one alone. A document whose score is below `min` goes; or, with `quantile`, one
+    the output of a classifier that has one alone. Or `function`, module:function, takes a list of texts and returns a
+    list of scores. A document whose score is below `min` goes; or, with `quantile`, one
     that is below this quantile of the scores, `of` its source or of all. Without either, scores are noted and nothing
     goes.
     """
 
     fasttext: str = ""
     transformers: str = ""
+    function: str = ""
     label: str = ""
     max_tokens: int = 512
     device: Device = "cpu"
@@ -47,16 +51,17 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
         table = f"[scores.{name}]"
-        given = " and ".join(model for model in (self.fasttext, self.transformers) if model)
+        given = [model for model in (self.fasttext, self.transformers, self.function) if model]
         require(
-            bool(self.fasttext) != bool(self.transformers),
+            len(given) == 1,
             f"{table}: expected one model, such as fasttext = 'model.bin' or transformers = 'ORG/NAME', got "
-            f"{given or 'none'}",
+            f"{' and '.join(given) or 'none'}",
         )
         require(
             bool(self.transformers) or (self.max_tokens, self.device) == (512, "cpu"),
-            f"{table}: max_tokens and device have no effect on a fastText model; leave them out",
+            f"{table}: max_tokens and device have no effect on {given[0]}; leave them out",
         )
+        require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
         require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
         require(
             self.min is None or self.quantile is None,
@@ -108,6 +113,9 @@ class ModelScore(DocumentStep):
 def score_step(name: str, options: ScoreOptions) -> ModelScore:
     """Return the step of a table [scores.NAME]. UsageError, or InputError, if its model cannot be used."""
     options.check(name)
+    if options.function:
+        version = sha256(version_of(options.function).encode()).hexdigest()
+        return FunctionScore(name, version, options.function)
     if options.transformers:
         require(
             find_spec("transformers") is not None and find_spec("torch") is not None,
@@ -176,6 +184,30 @@ class ClassifierScore(ModelScore):
     def compute(self, texts: tuple[str, ...]) -> np.ndarray:
         model = _load_classifier(self.files[0].parent, self.model_version, self.device, self.max_tokens)
         return model.score(texts, self.output, self.is_multi)
+
+
+@dataclass(frozen=True)
+class FunctionScore(ModelScore):
+    """Score texts by a user's function, module:function, whose code has the version of the model."""
+
+    function: str
+
+    @property
+    def foreign(self) -> str:
+        return self.function
+
+    def describe(self) -> str:
+        return f"{self.fact} {self.function}"
+
+    def compute(self, texts: tuple[str, ...]) -> np.ndarray:
+        function = load_function(self.function)
+        if sha256(version_of(self.function).encode()).hexdigest() != self.model_version:
+            raise UsageError(f"{self.function} was changed while it was at work: run the same command again")
+        scores = function(list(texts))
+        if isinstance(scores, str) or not hasattr(scores, "__len__"):
+            kind = type(scores).__name__
+            raise TypeError(f"{self.function} returned a {kind}: expected a list with a score for each text")
+        return np.asarray([float(score) for score in scores], np.float32)
 
 
 @lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ import bz2
 import gzip
 import hashlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +176,30 @@ def _content(path: Path, column: MosaicColumn) -> bytes:
 
 
 def _decompress(path: Path, data: bytes, compression: str) -> bytes:
-    readers: dict[str, Any] = {"gz": gzip.decompress, "bz2": bz2.decompress, "zstd": _zstd}
+    readers: dict[str, Any] = {"gz": gzip.decompress, "bz2": bz2.decompress, "zstd": _zstd, "br": _brotli}
     if compression not in readers:
         raise UsageError(
             f"{path}: expected {', '.join(readers)}, got {compression}; try writing it without compression"
         )
     try:
         decompressed: bytes = readers[compression](data)
+    except UsageError:
+        raise
     except (OSError, EOFError, ValueError, zstandard.ZstdError) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); {AGAIN}") from error
+    return decompressed
+
+
+def _brotli(data: bytes) -> bytes:
+    """Return what brotli compressed. UsageError without its library, which comes with gristmill[web]."""
+    if find_spec("brotli") is None:
+        raise UsageError("shards in br need the library brotli: pip install 'gristmill[web]'")
+    import brotli
+
+    try:
+        decompressed: bytes = brotli.decompress(data)
+    except brotli.error as error:
+        raise ValueError(str(error)) from error
     return decompressed
 
 

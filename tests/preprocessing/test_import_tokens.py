@@ -1,15 +1,18 @@
 """import_tokens: files that other programs write become shards with the same ids, without a copy where that can be."""
 
 import base64
+import bz2
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import brotli
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import zstandard
 from datasets import Dataset, DatasetDict
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
@@ -257,6 +260,25 @@ def test_mosaics_shards_are_read(tmp_path: Path, quiet, kind: str) -> None:
     expected = [[1, 2, 3, 4], [5, 6, 7, 2]] if kind == "static" else MOSAIC_DOCUMENTS
     assert imported(tmp_path / "out") == expected
     assert list(Manifest.load(tmp_path / "out").sources) == ["mds"]
+
+
+@pytest.mark.parametrize(("name", "compress"), [("br", brotli.compress), ("bz2", bz2.compress)])
+def test_mosaics_other_compressions_are_read(tmp_path: Path, quiet, name: str, compress: Callable) -> None:
+    """The shards that MDSWriter wrote in zstd, compressed as its options br and bz2 do."""
+    folder = mosaic_wrote("ndarray", tmp_path / "mds")
+    stored = zstandard.ZstdDecompressor().decompressobj().decompress((folder / "shard.00000.mds.zstd").read_bytes())
+    packed = compress(stored)
+    (folder / f"shard.00000.mds.{name}").write_bytes(packed)
+    (folder / "shard.00000.mds.zstd").unlink()
+    index = json.loads((folder / "index.json").read_bytes())
+    shard = index["shards"][0]
+    shard.update(compression=name, zip_data={"basename": f"shard.00000.mds.{name}", "bytes": len(packed), "hashes": {}})
+    (folder / "index.json").write_text(json.dumps(index))
+    import_tokens(folder, tmp_path / "out", quiet, vocab_size=400, eos="2")
+    assert imported(tmp_path / "out") == MOSAIC_DOCUMENTS
+    (folder / f"shard.00000.mds.{name}").write_bytes(packed[:-20])
+    with pytest.raises(InputError, match="is truncated"):
+        import_tokens(folder, tmp_path / "cut", quiet, vocab_size=400)
 
 
 def test_mosaics_packed_samples_are_cut(tmp_path: Path, quiet) -> None:

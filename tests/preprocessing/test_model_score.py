@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,11 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
     [
         ({}, UsageError, r"\[scores.edu\]: expected one model, such as fasttext = 'model.bin' or .*, got none"),
         ({"fasttext": "a.bin", "transformers": "org/name"}, UsageError, "got a.bin and org/name"),
-        ({"fasttext": "a.bin", "label": "hq", "device": "cuda"}, UsageError, "have no effect on a fastText model"),
+        (
+            {"fasttext": "a.bin", "label": "hq", "device": "cuda"},
+            UsageError,
+            "have no effect on a.bin",
+        ),
         ({"fasttext": "none.bin"}, UsageError, "none.bin: expected a fastText model, and there is no such file"),
         ({"fasttext": "text.bin"}, InputError, "text.bin: expected a fastText model .*, got another file"),
         ({"fasttext": "empty.bin"}, InputError, "empty.bin: expected a fastText model"),
@@ -137,3 +142,45 @@ def test_a_score_of_nan_names_its_document() -> None:
     batch = Batch(("good", "bad"), place=lambda number: f"a.jsonl line {number + 1}")
     with pytest.raises(UsageError, match=r"step 'wrong' failed at a\.jsonl line 2: .*expected a finite score, got nan"):
         run_steps([Wrong()], batch)
+
+
+def test_a_function_scores_and_its_code_is_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "my_scores_here.py"
+    module.write_text("def length(texts):\n    return [len(text) for text in texts]\n")
+    step = score_step("size", ScoreOptions(function="my_scores_here:length"))
+    assert step.foreign == "my_scores_here:length"
+    assert step.apply(Batch(("ab", ""))).facts[step.fact].tolist() == [2.0, 0.0]
+    module.write_text("def length(texts):\n    return [len(text) + 1 for text in texts]\n")
+    changed = score_step("size", ScoreOptions(function="my_scores_here:length"))
+    assert changed.fact != step.fact
+    assert changed.apply(Batch(("ab", ""))).facts[changed.fact].tolist() == [3.0, 1.0]
+    with pytest.raises(UsageError, match="my_scores_here:length was changed while it was at work"):
+        step.apply(Batch(("ab",)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [1]", "step 'score s' returned 1 s@.* for 2 documents, document 0 to document 1"),
+        ("return 3", r"my_wrong_\w+:f returned a int: expected a list with a score for each text"),
+        ("return ['x' for _ in texts]", "could not convert string to float: 'x'"),
+        ("return [float('inf') for _ in texts]", "expected a finite score, got inf"),
+    ],
+)
+def test_a_function_that_returns_no_scores(tmp_path: Path, monkeypatch, body: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"my_wrong_{zlib.crc32(body.encode())}"  # another module each time, as Python keeps those it has imported
+    (tmp_path / f"{name}.py").write_text(f"def f(texts):\n    {body}\n")
+    step = score_step("s", ScoreOptions(function=f"{name}:f"))
+    with pytest.raises(UsageError, match=message):
+        run_steps([step], Batch(("a", "b")))
+
+
+def test_a_function_has_no_label() -> None:
+    with pytest.raises(UsageError, match="label has no effect on a function"):
+        score_step("s", ScoreOptions(function="os:getcwd", label="hq"))
+    with pytest.raises(UsageError, match="there is no module 'no_such_scores'"):
+        score_step("s", ScoreOptions(function="no_such_scores:f"))
