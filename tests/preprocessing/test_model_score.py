@@ -163,7 +163,7 @@ def test_a_function_scores_and_its_code_is_its_version(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return [1]", "step 'score s' returned 1 s@.* for 2 documents, document 0 to document 1"),
+        ("return [1]", "step 'score s' returned 1 s@.* for 40 documents, document 0 to document 39"),
         ("return 3", r"my_wrong_\w+:f returned a int: expected a list with a score for each text"),
         ("return ['x' for _ in texts]", "could not convert string to float: 'x'"),
         ("return [float('inf') for _ in texts]", "expected a finite score, got inf"),
@@ -176,7 +176,7 @@ def test_a_function_that_returns_no_scores(tmp_path: Path, monkeypatch, body: st
     (tmp_path / f"{name}.py").write_text(f"def f(texts):\n    {body}\n")
     step = score_step("s", ScoreOptions(function=f"{name}:f"))
     with pytest.raises(UsageError, match=message):
-        run_steps([step], Batch(("a", "b")))
+        run_steps([step], Batch(("a", "b") * 20))  # on a few documents they would be set aside
 
 
 def test_a_function_has_no_label() -> None:
