@@ -44,6 +44,7 @@ from training.reporting.seen_tokens import SeenTokens
 from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
 from training.step_sums import StepSums
+from training.tasks.during_training import TaskEvaluation, score_lines
 
 
 class Trainer:
@@ -90,6 +91,7 @@ class Trainer:
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, plan.split.micro_batch_size, data.mask_documents)
         first = plan.train.first
         self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed, data.mask_documents)
+        self.tasks = TaskEvaluation(config.eval, first, plan.split.micro_batch_size, data.mask_documents)
         self.seen = SeenTokens(self.batches, plan.train, config.metrics.sources)
 
         folder = config.out_dir / CHECKPOINTS
@@ -253,8 +255,11 @@ class Trainer:
         """Measure the losses of the holdouts and sample some text, after `step` steps."""
         with self.plugins.evaluated_weights():
             losses = self.holdouts.evaluate(self.model)
+            scores = self.tasks.evaluate(self.model)
             text = self.sampler.sample(self.model)
-        self.reporter.log_eval(step, losses, self.unigram_loss, text)
+        self.reporter.log_eval(step, losses, self.unigram_loss, text, scores)
+        for line in score_lines(step, scores):
+            self.reporter.say(line)
         self.reporter.log_seen(step, self.seen)
         self.meter.restart()
 

@@ -119,13 +119,23 @@ class Reporter:
                 self.say(f"skipped step {step.step}: {step.skipped}")
         self.say(f"{format_step(steps[-1], total_steps, speed)}  {times.describe()}")
 
-    def log_eval(self, step: int, losses: Mapping[str, HoldoutLosses], unigram_loss: float, text: str) -> None:
+    def log_eval(
+        self,
+        step: int,
+        losses: Mapping[str, HoldoutLosses],
+        unigram_loss: float,
+        text: str,
+        tasks: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Record and print an evaluation: each holdout's losses by its name, that of data.holdout by "".
 
-        `unigram_loss` in nats/token; `text` is sampled from the model, or empty.
+        `unigram_loss` in nats/token; `text` is sampled from the model, or empty. `tasks` are recorded, and printed by
+        whoever has scored them.
         """
         named = {name: found.values() for name, found in losses.items() if name}
-        self.record("eval", step, **losses[""].values(), **({"holdouts": named} if named else {}), text=text)
+        more = {"holdouts": named, "tasks": dict(tasks)}
+        more = {kind: values for kind, values in more.items() if values}
+        self.record("eval", step, **losses[""].values(), **more, text=text)
         for name, found in losses.items():
             unigram = "" if name else f" (unigram {unigram_loss:.4f})"
             of = f"holdout {name}" if name else "holdout"

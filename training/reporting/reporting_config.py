@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from gristmill.config import INT64, Range
@@ -13,7 +14,7 @@ class EvalConfig:
     """Options of evaluation: the interval, the number of sequences, and the text to sample."""
 
     RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("every", "sequences"), Range(0, INT64)),
+        **dict.fromkeys(("every", "sequences", "task_items"), Range(0, INT64)),
         "sample_tokens": Range(0, 1_000_000),
         "temperature": Range(0),
     }
@@ -27,6 +28,13 @@ class EvalConfig:
     counts the same."""
     lengths: tuple[int, ...] = ()
     """Boundaries between ranges of document length, in tokens; the loss of each range is reported."""
+    tasks: tuple[str, ...] = ()
+    """Benchmarks of lm_eval to score at each evaluation, by name or as .yaml files: multiple choice, or the likelihood
+    of an answer. Needs gristmill[eval]."""
+    task_folder: Path | None = None
+    """Folder of .yaml files of tasks, which eval.tasks may name."""
+    task_items: int = 0
+    """Items of each task, from the first one; 0: all."""
     sample_tokens: int = 64
     """Tokens of text to sample at each evaluation; 0: none."""
     prompt: str = ""
