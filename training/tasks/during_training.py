@@ -55,7 +55,7 @@ class TaskEvaluation:
     def __init__(
         self, config: EvalConfig, data: TokenSequences, micro_batch_size: int, mask_documents: bool = False
     ) -> None:
-        """`data` of the run, whose tokenizer encodes items. Raises UsageError for a task of another kind, or unknown."""
+        """`data` of the run, whose tokenizer encodes items. Raises UsageError for a task that cannot be scored."""
         self.micro_batch_size = micro_batch_size
         self.items: dict[str, list[Item]] = {}
         if config.tasks:
