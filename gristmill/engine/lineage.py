@@ -14,8 +14,8 @@ from gristmill.engine.ledger import Ledger, OutputRecord
 from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.paths import is_top, name_of
-from gristmill.storage.files import FileInfo, hash_file, list_level
-from gristmill.storage.listings import Level, list_kept_again
+from gristmill.storage.files import FileInfo, hash_file, list_level, list_tree
+from gristmill.storage.listings import Level, Tree, list_kept_again
 
 MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
@@ -54,6 +54,7 @@ class FileTags:
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
     _levels: dict[str, Level] = field(default_factory=dict)  # by folder
+    _trees: dict[str, Tree] = field(default_factory=dict)  # by folder
     _producers: dict[str, list[Producer]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
@@ -68,10 +69,22 @@ class FileTags:
         folders, _ = self._level(folder)
         return [name for name in folders if not name.startswith(".")]
 
+    def list_whole(self, folder: str) -> None:
+        """List a folder in a bucket with all folders below it, of which each would else take a request."""
+        if self._tree_above(folder) is None:
+            tree = list_tree(Path(folder))
+            if tree is not None:
+                self._trees[folder] = tree
+
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
         for folder in folders:
-            self._levels.pop(name_of(folder), None)
+            name = name_of(folder)
+            self._levels.pop(name, None)
+            listed = self._tree_above(name)
+            while listed is not None:
+                del self._trees[listed]
+                listed = self._tree_above(name)
 
     def of(self, path: Path | str) -> str:
         """Return the tag of a file; MISSING if there is none."""
@@ -130,8 +143,16 @@ class FileTags:
 
     def _level(self, folder: str) -> Level:
         if folder not in self._levels:
-            self._levels[folder] = list_level(Path(folder))
+            listed = self._tree_above(folder)
+            if listed is None:
+                self._levels[folder] = list_level(Path(folder))
+            else:
+                self._levels[folder] = self._trees[listed].level(folder[len(listed) + 1 :])
         return self._levels[folder]
+
+    def _tree_above(self, folder: str) -> str | None:
+        """Return the folder that was listed as a whole, and is this one or above it; None if there is none."""
+        return next((listed for listed in self._trees if f"{folder}/".startswith(f"{listed}/")), None)
 
     def _is_touched(self, name: str) -> bool:
         if name in self._hashed:

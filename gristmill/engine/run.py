@@ -8,6 +8,7 @@ A task is skipped only if its done record has the same identity (content of the 
 outputs are as recorded. Files in `run.work` are temporary: removed at the end, and written again if a task needs them.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ from gristmill.storage.lock import stage_lock
 from gristmill.storage.stores import store_of
 
 GOAL: TaskId = ("", "goal")  # the record of a stage as one task
+_MANY_FOLDERS = 8  # of a bucket; more are listed at once
 
 
 @dataclass
@@ -114,6 +116,7 @@ class StageRun:
         """
         tasks = list(tasks)
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
+        self._list_folders_of(path for task in tasks for path in task.outputs)
         self.owned.check_outputs(tasks)
         self._check_files(*tasks)
         todo = self._tasks_to_run(name, tasks)
@@ -128,6 +131,20 @@ class StageRun:
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([self.done.records[name, task.name] for task in tasks])
+
+    def _list_folders_of(self, paths: Iterable[Path]) -> None:
+        """List many folders of a bucket that have files of this stage at once: each by itself would take a request."""
+        if not store_of(self.ledger.root).needs_copies:
+            return
+        tops = list(map(name_of, (self.work, *self.marks.folders, self.ledger.root)))
+        folders_in: dict[str, set[str]] = {top: set() for top in tops}
+        for name in map(name_of, paths):
+            top = next((top for top in tops if name.startswith(f"{top}/")), None)
+            if top is not None:
+                folders_in[top].add(name.rpartition("/")[0])
+        for folders in folders_in.values():
+            if len(folders) > _MANY_FOLDERS:
+                self.done.tags.list_whole(os.path.commonpath(folders))
 
     def _tasks_to_run(self, step: str, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that are not done; print why they run, if that is asked for."""
@@ -265,7 +282,8 @@ class StageRun:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
         needed: dict[str, dict[str, Task]] = {}
         while todo:
-            paths = paths_read_by(todo)
+            paths = list(paths_read_by(todo))
+            self._list_folders_of(path for path in paths if name_of(path) in self._producers)
             todo = []
             for path in paths:
                 step, task = self._producers.get(name_of(path), ("", None))

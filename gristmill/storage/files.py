@@ -11,7 +11,7 @@ from pathlib import Path
 from gristmill.errors import UsageError
 from gristmill.paths import object_name, unknown_scheme
 from gristmill.storage.listings import FileInfo as FileInfo
-from gristmill.storage.listings import Level
+from gristmill.storage.listings import Level, Tree
 from gristmill.storage.store import DANGLING as DANGLING
 from gristmill.storage.store import HIDDEN as HIDDEN
 from gristmill.storage.store import LOOP as LOOP
@@ -85,6 +85,13 @@ def list_level(folder: Path) -> Level:
     Links are followed; one to nothing is left out. Raises InputError if the folder cannot be read.
     """
     return store_of(folder).list_level(folder)
+
+
+def list_tree(folder: Path) -> Tree | None:
+    """Return all that is below a folder in a bucket, from one listing; None on a disk, which lists folder by folder."""
+    if not store_of(folder).needs_copies:
+        return None
+    return Tree(remote_store_of(folder).list_all(folder))
 
 
 def list_folder(folder: Path) -> dict[str, FileInfo]:

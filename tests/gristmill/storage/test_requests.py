@@ -11,7 +11,7 @@ from gristmill.engine.task import Stage, Task
 from gristmill.errors import InputError
 from gristmill.paths import object_name
 from gristmill.storage import objects
-from gristmill.storage.files import list_folder, write_file
+from gristmill.storage.files import list_folder, read_file, remove_files, write_file
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.upper_stage import QUIET, join
@@ -55,6 +55,39 @@ def test_requests_of_a_stage(store: Store, folder: Path, monkeypatch: pytest.Mon
         [sum(request[0] == verb for request in requests) for requests in found.values()] for verb in ("LIST", "HEAD")
     )
     assert lists[0] == lists[1] and heads[0] == heads[1]  # none for a task
+
+
+def copy_twice(source: Path, target: Path) -> int:
+    """Copy each object of a folder to a temporary one, and that, each copy in a folder of its own; return tasks run."""
+    with open_stage(STAGE, target, QUIET, reads=[source], publishes=[target]) as run:
+        first = list[Task]()
+        last = list[Task]()
+        for name in sorted(list_folder(source)):
+            temporary = run.work / name / "copy"
+            output = target / name / "copy"
+            first.append(Task(name, join, {"parts": [source / name], "target": temporary}, (temporary,)))
+            last.append(Task(name, join, {"parts": [temporary], "target": output}, (output,)))
+        run.step("first", first)
+        run.finish(run.step("last", last).counts)
+        return run.ran
+
+
+def test_folders_of_outputs_are_listed_at_once(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs, and temporary files, may be in as many folders as there are tasks."""
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=20))
+    objects._open.cache_clear()
+    lists = []
+    for tasks in (10, 20):
+        for number in range(tasks):
+            write_file(folder / f"in{tasks}/{number:02}", b"text")
+        store.requests.clear()
+        assert copy_twice(folder / f"in{tasks}", folder / f"out{tasks}") == 2 * tasks
+        assert copy_twice(folder / f"in{tasks}", folder / f"out{tasks}") == 0
+        lists.append(sum("list-type" in path for _, path in store.requests))
+    assert lists[0] == lists[1]
+    remove_files([folder / "out20/07/copy", folder / "out20/13/copy"])
+    assert copy_twice(folder / "in20", folder / "out20") == 4  # with the temporary files that they are made of
+    assert all(read_file(folder / f"out20/{number:02}/copy") == b"text" for number in range(20))
 
 
 def test_an_input_folder_is_listed_as_a_whole(
