@@ -26,7 +26,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import tyro
 
-from benchmarks.scaling_stages import COMMANDS, RUN_STAGES, STAGES, call_stage, corpus_names, make_corpus
+from benchmarks.scaling_stages import COMMANDS, FIRST_STAGE, RUN_STAGES, STAGES, call_stage, corpus_names, make_corpus
 from benchmarks.scaling_store import CountingStore
 from benchmarks.scaling_tasks import ModelExecutor, TaskModel
 from gristmill.console import wide_console
@@ -62,9 +62,9 @@ class Cost:
     again_seconds: float
 
 
-def run_stage(stage: str, slices: int, store: CountingStore, memory: str = MEMORY) -> Cost:
-    """Run a stage, or a command, twice over what is in `store`; `memory` is the option of that name."""
-    executor = ModelExecutor(store, TaskModel(corpus_names(slices)))
+def run_stage(stage: str, files: Sequence[str], store: CountingStore, memory: str = MEMORY) -> Cost:
+    """Run a stage, or a command, twice over a corpus of `files` in `store`; `memory` is the option of that name."""
+    executor = ModelExecutor(store, TaskModel(files))
     with store.in_use(), tempfile.TemporaryDirectory() as folder:
         place = ExecutionContext(executor, Scratch(Path(folder)), lambda: None, set())
         options = RunOptions(workers=4, memory=memory, quiet=True, of_run=place)
@@ -75,7 +75,7 @@ def run_stage(stage: str, slices: int, store: CountingStore, memory: str = MEMOR
         again_requests, again_seconds = _driver_cost(stage, options, executor)
         assert executor.tasks == tasks, f"{stage}: {executor.tasks - tasks} tasks ran again"
     return Cost(
-        stage, slices, tasks, requests + sent, requests, seconds, resident, pickled, again_requests, again_seconds
+        stage, len(files), tasks, requests + sent, requests, seconds, resident, pickled, again_requests, again_seconds
     )
 
 
@@ -92,10 +92,11 @@ def measure_run(slices: int, until: str, memory: str = MEMORY) -> Iterator[Cost]
 
     Memory is that of a whole process.
     """
-    store = make_corpus(next(iter(RUN_STAGES)), slices)
+    files = corpus_names(slices)
+    store = make_corpus(FIRST_STAGE, files)
     for stage in RUN_STAGES:
         with _new_process() as pool:
-            cost, store = pool.submit(_measure, stage, slices, store, memory).result()
+            cost, store = pool.submit(_measure, stage, files, store, memory).result()
         yield cost
         if stage == until:
             break
@@ -103,13 +104,14 @@ def measure_run(slices: int, until: str, memory: str = MEMORY) -> Iterator[Cost]
 
 def measure_command(command: str, slices: int, memory: str = MEMORY) -> Cost:
     """Return what a command costs, called in a process of its own."""
+    files = corpus_names(slices)
     with _new_process() as pool:
-        cost, _ = pool.submit(_measure, command, slices, make_corpus(command, slices), memory).result()
+        cost, _ = pool.submit(_measure, command, files, make_corpus(command, files), memory).result()
     return cost
 
 
-def _measure(stage: str, slices: int, store: CountingStore, memory: str) -> tuple[Cost, CountingStore]:
-    cost = run_stage(stage, slices, store, memory)
+def _measure(stage: str, files: Sequence[str], store: CountingStore, memory: str) -> tuple[Cost, CountingStore]:
+    cost = run_stage(stage, files, store, memory)
     return cost, store
 
 

@@ -5,7 +5,7 @@ no stage wrote.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -82,13 +82,13 @@ def corpus_names(slices: int) -> list[str]:
     return sorted(f"s{number % SOURCES}/{number:07}.jsonl" for number in range(slices))
 
 
-def make_corpus(name: str, slices: int) -> CountingStore:
-    """Return a store with what the first stage of a run reads, or a command."""
+def make_corpus(name: str, files: Sequence[str]) -> CountingStore:
+    """Return a store with what the first stage of a run reads, or a command: a corpus with these files."""
     store = CountingStore()
     for path in _READS.get(name, ()):
         store.add(path, SLICE_BYTES)
     is_raw = name in (FIRST_STAGE, "gristmill normalize")
     folder = RAW if is_raw else CLEAN
-    for file in corpus_names(slices):
+    for file in files:
         store.add(folder / file, SLICE_BYTES)
     return store

@@ -75,8 +75,8 @@ def _notes(arguments: dict[str, Any]) -> GroupNotes:
 
 
 def _summaries(arguments: dict[str, Any]) -> list[ShardSummary]:
-    names = ("/".join(path.parts[-2:]).removesuffix(f"+0{SUFFIX}") for path in arguments["shards"].paths)
-    return [ShardSummary(ShardHeader.of(name, Sketch()), DOCUMENTS, 0, DOCUMENTS) for name in names]
+    files = (str(path).partition("/minhash/")[2].removesuffix(f"+0{SUFFIX}") for path in arguments["shards"].paths)
+    return [ShardSummary(ShardHeader.of(file, Sketch()), DOCUMENTS, 0, DOCUMENTS) for file in files]
 
 
 @dataclass
