@@ -33,7 +33,7 @@ from gristmill_cli.stages.mix import Mix
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
-from preprocessing.mixing.token_order import TRAIN, TokenOrder, TokenPlace
+from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
@@ -248,8 +248,8 @@ class Tracer:
                 return rows[0] if rows else None
         return None
 
-    def _token_order(self) -> TokenOrder:
-        return TokenOrder(Mix().path(self.config), read_order(self.out / "tokens").parts)
+    def _token_order(self) -> DocumentPlaces:
+        return DocumentPlaces(Mix().path(self.config), read_order(self.out / "tokens").parts)
 
     def _shard_of(self, place: TokenPlace) -> str:
         number = place.number

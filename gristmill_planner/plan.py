@@ -43,7 +43,7 @@ from gristmill_planner.published_runs import (
     shrunk_config,
 )
 from gristmill_planner.run_memory import run_memory
-from gristmill_planner.search import Choice, SearchResult, search
+from gristmill_planner.search import PlannedLayout, SearchResult, search
 from gristmill_planner.step_time import step_time
 from gristmill_planner.timeline import draw_measured, draw_schedules, draw_timelines, timeline_text
 
@@ -179,7 +179,7 @@ def plan(
     if given is None:
         result = _search(request, constants, top)
     else:
-        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1)
+        result = SearchResult([PlannedLayout(given, step_time(given, constants), run_memory(given))], 1)
     if json:
         _print_json([as_record(each, total) for each in result.choices])
         return None
@@ -284,7 +284,7 @@ def _print_json(record: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(record)).decode())
 
 
-def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:
+def _draw_choice(choice: PlannedLayout, constants: Constants, path: Path) -> Group:
     """Draw the pipeline of a layout, with at most four micro-batches for each rank."""
     layout = choice.run.layout
     require(layout.pp > 1, f"--draw {path}: the first choice has no pipeline to draw; give --draw without a config")

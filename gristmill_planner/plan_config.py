@@ -20,7 +20,7 @@ from gristmill_planner.planned_run import (
     layers_of_stages,
 )  # fmt: skip
 from gristmill_planner.published_runs import PublishedRun, changed
-from gristmill_planner.search import Choice
+from gristmill_planner.search import PlannedLayout
 from training.config import Precision, TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
@@ -60,7 +60,7 @@ def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: 
     return PlanRequest(model, batch_size or max(1, (1 << 22) // length), length, cluster, precision)
 
 
-def as_toml(choice: Choice, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
+def as_toml(choice: PlannedLayout, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
     """A model and its layout as options of a training run; `options` are those of the file `config`, if it is one."""
     run = choice.run
     # with a file below it, all that the file has otherwise is said, too

@@ -14,7 +14,7 @@ from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import SUFFIX, Device
 from gristmill_planner.pipeline_simulator import PassCosts
 from gristmill_planner.planned_run import GRISTMILL, PlannedRun, Software
-from gristmill_planner.search import Choice
+from gristmill_planner.search import PlannedLayout
 from gristmill_planner.step_time import divided_by_time, rank_parameters, rank_times, step_time
 
 _GIB = 1 << 30
@@ -28,7 +28,7 @@ _PARTS = {
 }
 
 
-def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
+def choices_table(choices: Sequence[PlannedLayout], tokens: float) -> Table:
     """The layouts, best first; `tokens` of the whole run."""
     columns = ("layout", "micro-batch", "recompute", "GiB (rank)", "s a step", *_PARTS, "TFLOP/s", "MFU", "days")
     table = Table(*columns, box=None, pad_edge=False)
@@ -74,24 +74,24 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
     )
 
 
-def achieved_flops(choice: Choice) -> float:
+def achieved_flops(choice: PlannedLayout) -> float:
     """The model's FLOP/s of a GPU: what is computed again is not counted (Chowdhery et al. 2022, section 4.1)."""
     run = choice.run
     return model_flops(run.model, run.batch, run.seq_len) / choice.time.total / run.cluster.devices
 
 
-def days(choice: Choice, tokens: float) -> float:
+def days(choice: PlannedLayout, tokens: float) -> float:
     """Days to train on `tokens`."""
     run = choice.run
     return tokens / (run.batch * run.seq_len) * choice.time.total / 86_400
 
 
-def about(choice: Choice, constants: Constants) -> list[str]:
+def about(choice: PlannedLayout, constants: Constants) -> list[str]:
     """Say what limits one layout, where its memory goes, and how its layers are divided."""
     return [_limits(choice), _memory(choice), _division(choice, constants), *_experts(choice)]
 
 
-def _limits(choice: Choice) -> str:
+def _limits(choice: PlannedLayout) -> str:
     time = choice.time
     shares = {name: getattr(time, name) / time.total for name in _PARTS}
     rest = sorted(((share, name) for name, share in shares.items() if name != "compute"), reverse=True)
@@ -102,7 +102,7 @@ def _limits(choice: Choice) -> str:
     )
 
 
-def _memory(choice: Choice) -> str:
+def _memory(choice: PlannedLayout) -> str:
     device = choice.run.cluster.device
     memory = choice.memory
     kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
@@ -113,7 +113,7 @@ def _memory(choice: Choice) -> str:
     )
 
 
-def _division(choice: Choice, constants: Constants) -> str:
+def _division(choice: PlannedLayout, constants: Constants) -> str:
     run = choice.run
     if run.layout.pp == 1:
         return "It has no pipeline, so every rank has all layers."
@@ -125,7 +125,7 @@ def _division(choice: Choice, constants: Constants) -> str:
     return layers + f" Split as {_runs(best)}, a step would take {other:.3g} s."
 
 
-def _experts(choice: Choice) -> list[str]:
+def _experts(choice: PlannedLayout) -> list[str]:
     if choice.run.axes["ep"].ranks == 1:
         return []
     return [
@@ -152,7 +152,7 @@ def _runs(layers: Sequence[int]) -> str:
     return f"{layers[0]} each" if len(words) == 1 else ", ".join(words)
 
 
-def next_choice(choices: Sequence[Choice]) -> str:
+def next_choice(choices: Sequence[PlannedLayout]) -> str:
     """Say what the second choice would cost."""
     if len(choices) < 2:
         return "No other layout fits."
@@ -168,7 +168,7 @@ def next_choice(choices: Sequence[Choice]) -> str:
     )
 
 
-def formulas(choice: Choice, constants: Constants) -> list[str]:
+def formulas(choice: PlannedLayout, constants: Constants) -> list[str]:
     """Each formula with its numbers and source, for one layout."""
     run = choice.run
     layout = choice.run.layout
@@ -264,7 +264,7 @@ def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
     return found
 
 
-def as_record(choice: Choice, tokens: float) -> dict[str, Any]:
+def as_record(choice: PlannedLayout, tokens: float) -> dict[str, Any]:
     """One layout for programs; seconds and bytes."""
     run = choice.run
     return {

@@ -22,7 +22,7 @@ from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlannedLayout:
     """A layout, its step time and its memory."""
 
     run: PlannedRun
@@ -34,7 +34,7 @@ class Choice:
 class SearchResult:
     """The fastest layouts that fit, and how many were considered."""
 
-    choices: list[Choice]
+    choices: list[PlannedLayout]
     considered: int
 
 
@@ -47,13 +47,13 @@ def search(request: PlanRequest, constants: Constants, count: int = 5) -> Search
     if not every:
         raise UsageError(_no_layout(request))
     considered = sum(len(family.schedules) * len(family.stages) for family in every)
-    choices: list[Choice] = []
+    choices: list[PlannedLayout] = []
     shapes: set[ParallelConfig] = set()
     for time, run in _by_time(request, every, constants):
         shape = replace(run.layout, zero=0, zero_group=1, virtual_stages=1, micro_batches=1)
         if shape not in shapes:
             shapes.add(shape)
-            choices.append(Choice(run, time, run_memory(run)))
+            choices.append(PlannedLayout(run, time, run_memory(run)))
         if len(choices) == count:
             break
     if not choices:

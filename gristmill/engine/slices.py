@@ -14,7 +14,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
-from gristmill.io.documents import ONE_SLICE, CorpusFile, Cut
+from gristmill.io.documents import ONE_SLICE, CorpusFile, SliceStart
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
@@ -42,7 +42,7 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     The tasks of the step `cut` find where large files are cut.
     """
     large = [file for file in files if is_cut(file)]
-    cuts = dict[str, list[Cut]]()
+    cuts = dict[str, list[SliceStart]]()
     damaged = dict[str, Damage]()
     if large:
         tasks = list[Task]()
@@ -52,7 +52,7 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
         found = run.step("cut", tasks)
         checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
         damaged = found.counts.damaged | checked.counts.damaged
-        cuts = {file.name: file_cuts for file, file_cuts in zip(large, found.values(list[Cut]), strict=True)}
+        cuts = {file.name: file_cuts for file, file_cuts in zip(large, found.values(list[SliceStart]), strict=True)}
     slices = list[Slice]()
     for file in files:
         for part in slices_at(file, cuts.get(file.name, ONE_SLICE)):

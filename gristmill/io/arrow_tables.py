@@ -13,7 +13,7 @@ import pyarrow.parquet
 from gristmill.budget import reserve_memory
 from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.arrow_values import fields_of, python_rows
-from gristmill.io.documents import Cut, merge_ranges
+from gristmill.io.documents import SliceStart, merge_ranges
 from gristmill.io.lines import FIRST, reject_stand_in
 from gristmill.io.parquet_files import AFTER_FOOTER, is_signed, open_parquet, read_footer
 from gristmill.io.text_records import BadRecord
@@ -165,7 +165,7 @@ def _small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
+def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[SliceStart]:
     """Return first row group, its first row, and the bytes of each slice of about `slice_bytes` of a file.
 
     A slice reads its row groups and the footer; the whole file of `size` bytes, if row groups are not in their order.
@@ -185,14 +185,14 @@ def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
         row += metadata.row_group(group).num_rows
         size_of_slice += size // metadata.num_row_groups
     if may_be_encrypted:  # then the reader of the first slice says so
-        return [Cut(*start) for start in starts]
+        return [SliceStart(*start) for start in starts]
     offsets = [_first_byte(metadata.row_group(group)) for group, _ in starts[1:]]
     if offsets != sorted(set(offsets)):
-        return [Cut(*start) for start in starts]
+        return [SliceStart(*start) for start in starts]
     footer = size - metadata.serialized_size - AFTER_FOOTER
-    cuts = list[Cut]()
+    cuts = list[SliceStart]()
     for start, slice_range in zip(starts, pairwise([0, *offsets, footer]), strict=True):
-        cuts.append(Cut(*start, merge_ranges((slice_range, (footer, None)))))
+        cuts.append(SliceStart(*start, merge_ranges((slice_range, (footer, None)))))
     return cuts
 
 

@@ -262,7 +262,7 @@ Ranges = tuple[tuple[int, int | None], ...]
 WHOLE: Ranges = ((0, None),)
 
 
-class Cut(NamedTuple):
+class SliceStart(NamedTuple):
     """Where a slice starts: a byte of a .jsonl, a row group of a .parquet; its first row; the bytes it reads."""
 
     start: int
@@ -270,7 +270,7 @@ class Cut(NamedTuple):
     ranges: Ranges = WHOLE
 
 
-ONE_SLICE = [Cut(0, 0)]
+ONE_SLICE = [SliceStart(0, 0)]
 
 
 class ReadInParts(ABC):
@@ -311,7 +311,7 @@ class Slice(ReadInParts):
         return f"{self.name}+{self.start}"
 
 
-def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
+def slices_at(file: CorpusFile, cuts: list[SliceStart]) -> list[Slice]:
     """Return the slices of a file that start at `cuts`."""
     share, rest = divmod(file.size, len(cuts))
     slices = list[Slice]()

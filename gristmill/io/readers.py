@@ -34,11 +34,11 @@ from gristmill.io.documents import (
     TABLE_FORMATS,
     WEB_FORMATS,
     CorpusFile,
-    Cut,
     DocKey,
     Document,
     Reading,
     Slice,
+    SliceStart,
     parse_name,
     slices_at,
 )
@@ -91,7 +91,7 @@ def is_cut(file: CorpusFile) -> bool:
     return file.size > SLICE_BYTES and (_format(file.name) == "parquet" or _is_plain_lines(file.name))
 
 
-def find_cuts(file: CorpusFile, slice_bytes: int) -> list[Cut]:
+def find_cuts(file: CorpusFile, slice_bytes: int) -> list[SliceStart]:
     """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
     if not _is_plain_lines(file.name):
         return row_group_cuts(file.path, file.size, slice_bytes)
@@ -99,7 +99,7 @@ def find_cuts(file: CorpusFile, slice_bytes: int) -> list[Cut]:
         return ONE_SLICE
     starts = line_starts(file.path, slice_bytes)
     ends = [start for start, _ in starts[1:]] + [None]
-    return [Cut(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
+    return [SliceStart(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
 
 
 def _format(name: str) -> str:

@@ -41,7 +41,7 @@ class _Copies:
     orders: NDArray[np.uint64]
 
 
-class TokenOrder:
+class DocumentPlaces:
     """The order of the documents of a mix in its token shards, which were shuffled in so many parts."""
 
     def __init__(self, mix_dir: Path, parts: int) -> None:
