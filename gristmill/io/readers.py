@@ -68,9 +68,9 @@ from gristmill.io.text_records import (
     take_text,
 )
 from gristmill.io.web.encodings import NoText, decode_page
-from gristmill.io.web.extraction import text_of_page
+from gristmill.io.web.extraction import page_memory, text_of_page
 from gristmill.io.web.gzip_members import gzip_members
-from gristmill.io.web.records import MAX_PAGE_BYTES, PAGE_MEMORY_A_BYTE, REPLACED, Skipped, read_archive
+from gristmill.io.web.records import MAX_PAGE_BYTES, REPLACED, Skipped, read_archive
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
@@ -342,7 +342,7 @@ def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | B
             yield 0, _cut_to_bad(content, "page" if is_page else "file", limit)
             return
         if is_page:
-            hold.require(len(content) * PAGE_MEMORY_A_BYTE, str(part.path))
+            hold.require(page_memory(content), str(part.path))
         replaced = 0
         try:
             if is_page and part.reading.encoding == AS_UTF8.encoding:  # a page says itself what it is in

@@ -28,6 +28,10 @@ _DATES = ":is(p, li, dd, td, th, blockquote) > time"
 _TITLES = ":is(h1, h2, h3, h4, h5, h6, summary, dt) button"  # titles of sections that open and close
 _LONE_CHARACTER = re.compile(r">\s*([\u0800-\uffff]|&#?\w+;)(?=\s*(?:<|\Z))")
 _ICONS = range(0xE000, 0xF900)  # private use area
+# bytes of memory, measured: for each byte of a page, and for what its tree consists of
+MEMORY_A_BYTE = 24
+_MEMORY_OF_TEXT = 10
+_MEMORY_OF = {b"<": 600, b"=": 670, b"<ul": 1700, b"<UL": 1700}
 # elements deeper than browsers nest them; resiliparse needs time with the square of the depth of <div> and <figure>
 _MAX_DEPTH = 512
 _TOO_DEEP = "body" + " > *" * _MAX_DEPTH
@@ -51,18 +55,24 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
     tree = HTMLTree.parse(_mark_lone_characters(page) if is_marked else page)
     if tree.body is None:
         return ""
-    if is_main and _may_be_deep(page) and tree.body.query_selector(_TOO_DEEP):
+    if is_main and tree.body.query_selector(_TOO_DEEP):
         return text_of_page(page, "all")
     _wrap(tree, _BLOCKS, 1)
     skipped = _MEDIA
     if is_main:
         _wrap(tree, _LISTS, _LIST_DEPTH)
-        for element in tree.body.query_selector_all(f"{_DATES}, {_TITLES}"):
+        for element in _select(tree, f"{_DATES}, {_TITLES}"):
             _replace(element, tree.create_text_node(element.text or ""))
         skipped = _MEDIA + _PICTURES
     # without alternative texts it removes all figures
     text: str = extract_plain_text(tree, main_content=is_main, alt_texts=True, skip_elements=skipped)
     return text.replace(_MARK, "") if is_marked else text
+
+
+def page_memory(content: bytes) -> int:
+    """Return how many bytes of memory it takes to read a page: its tree may have a hundred times its size."""
+    tree = sum(size * content.count(pattern) for pattern, size in _MEMORY_OF.items())
+    return max(len(content) * MEMORY_A_BYTE, len(content) * _MEMORY_OF_TEXT + tree)
 
 
 def html_of_xhtml(page: str) -> str:
@@ -74,10 +84,6 @@ def html_of_xhtml(page: str) -> str:
     if "<![CDATA[" in page:
         page = _CDATA.sub(lambda match: html.escape(match[1], quote=False), page)
     return _EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)
-
-
-def _may_be_deep(page: str) -> bool:
-    return sum(map(page.count, ("<div", "<DIV", "<figure", "<FIGURE"))) > _MAX_DEPTH
 
 
 def _mark_lone_characters(page: str) -> str:
@@ -94,13 +100,18 @@ def _mark(match: re.Match[str]) -> str:
 
 def _wrap(tree: "HTMLTree", selector: str, times: int) -> None:
     """Wrap every selected element in this many nested <div>."""
-    assert tree.body is not None
-    for element in tree.body.query_selector_all(selector):
+    for element in _select(tree, selector):
         for _ in range(times):
             wrapper = tree.create_element("div")
             assert wrapper is not None
             _replace(element, wrapper)
             wrapper.append_child(element)
+
+
+def _select(tree: "HTMLTree", selector: str) -> "list[ElementNode]":
+    """Return the selected elements as a list: resiliparse's own collects all of them again for each index."""
+    assert tree.body is not None
+    return tree.body.query_selector_all(selector).values()
 
 
 def _replace(element: "ElementNode", new: "Node | None") -> None:

@@ -15,13 +15,12 @@ from gristmill.budget import MemoryReservation
 from gristmill.io.text_records import BadRecord
 from gristmill.io.web.archive import KNOWN_TYPES, DamagedRecord, Record, read_records
 from gristmill.io.web.encodings import NoText, decode_page
-from gristmill.io.web.extraction import Extract, html_of_xhtml, text_of_page
+from gristmill.io.web.extraction import MEMORY_A_BYTE, Extract, html_of_xhtml, page_memory, text_of_page
 from gristmill.io.web.responses import TooLong, Undecodable, decode_body, parse_response
 
 MAX_PAGE_BYTES = 64 << 20
 REPLACED = "replaced_characters"  # field of a page: characters that became U+FFFD, as their bytes were broken
 TRUNCATED = "truncated"  # field of a page that the crawler, or the server, cut off: why
-PAGE_MEMORY_A_BYTE = 24  # of a page, its tree and its text
 _XHTML = "application/xhtml+xml"
 _HTML = ("text/html", _XHTML)
 _HTTP = ("application/http", "message/http", "")
@@ -123,7 +122,7 @@ def _page_of(record: Record, extract: Extract, hold: MemoryReservation, where: s
         raise NoText(_OTHER_TYPE)
     _require_whole(record, hold, where)
     content, is_cut = decode_body(response, MAX_PAGE_BYTES)
-    hold.require(len(content) * PAGE_MEMORY_A_BYTE, where)
+    hold.require(page_memory(content), where)
     is_html = response.content_type in _HTML
     if not response.content_type:  # then browsers look at the content
         is_html = _BEGINS_WITH_TAG.match(content) is not None
@@ -138,7 +137,7 @@ def _require_whole(record: Record, hold: MemoryReservation, where: str) -> None:
     """Reserve the memory for a page. Raises TooLong for one over the limit, UsageError for too little memory."""
     if record.length > MAX_PAGE_BYTES:
         raise TooLong
-    hold.require(record.length * PAGE_MEMORY_A_BYTE, where)
+    hold.require(record.length * MEMORY_A_BYTE, where)
 
 
 def _url(record: Record) -> str:

@@ -1,5 +1,8 @@
 """The text of pages: main content keeps what an article says, without menus; all is all of it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from gristmill.io.web.extraction import text_of_page
@@ -75,3 +78,31 @@ def test_all_is_everything_but_scripts_and_forms() -> None:
     <button>Send</button></form><noscript>No script</noscript><img alt="Alt"><footer>Imprint</footer>"""
     expected = f"  • Home\n  • All our products\n{LIST_TEXT}\n\nHidden\n\nImprint"
     assert text_of_page(page, "all") == expected
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from gristmill.io.web.extraction import page_memory, text_of_page
+
+def kilobytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+text_of_page("<p>warm up</p>")
+page = sys.argv[1] * (1_500_000 // len(sys.argv[1]))
+Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+before = kilobytes("VmRSS")
+text_of_page(page)
+print((kilobytes("VmHWM") - before) * 1024, page_memory(page.encode()), 24 * len(page))
+"""
+
+
+@pytest.mark.parametrize(
+    "unit", ["<p>a", "<ul><li>a</ul>", "<li>a", "<i a=b c=d>", "<br>", "<b>漢</b>", "<p>The mill grinds.</p>"]
+)
+def test_the_memory_of_a_page_is_estimated_by_its_tags(unit: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE, unit], capture_output=True, text=True, check=True)
+    used, estimated, by_size = map(int, done.stdout.split())
+    assert used <= estimated
+    assert unit.startswith(("<p>The", "<b>")) or used > by_size  # so the size alone would not do
