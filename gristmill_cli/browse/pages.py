@@ -8,7 +8,7 @@ from gristmill.io.documents import DocKey, Document
 from gristmill.wording import count_of
 from gristmill_cli.browse.marks import KeepMarks
 from gristmill_cli.browse.tables import ClusterIndex, RunTables
-from gristmill_cli.duplicates import label_among, mark_differences, text_among
+from gristmill_cli.documents.duplicates import label_among, mark_differences, text_among
 from gristmill_cli.report.page import Piece, address, render, split_marks
 
 _PAGE_ROWS = 20

@@ -18,8 +18,8 @@ from gristmill.io.documents import DocKey, Document
 from gristmill.io.files import RUN_FILE
 from gristmill.io.parquet_files import open_parquet
 from gristmill.storage.files import is_file
-from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
-from gristmill_cli.removed_texts import removed_documents, removed_table
+from gristmill_cli.documents.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
+from gristmill_cli.documents.removed_texts import removed_documents, removed_table
 from gristmill_cli.report.records import SPANS, is_data_run, load_options
 from gristmill_cli.run_config import read_options
 from gristmill_cli.stages.pipeline import context_of, find_stage

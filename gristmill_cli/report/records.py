@@ -23,9 +23,9 @@ from gristmill.io.parquet_files import open_parquet
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
 from gristmill_cli.alarms import find_alarms
-from gristmill_cli.duplicates import CLUSTERS, DUPLICATES, Pair
+from gristmill_cli.documents.duplicates import CLUSTERS, DUPLICATES, Pair
+from gristmill_cli.documents.removed_texts import removed_table
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
-from gristmill_cli.removed_texts import removed_table
 from gristmill_cli.run_config import RunConfig, read_options, recorded_options
 from gristmill_cli.run_records import StageRecord
 from gristmill_cli.stages.pipeline import judging_stage

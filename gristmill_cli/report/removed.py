@@ -9,8 +9,8 @@ from gristmill.counts import CHANGED, READ
 from gristmill.io.documents import DocKey
 from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
-from gristmill_cli.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
-from gristmill_cli.removed_texts import removed_documents
+from gristmill_cli.documents.duplicates import CORPORA, label_among, mark_differences, some_documents, text_among
+from gristmill_cli.documents.removed_texts import removed_documents
 from gristmill_cli.report.page import (
     NOTHING,
     Number,

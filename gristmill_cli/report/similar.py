@@ -9,7 +9,7 @@ from markupsafe import Markup
 from dedup.clustering.lsh import detection
 from gristmill.io.documents import DocKey, Document
 from gristmill.wording import count_of
-from gristmill_cli.duplicates import Pair, corpus_of, label_of, mark_differences, some_documents
+from gristmill_cli.documents.duplicates import Pair, corpus_of, label_of, mark_differences, some_documents
 from gristmill_cli.report.documents import MAX_SOURCES
 from gristmill_cli.report.page import (
     NOTHING,

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.errors import UsageError
-from gristmill_cli.duplicates import mark_differences, show_duplicates
+from gristmill_cli.documents.duplicates import mark_differences, show_duplicates
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.object_store import BUCKET, object_store

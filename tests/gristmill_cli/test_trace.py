@@ -14,9 +14,9 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import open_shards
+from gristmill_cli.documents.trace import Fate, Tracer, trace
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
-from gristmill_cli.trace import Fate, Tracer, trace
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
 

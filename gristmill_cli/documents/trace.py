@@ -24,7 +24,7 @@ from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of
-from gristmill_cli.duplicates import DUPLICATES
+from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.report.records import LINES, SPANS, is_data_run, load_options
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, read_options

@@ -8,7 +8,7 @@ from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import GristmillError
 from gristmill.io.documents import ONE_SLICE, CorpusFile, DocKey, Document, slices_at
 from gristmill.io.readers import read_chosen
-from gristmill_cli.duplicates import some_documents
+from gristmill_cli.documents.duplicates import some_documents
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import context_of, judging_stage
