@@ -94,16 +94,16 @@ def parse_response(content: bytes) -> Response | None:
 
 def parse_headers(block: bytes) -> dict[str, list[str]]:
     """Return the values of header lines by their names in lower case; a line that begins with a space continues one."""
-    headers = dict[str, list[str]]()
-    values: list[str] = []
+    headers = dict[str, list[list[str]]]()  # each value as its lines, which may be many
+    lines: list[str] = []
     for line in block.decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")
-        if line[:1] in (" ", "\t") and values:
-            values[-1] = f"{values[-1]} {line.strip()}".strip()
+        if line[:1] in (" ", "\t") and lines:
+            lines.append(line.strip())
         elif colon and name.strip():
-            values = headers.setdefault(name.strip().lower(), [])
-            values.append(value.strip())
-    return headers
+            lines = [value.strip()]
+            headers.setdefault(name.strip().lower(), []).append(lines)
+    return {name: [" ".join(value).strip() for value in values] for name, values in headers.items()}
 
 
 def decode_body(response: Response, limit: int) -> tuple[bytes, bool]:

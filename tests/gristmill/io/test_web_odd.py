@@ -8,7 +8,7 @@ import zstandard
 from gristmill.io.readers import read_corpus
 from gristmill.io.web.encodings import decode_page, meta_charset
 from gristmill.io.web.extraction import text_of_page
-from gristmill.io.web.responses import Response, decode_body, parse_response
+from gristmill.io.web.responses import Response, decode_body, parse_headers, parse_response
 from tests.gristmill.io.test_web_archives import LONG, page, record, response
 from tests.gristmill.io.test_web_bodies import coded, read
 
@@ -62,6 +62,11 @@ TYPES = {
 def test_types_and_charsets(headers: str) -> None:
     found = parse_response(f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n".encode())
     assert found is not None and (found.content_type, found.charset) == TYPES[headers]
+
+
+def test_a_header_of_many_lines_is_one_value() -> None:
+    found = parse_headers(b"A:\r\n b\r\n\tc\r\nD: e\r\na: f\r\nnothing\r\n" + b" g\r\n" * 3)
+    assert found == {"a": ["b c", "f g g g"], "d": ["e"]}
 
 
 def test_without_a_type_the_content_decides(tmp_path: Path) -> None:
