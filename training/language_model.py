@@ -113,7 +113,8 @@ def open_language_model(
         shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
         (part,) = shard_model(decoder, layout, world, COMPUTE_DTYPES[precision])
         count = sum(p.numel() for p in part.parameters())
-        require_memory(world, layout, precision, MemoryConfig(), None, count, count)
+        sharding = "--parallel.tp or --parallel.pp"
+        require_memory(world, layout, precision, MemoryConfig(), None, count, count, sharding)
         part.to_empty(device=device)
         part.tie()
         routing = Routing.of([part], world, TokenOrder.of(layout, world))

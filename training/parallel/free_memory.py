@@ -16,12 +16,19 @@ _TO_EVALUATE = "or a machine with more"
 
 
 def require_memory(
-    world: World, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, parameters: int, own: int
+    world: World,
+    layout: Layout,
+    precision: str,
+    memory: MemoryConfig,
+    moments: int | None,
+    parameters: int,
+    own: int,
+    sharding: str = "--parallel.zero 3 or --parallel.tp",
 ) -> None:
     """Raise UsageError on every rank where the states need more memory than is free on one of them; collective.
 
     `parameters`: of this rank, before ZeRO shards them, and `own` of them that it updates; `moments`: values that the
-    optimizer keeps of each, None without training.
+    optimizer keeps of each, None without training. `sharding`: options that divide the model over more ranks.
     """
     if memory.force:
         return
@@ -30,7 +37,7 @@ def require_memory(
     if world.all_reduce_max(bool(fault)):
         fault = fault or "another machine of this run has too little memory free"
         others = _TO_EVALUATE if moments is None else _TO_TRAIN
-        raise UsageError(f"{fault}: try more ranks with --parallel.zero 3 or --parallel.tp, --precision bf16, {others}")
+        raise UsageError(f"{fault}: try more ranks with {sharding}, --precision bf16, {others}")
 
 
 def state_bytes(

@@ -189,3 +189,10 @@ def test_prompts_are_typed_one_by_one(model: str) -> None:
     os.write(ours, b"\x04")
     _, said = process.communicate()
     assert process.returncode == 0 and said.count("> ") == 3 and "2 prompts" in said
+
+
+def test_a_model_that_does_not_fit_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr("training.parallel.free_memory.free_memory", lambda: 1000)
+    assert "try more ranks with --parallel.tp or --parallel.pp, --precision bf16" in refused(capsys, model, "grain")
