@@ -161,6 +161,12 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def signal_at_death_of_parent(number: signal.Signals) -> None:
+    """Have this process sent a signal when the process that started it ends; on Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_DEATH, number)
+
+
 def exit_in_time() -> None:
     """Give this worker process a few seconds at its end, whatever was left in it that Python would wait for."""
     Finalize(None, _exit_soon, exitpriority=_FIRST)
@@ -228,8 +234,7 @@ def serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_AT_DEATH, signal.SIGKILL)
+    signal_at_death_of_parent(signal.SIGKILL)
     parent, function, arguments = pickle.loads(sys.stdin.buffer.read())
     if os.getppid() != parent:
         return  # it died before

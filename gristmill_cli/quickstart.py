@@ -144,7 +144,9 @@ def _check(trainer_options: Sequence[str]) -> None:
 def _train(options: Sequence[str]) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gristmill_cli.train"]
-    process = subprocess.Popen([sys.executable, *launcher, *options], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # at Ctrl-C torchrun would kill a trainer that saves for longer than half a minute
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", **os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, *launcher, *options], env=environment)
     # The trainer saves a checkpoint at SIGINT: pass it on and wait. After Ctrl-C it arrives twice, and once counts.
     previous = signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number))
     try:

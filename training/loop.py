@@ -52,14 +52,17 @@ def train_as_planned(
             saving = stopping or last or (due and not trainer.skipped)  # or a diverged model would replace good ones
             if evaluating or saving or _is_due(step, config.metrics.log_every):
                 trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
+            if stopping and not last:  # before an evaluation, which may take longer than the launcher waits
+                trainer.save(step)
+                trainer.checkpoints.wait()
             if evaluating:
                 trainer.evaluate(step)
-            if saving:
-                trainer.save(step)
-                due = False
             if stopping and not last:
                 trainer.finish_early(step)
                 sys.exit(128 + trainer.world.all_reduce_max(stop.received))
+            if saving:
+                trainer.save(step)
+                due = False
         return trainer.finish()
 
 

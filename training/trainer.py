@@ -23,6 +23,7 @@ from training.data.batches import PrefetchLoader
 from training.data.mix import MixPlace
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
+from training.distributed.launchers import describe_short_stop
 from training.distributed.process_group import main_only
 from training.distributed.stop_signals import StopSignals
 from training.features import build_plugins
@@ -100,6 +101,7 @@ class Trainer:
         )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
         self.steps_done = 0
+        self._warned = False
         self.unreported = list[StepMetrics]()
         self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
         self.stop_signals = StopSignals()  # those of the loop that calls `step`
@@ -249,6 +251,9 @@ class Trainer:
         speed = self.meter.measure(len(self.unreported), tokens)
         self.reporter.log_steps(self.unreported, self.config.optim.steps, speed, self.plugins.log_records())
         self.unreported.clear()
+        if not self._warned and (warning := describe_short_stop(speed.step_seconds)):
+            self._warned = True
+            self.reporter.say(warning)
         self.meter.restart()
 
     def evaluate(self, step: int) -> None:
@@ -308,8 +313,7 @@ class Trainer:
         return summary
 
     def finish_early(self, step: int) -> None:
-        """Wait for the checkpoint of `step`, after a stop signal."""
-        self.checkpoints.wait()
+        """Say that the run has stopped, after the checkpoint of `step`."""
         self.reporter.say(f"stopped after step {step}; run the same command to resume")
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from gristmill.config import load_config
 from gristmill.errors import GristmillError
 from gristmill.processes import discard_output
-from training.distributed.launchers import adopt_launcher
+from training.distributed.launchers import adopt_launcher, stop_with_launcher
 
 Config = TypeVar("Config")
 
@@ -22,6 +22,7 @@ Config = TypeVar("Config")
 def read_options(cls: type[Config], argv: Sequence[str] | None, prog: str) -> Config:
     """Build `cls` from the arguments, those of this process by default. Rank 0 alone prints help and notes."""
     adopt_launcher()
+    stop_with_launcher()
     # torch.distributed.launch passes --local-rank=N as well as setting LOCAL_RANK, which is what we read
     given = sys.argv[1:] if argv is None else argv
     arguments = [word for word in given if not word.startswith(("--local-rank=", "--local_rank="))]

@@ -1,11 +1,16 @@
-"""Ranks of launchers other than torchrun: what Slurm's srun and mpirun of Open MPI and MPICH say, as torchrun does."""
+"""Launchers: ranks as Slurm's srun and mpirun of Open MPI and MPICH say them, and the end of torchrun."""
 
+import math
 import os
 import re
+import signal
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import psutil
 
 from gristmill.errors import UsageError, require
+from gristmill.processes import signal_at_death_of_parent
 
 _PORT = 29_400  # the first of 1,000
 _OPEN_MPI = {
@@ -16,6 +21,8 @@ _MPICH = {  # Hydra's, of MPICH and Intel MPI
     "RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE",
     "LOCAL_RANK": "MPI_LOCALRANKID", "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
 }  # fmt: skip
+_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"  # which it sets
+_SHUTDOWN = re.compile(r"--shutdown[-_]timeout(?:=(\d+))?")
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 
 
@@ -31,6 +38,43 @@ def adopt_launcher(environ: MutableMapping[str, str] = os.environ) -> None:
     if int(found.get("WORLD_SIZE", 1)) > 1:
         for name, value in found.items():
             environ.setdefault(name, value)
+
+
+def stop_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Let this process stop, as at SIGTERM, when the torchrun that started it is killed: nobody would end it then."""
+    if _BY_TORCHRUN in environ:
+        signal_at_death_of_parent(signal.SIGTERM)
+
+
+def describe_short_stop(step_seconds: float, environ: Mapping[str, str] = os.environ) -> str:
+    """Say that torchrun kills its processes before a step of this length ends and is saved; nothing if it waits."""
+    if _BY_TORCHRUN not in environ:
+        return ""
+    try:
+        command = psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:  # it has ended
+        return ""
+    limit = shutdown_timeout(command, environ)
+    if 2 * step_seconds <= limit:
+        return ""
+    return (
+        f"a step takes {step_seconds:.0f} s, and torchrun kills its processes {limit} s after a signal, perhaps before "
+        f"they have saved a checkpoint; try torchrun --shutdown-timeout {max(120, 60 * math.ceil(step_seconds / 15))}"
+    )
+
+
+def shutdown_timeout(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Return for how many seconds torchrun, of this command, waits after a signal until it kills its processes.
+
+    >>> shutdown_timeout(["torchrun", "--shutdown-timeout", "90", "x.py"], {}), shutdown_timeout(["torchrun"], {})
+    (90, 30)
+    """
+    for word, following in zip(command, [*command, ""][1:], strict=True):
+        match = _SHUTDOWN.fullmatch(word)
+        value = match and (match[1] or following)
+        if value and value.isdigit():
+            return int(value)
+    return int(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
 
 
 def _of_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:

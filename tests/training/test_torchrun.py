@@ -1,0 +1,159 @@
+"""Stops under torchrun: exit codes, ranks of a killed launcher, nodes that come and go, and what comes first."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.kill_training import metric_values, steps_done
+from tests.patience import patience
+from tests.training.conftest import REPOSITORY, small_run
+from tests.training.test_cluster import free_port
+from training.checkpoint.checkpoint_config import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed import launchers
+from training.loop import train_as_planned
+from training.run_plan import RunPlan
+from training.trainer import Trainer
+
+OURS = [sys.executable, "-m", "gristmill_cli", "torchrun"]
+OFTEN = "--metrics.log_every 1 --metrics.tensorboard false --eval.sample_tokens 0 --optim.warmup_steps 2"
+LONG = ["--optim.steps", "100000", "--checkpoint.every", "1000", "--checkpoint.keep", "2"]
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for a condition, as long as the process runs."""
+    deadline = time.monotonic() + patience(120)
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def running(command: list[str], corpus: Path, out_dir: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A launcher that trains into `out_dir` and logs next to it; it and its ranks end with the block."""
+    trainer = ["-m", "gristmill_cli.train", *small_run(corpus), "--out_dir", str(out_dir), *OFTEN.split(), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    with out_dir.with_suffix(".log").open("a") as log:
+        process = subprocess.Popen([*command, *trainer], env=environment, text=True, stdout=log, stderr=log)
+    children: list[psutil.Process] = []
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.wait()
+        for child in children:
+            child.kill()
+
+
+def checkpoints(out_dir: Path) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in out_dir.glob("checkpoints/step-*[0-9]"))
+
+
+def test_a_stop_and_a_user_s_error_have_their_own_exit_codes(corpus: Path, tmp_path: Path) -> None:
+    command = [*OURS, "--standalone", "--nproc_per_node=2"]
+    with running(command, corpus, out_dir := tmp_path / "run", *LONG) as launcher:
+        wait_until(lambda: steps_done(out_dir) >= 3, launcher)
+        launcher.terminate()
+        assert launcher.wait(patience(60)) == 143
+    assert checkpoints(out_dir) == [steps_done(out_dir)]
+    said = (tmp_path / "run.log").read_text()
+    assert said.splitlines()[-1] == "torchrun: stopped by SIGTERM" and "Traceback" not in said
+    with running(command, corpus, tmp_path / "wrong", "--data.batch_size", "3") as launcher:
+        assert launcher.wait(patience(60)) == 2
+    assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in (tmp_path / "wrong.log").read_text()
+
+
+def test_ranks_of_a_killed_launcher_stop_with_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    with running(command, corpus, out_dir := tmp_path / "run", *LONG) as launcher:
+        wait_until(lambda: steps_done(out_dir) >= 3, launcher)
+        ranks = psutil.Process(launcher.pid).children()
+        launcher.kill()
+        gone, alive = psutil.wait_procs(ranks, patience(60))
+        for process in alive:
+            process.kill()
+    assert len(gone) == 2 and not alive
+    assert checkpoints(out_dir) == [steps_done(out_dir)]
+
+
+@pytest.mark.thorough
+def test_a_node_joins_and_is_lost(
+    corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None]
+) -> None:
+    """Each time all ranks stop with a checkpoint and go on with the nodes that are there, to the losses of one run."""
+    options = [*LONG, "--precision", "fp64", "--optim.schedule", "constant"]
+    out_dir = tmp_path / "run"
+    log = tmp_path / "run.log"
+    rendezvous = [f"--rdzv_endpoint=localhost:{free_port()}", "--rdzv_id=run1", "--rdzv_conf=last_call_timeout=2"]
+    command = [*OURS, "--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv_backend=c10d", *rendezvous]
+    with running(command, corpus, out_dir, *options) as first:
+        wait_until(lambda: steps_done(out_dir) >= 3, first)
+        with running(command, corpus, out_dir, *options) as second:
+            wait_until(lambda: log.read_text().count("resuming from") == 1, first)
+            at = steps_done(out_dir)
+            wait_until(lambda: steps_done(out_dir) > at + 3, first)
+            second.kill()
+            second.wait()
+        wait_until(lambda: log.read_text().count("resuming from") == 2, first)
+        at = steps_done(out_dir)
+        wait_until(lambda: steps_done(out_dir) > at + 3, first)
+        first.terminate()
+        assert first.wait(patience(120)) == 143
+    said = log.read_text()
+    assert (said.count("1 process ("), said.count("2 processes (")) == (2, 1)
+    steps = str(steps_done(out_dir))
+    whole = [*small_run(corpus), *OFTEN.split(), *options, "--optim.steps", steps]
+    train_in_ranks(1, tmp_path / "whole", whole)
+    losses = [dict(metric_values(folder, "step", "loss")) for folder in (tmp_path / "whole", out_dir)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9) and len(losses[0]) == int(steps)
+
+
+def test_at_a_stop_the_checkpoint_comes_before_the_evaluation(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation may take longer than a launcher waits."""
+    config = replace(config, eval=replace(config.eval, every=4, sample_tokens=0), checkpoint=CheckpointConfig(every=50))
+    evaluated: dict[int, list[int]] = {}
+    evaluate = Trainer.evaluate
+
+    def look(trainer: Trainer, step: int) -> Any:
+        evaluated[step] = checkpoints(config.out_dir)
+        return evaluate(trainer, step)
+
+    monkeypatch.setattr(Trainer, "evaluate", look)
+    begun: list[int] = []
+
+    def on_step() -> None:
+        begun.append(0)
+        if len(begun) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        train_as_planned(RunPlan.of(config), on_step)
+    assert ended.value.code == 143 and evaluated == {4: [], 8: [8]}
+
+
+def test_a_step_that_torchrun_would_not_wait_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command line of the parent, which is torchrun's."""
+    assert launchers.describe_short_stop(100.0, {}) == ""  # no torchrun
+    under = {"TORCHELASTIC_RUN_ID": "1"}
+    said = "a step takes 20 s, and torchrun kills its processes 30 s after a signal, perhaps before they have saved a "
+    assert launchers.describe_short_stop(20.0, under) == said + "checkpoint; try torchrun --shutdown-timeout 120"
+    assert launchers.describe_short_stop(14.0, under) == ""
+    assert launchers.describe_short_stop(20.0, under | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}) == ""
+    command = ["python", "-m", "torch.distributed.run", "--shutdown_timeout=40", "train.py"]
+    monkeypatch.setattr("psutil.Process.cmdline", lambda _: command)
+    assert launchers.describe_short_stop(20.0, under) == ""
+    assert "--shutdown-timeout 480" in launchers.describe_short_stop(110.0, under)
