@@ -94,7 +94,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "train: from token shards to a model": {
         "train": Command("gristmill_cli.train:main", "pre-train a decoder; also torchrun -m gristmill_cli.train"),
-        "torchrun": Command("gristmill_cli.torchrun:main", "torchrun, with exit codes that tell a stop from a failure"),
+        "torchrun": Command("training.distributed.torchrun:main", "torchrun, with exit codes that tell a stop from a failure"),
         "train-async": Command("training.train_async:main", "pre-train with a server and workers"),
         "evaluate": Command("training.evaluate:main", "measure losses of a checkpoint on tokens or text"),
         "lm-eval": Command("training.tasks.harness:main", "lm_eval's own command line, for benchmarks of a checkpoint"),
@@ -105,7 +105,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "look: before, during and after a run": {
         "estimate": Command("gristmill_cli.estimate:main", "estimate core hours, disk and requests of a run"),
         "plan": Command("gristmill_planner.plan:plan", "choose the parallel layout of a run for a cluster"),
-        "status": Command("gristmill_cli.status:status", "show how far a run is, on all machines"),
+        "status": Command("gristmill_cli.status.command:status", "show how far a run is, on all machines"),
         "duplicates": Command("gristmill_cli.documents.duplicates:show_duplicates", "show removed and kept copies"),
         "card": Command("gristmill_cli.data_card:card", "write a dataset card next to the tokens"),
         "push": Command("gristmill_cli.data_card:push", "upload the tokens of a run and their card to the Hub"),

@@ -29,7 +29,7 @@ from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_fun
 from gristmill_cli.run_config import RunConfig, read_options, recorded_options
 from gristmill_cli.run_records import StageRecord
 from gristmill_cli.stages.pipeline import judging_stage
-from gristmill_cli.status import stages_of_run
+from gristmill_cli.status.command import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
 LINES = Path("lines.lines.parquet")

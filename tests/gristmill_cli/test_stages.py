@@ -25,7 +25,7 @@ from gristmill_cli.run_records import plan_table
 from gristmill_cli.stages import pipeline
 from gristmill_cli.stages.pipeline import clean_corpus, plan_stages
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from gristmill_cli.status import stages_of_run
+from gristmill_cli.status.command import stages_of_run
 from tests.gristmill_cli.corpus import write_records
 
 SHOUTING = "in capitals"

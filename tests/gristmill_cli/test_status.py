@@ -22,7 +22,7 @@ from gristmill.engine.executors.task_queue import Failure, Heartbeat, ProcessSta
 from gristmill.errors import InputError
 from gristmill.storage.files import read_file
 from gristmill.storage.lock import Lease, stage_lock
-from gristmill_cli.status import stages_of_run, status
+from gristmill_cli.status.command import stages_of_run, status
 from tests.object_store import BUCKET, object_store
 
 STEP = StepManifest("session", step=2, tasks=3, name="upper: upper")
@@ -126,7 +126,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_training_run_is_told(utc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill_cli.training_status.time.time", lambda: 1795936000.0)
+    monkeypatch.setattr("gristmill_cli.status.training.time.time", lambda: 1795936000.0)
     out = write_training_run(tmp_path / "model", 5, 300)
     head = "step 5 of 300 on node1, 8 processes, 2 starts loss 8.5000, holdout 8.5000, 1,000 tokens/s"
     told_times = "0:04:00 until 2026-11-29 07:04:00, 0.53 device hours"

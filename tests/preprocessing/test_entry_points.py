@@ -105,7 +105,7 @@ def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_every_module_that_is_run_answers_and_says_nothing_beside(helps: dict[str, str]) -> None:
-    assert {"dedup.to_hash", "gristmill_cli.status", "training.train"} < set(helps)
+    assert {"dedup.to_hash", "gristmill_cli.status.command", "training.train"} < set(helps)
     assert all("usage: " in said for said in helps.values())
 
 

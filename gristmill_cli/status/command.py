@@ -27,7 +27,7 @@ from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.run_config import recorded_options
 from gristmill_cli.stages.pipeline import stages_in_run
-from gristmill_cli.training_status import TrainingStatus, training_status
+from gristmill_cli.status.training import TrainingStatus, training_status
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN = "run"

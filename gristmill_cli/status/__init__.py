@@ -1,0 +1,1 @@
+"""How far runs are: of data, stage by stage, and of training."""
