@@ -94,7 +94,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "train: from token shards to a model": {
         "train": Command("gristmill_cli.train:main", "pre-train a decoder; also torchrun -m gristmill_cli.train"),
-        "torchrun": Command("training.distributed.torchrun:main", "torchrun, with exit codes that tell a stop from a failure"),
+        "torchrun": Command("training.distributed.torchrun:main", "torchrun, with exit codes that tell a stop"),
         "train-async": Command("training.train_async:main", "pre-train with a server and workers"),
         "evaluate": Command("training.evaluate:main", "measure losses of a checkpoint on tokens or text"),
         "lm-eval": Command("training.tasks.harness:main", "lm_eval's own command line, for benchmarks of a checkpoint"),

@@ -51,7 +51,3 @@ def exit_code(code: int) -> int:
     (2, 137)
     """
     return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    main()
