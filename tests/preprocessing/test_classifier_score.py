@@ -151,3 +151,23 @@ def test_damaged_weights_are_refused_as_they_are_loaded(tmp_path: Path) -> None:
     step = score_step("edu", ScoreOptions(transformers=str(folder), label="mill"))
     with pytest.raises(UsageError, match="model cannot be loaded by transformers"):
         step.apply(Batch(("the mill",)))
+
+
+def test_one_thread_computes_and_others_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over several threads have another order, and other last digits."""
+    step = score_step("edu", ScoreOptions(transformers=str(save_model(tmp_path / "model", LABELS)), label="mill"))
+    threads = []
+    compute = BertForSequenceClassification.forward
+
+    def noted(*arguments: object, **options: object) -> object:
+        threads.append(torch.get_num_threads())
+        return compute(*arguments, **options)
+
+    monkeypatch.setattr(BertForSequenceClassification, "forward", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        step.apply(Batch(tuple(TEXTS[:5])))
+        assert set(threads) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -46,6 +46,21 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
     assert replacements({"a": np.array([0, 3])}) == {"b": [0]}
 
 
+def test_a_duplicate_stays_in_place_of_a_kept_document_whose_score_is_too_low(tmp_path: Path) -> None:
+    columns = {"file": ["a", "a"], "row": [1, 2], "kept_file": ["a", "a"], "kept_row": [0, 0]}
+    table = tmp_path / "dup.parquet"
+    write_table(table, {name: pa.array(values) for name, values in columns.items()})
+    write_keys(tmp_path / "low.parquet", {"a": np.array([0, 1, 5])})
+    write_keys(tmp_path / "short.pickle", {"a": np.array([5])})
+    outputs = [tmp_path / "a.npz"]
+    short = tmp_path / "short.pickle"
+    given = (table, table, short, (), [("a",)], outputs)
+    value = split_drops(*given, memory=1, low_scores=tmp_path / "low.parquet").value
+    (dropped,) = load_drops(outputs[0], ["a"]).values()
+    assert dropped.reasons(np.arange(7)) == ["low score", "low score", "", "", "", "short", ""]
+    assert value == (3, 1, False)  # three documents, of which one is a duplicate, too
+
+
 def test_a_table_that_does_not_say_what_was_kept_or_says_it_with_other_types(tmp_path: Path) -> None:
     write_keys(tmp_path / "short.pickle", {"a": np.array([0])})
 
