@@ -30,7 +30,7 @@ def own_option_names() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Measure the losses of a checkpoint on token shards or text files."""
+    """Measure the losses of a checkpoint on token shards or text files, and its scores in benchmarks."""
 
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("seq_len", "sequences", "stride", "limit"), Range(0, INT64)),
