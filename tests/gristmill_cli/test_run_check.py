@@ -294,7 +294,7 @@ def test_a_wrong_key_of_the_file_is_refused(folder, tmp_path, capsys, text, want
 def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
     (tmp_path / "run.toml").write_text("[mix\n")
     code, message = refused(folder, "--config", str(tmp_path / "run.toml"), capsys=capsys)
-    assert code == 1 and "invalid TOML" in message
+    assert code == 2 and "invalid TOML" in message
 
 
 def test_a_corpus_given_as_a_file_of_options_is_told_its_option(folder, capsys) -> None:
