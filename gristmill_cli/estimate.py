@@ -325,7 +325,7 @@ def _scale(
         tasks = 1 if stage.is_serial else extent.slices
         cores = slope * text + fixed * (1 if stage.is_done_once else extent.slices / len(large[0].counts.tallies))
         on_disk += more.kept * text / texts[1]
-        requests = stage.requests * extent.slices * stage.share(config)
+        requests = stage.requests * extent.slices
         costs.append(
             StageCost(
                 stage.name, cores, cores / min(config.cores, tasks),
@@ -374,7 +374,8 @@ def explanation(found: Estimate, given: float | None) -> str:
     total = found.total
     of_sample = f"{found.duplicates:.1%} of the sample's documents"
     duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
-        f"{of_sample}. A whole corpus has more, and then costs less after mix; try --duplicates 0.4"
+        f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
+        "less is encoded; try --duplicates 0.4"
     )  # fmt: skip
     return (
         f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "

@@ -26,7 +26,7 @@ class Encode(StageSpec):
     section = "tokenizer"
     reads = Mix.name
     reads_reasons = (WRITTEN, HELD_OUT)
-    requests = 20.0
+    requests = 12.3
     is_after_mix = True
 
     def call(self, run: RunContext) -> Counts:

@@ -20,7 +20,7 @@ class FilterShort(StageSpec):
     output = "filtered.pickle"
     section = "filter"
     keeps = KEPT
-    requests = 4.0
+    requests = 1.1
 
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the short documents."""

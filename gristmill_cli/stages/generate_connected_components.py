@@ -21,7 +21,7 @@ class GenerateConnectedComponents(StageSpec):
     reads = "to_hash"
     reads_reasons = (SIGNED,)
     reads_bytes = False
-    requests = 4.0
+    requests = 4.1
     is_serial = True
 
     def call(self, run: RunContext) -> Counts:

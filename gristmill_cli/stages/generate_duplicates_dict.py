@@ -18,7 +18,7 @@ class GenerateDuplicatesDict(StageSpec):
     reads = "generate_connected_components"
     reads_reasons = (CLUSTERED,)
     reads_bytes = False
-    requests = 7.3
+    requests = 11.2
     is_serial = True
 
     def call(self, run: RunContext) -> Counts:

@@ -14,7 +14,7 @@ class GenerateExactPairs(StageSpec):
     output = "dup/duplicate_pairs_exact.txt"
     section = "dedup"
     added_by = "dedup.exact"
-    requests = 6.0
+    requests = 1.2
 
     def call(self, run: RunContext) -> Counts:
         """Write the pairs of copies."""

@@ -29,7 +29,7 @@ class Mix(StageSpec):
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "gristmill duplicates OUT --source {source}"
-    requests = 11.0
+    requests = 16.3
 
     def call(self, run: RunContext) -> Counts:
         """Write the decisions on all documents."""

@@ -40,7 +40,7 @@ class NormalizeText(StageSpec):
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "OUT/normalized.removed.parquet, *.malformed in OUT/normalized, or the texts in gristmill report OUT"
-    requests = 3.0
+    requests = 5.0
 
     def call(self, run: RunContext) -> Counts:
         """Take the corpus through the steps; note facts, if no later stage writes it anew."""

@@ -17,7 +17,7 @@ class NoteFacts(StageSpec):
     output = "facts"
     section = "dedup"
     keeps = NOTED
-    requests = 5.0
+    requests = 4.0
 
     def call(self, run: RunContext) -> Counts:
         """Note the facts; no text is written."""

@@ -110,7 +110,7 @@ class StageSpec:
             `reads_reasons` (and as many bytes, with `reads_bytes`).
         keeps: The reason under which it must count a document; a run ends otherwise.
         look_at: Where to look if a source loses many documents in it; {source} is the source's name.
-        requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 100,000 slices.
+        requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 10,000 slices.
         is_serial: One process does most of its work.
         is_done_once: Some of its work does not grow with the corpus.
         is_after_mix: It reads no duplicates.
@@ -161,10 +161,6 @@ class StageSpec:
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
         return None
-
-    def share(self, config: RunConfig) -> float:
-        """Return which share of the slices it reads."""
-        return 1.0
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return the name of the stage whose documents it reads; None: counts are not compared."""

@@ -18,7 +18,7 @@ class ToHash(StageSpec):
     name = "to_hash"
     output = "minhash"
     section = "dedup"
-    requests = 5.0
+    requests = 6.0
 
     def call(self, run: RunContext) -> Counts:
         """Write the signature shards, of what the pass signed."""

@@ -78,7 +78,7 @@ class DedupTrain(StageSpec):
     added_by = "keep"
     reads = "pass2"
     keeps = WRITTEN
-    requests = 5.0
+    requests = 2.5
     is_after_mix = True
 
     def call(self, run: RunContext) -> Counts:

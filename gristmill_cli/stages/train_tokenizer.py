@@ -22,7 +22,7 @@ class TrainTokenizer(StageSpec):
     section = "tokenizer"
     left_out_by = "tokenizer.file"
     reads = Mix.name
-    requests = 4.0
+    requests = 5.0
     is_serial = True
     is_done_once = True
     is_after_mix = True
