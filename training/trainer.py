@@ -13,14 +13,13 @@ from gristmill.errors import require
 from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
+from training.checkpoint.data_state import DataState
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_file import CHECKPOINTS
-from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run, sizes_of_earlier_release
+from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
-from training.data.batch_schedule import Sizes
 from training.data.batches import PrefetchLoader
-from training.data.mix import MixPlace
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.launchers import describe_short_stop
@@ -115,24 +114,20 @@ class Trainer:
         source = None
         self.origin = ""
         self.interventions: list[dict[str, Any]] = []
-        sizes: Sizes = ()  # of the batches that the checkpoint has seen
-        read = MixPlace()  # how much of each data set has been read
-        takes_over = False
+        read = DataState()
         if (latest := self.checkpoints.latest()) is not None:
             path, record = latest
             read_shards(self._state(record), path, self.checkpoints.group.process_group)
             self._continue(record, path)
             stored = main_only(lambda: read_run(self.config.out_dir / RUN)) or {}
             self.seen.since = stored.get(COUNTED_FROM, 0)
-            read = record.data.of_run(self.plan.identity)
-            sizes = record.batch_sizes or sizes_of_earlier_release(stored, self.config.data.batch_size)
+            read = DataState.of_checkpoint(record, stored, self.plan.identity)
             self.unigram_loss = record.unigram_loss
             self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         elif self.config.branch_from is not None:
             source = self._branch(self.config.branch_from)
             record = source.record
-            sizes = source.batch_sizes
-            read, takes_over = source.progress(self.plan.identity)
+            read = DataState.of_branch(source, self.plan.identity)
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
         step = record.step if record else 0
@@ -141,13 +136,9 @@ class Trainer:
             f"optim.warmup_from is {self.config.optim.warmup_from}, and this run begins at step 0; try "
             "--optim.warmup_from 0, or --branch_from the checkpoint of that step",
         )
-        self.batches.plan_sizes(self.config.data, sizes, step)
-        skipped = list(record.skipped) if record else []
+        skipped = read.restore(self.batches, self.config.data, self.config.data.skip if source is not None else 0)
         if source is not None:
-            count = self.config.data.skip * self.batches.schedule.size(step)
-            skipped += [(step, count)] * (count > 0)
-            self._intervene(source, count)
-        self.batches.resume(read, step, takes_over, skipped)
+            self._intervene(source, skipped)
         if record is None or record.step < self.config.optim.steps:  # a resumed run may evaluate other sequences
             count = self.holdouts.counts[""]
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)

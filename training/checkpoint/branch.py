@@ -56,6 +56,15 @@ class BranchSource:
                 f"branch_from is {checkpoint}, but there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
+        return cls.of_record(path, record, stored)
+
+    @classmethod
+    def of_record(cls, path: Path, record: CheckpointRecord, stored: dict[str, Any]) -> "BranchSource":
+        """Return the source of a branch from the checkpoint `path`, given its record and its run's run.json.
+
+        Raises InputError for options of an optimizer that run.json cannot have.
+        """
+        run = path.absolute().parents[1] / RUN
         reads = {key: stored.get(key) for key in _READ}
         sizes = record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))]
         earlier = [each for each in stored.get(INTERVENTIONS, []) if each["after_step"] < record.step]

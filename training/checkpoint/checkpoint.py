@@ -222,11 +222,16 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
 
 def find_record(folder: Path) -> CheckpointRecord | None:
     """The record of the checkpoint that `open_checkpoint` would find, unverified; None if none is readable."""
-    if not (folder / RECORD).is_file():
-        inside = folder / "checkpoints"
-        finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
-        folder = next(iter(finished), folder)
-    return read_record(folder)[0]
+    return read_record(find_checkpoint(folder))[0]
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """Return the checkpoint that `open_checkpoint` would find, unverified; `folder` itself if there is none."""
+    if (folder / RECORD).is_file():
+        return folder
+    inside = folder / "checkpoints"
+    finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
+    return next(iter(finished), folder)
 
 
 def recorded_model(folder: Path) -> ModelConfig | None:
