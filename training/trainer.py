@@ -84,7 +84,6 @@ class Trainer:
         )  # fmt: skip
         self.stability = Stability(config.stability, config.precision)
 
-        self.start_record = describe_start(data, world.size, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics, clock)
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.flops_per_token, peak, device)
@@ -143,6 +142,8 @@ class Trainer:
             count = self.holdouts.counts[""]
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
         self.steps_done = self.plugins.after_load(step, record, self.stop_signals)
+        dp = self.plan.layout.dp
+        self.start_record = describe_start(self.config.data, self.world.size, self.world.device, dp, self.steps_done)
         self.model.after_load()
         self.model.all_gather_params()
 

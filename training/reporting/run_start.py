@@ -15,8 +15,11 @@ from training.data.data_config import DataConfig
 _LIBRARIES = ("gristmill", "torch", "numpy")
 
 
-def describe_start(data: DataConfig, processes: int, device: torch.device) -> dict[str, Any]:
-    """Return date, host of rank 0, command, versions, device and folders of data of a start."""
+def describe_start(data: DataConfig, processes: int, device: torch.device, dp: int, steps_done: int) -> dict[str, Any]:
+    """Return date, host of rank 0, command, versions, device and folders of data of a start after `steps_done` steps.
+
+    `dp`: the data-parallel ranks, which read different sequences.
+    """
     folders = {"train": list(data.train_folders), "holdout": [data.holdout]}
     for name, folder in data.holdouts.items():
         folders[f"holdout {name}"] = [folder]
@@ -24,10 +27,13 @@ def describe_start(data: DataConfig, processes: int, device: torch.device) -> di
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "command": shlex.join(sys.orig_argv),
+        "steps_done": steps_done,
         "processes": processes,
+        "dp": dp,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "data": {name: [str(folder.absolute()) for folder in of] for name, of in folders.items()},
+        **({"weights": list(data.weights)} if data.weights else {}),  # run.json has their shares, rounded
     }
 
 
