@@ -2,9 +2,10 @@
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -108,6 +109,35 @@ class Tracer:
             yield from self._by_key(DocKey.parse(document), is_raw=True, is_mixed=True)
         else:
             yield from self._by_key(self._key_of_id(document), is_raw=True, is_mixed=False)
+
+    def keys_in_tokens(self, set_name: str, numbers: Iterable[int]) -> dict[int, DocKey]:
+        """Return the keys in what was mixed of documents of the train set or the holdout, by their numbers there."""
+        return self._token_order().keys_at(set_name, numbers)
+
+    def raw_keys(self, keys: Iterable[DocKey]) -> dict[DocKey, DocKey]:
+        """Return the keys in the raw corpus of documents, given those in what was mixed; without those not noted.
+
+        What a function of the user yields (`apply`) has none.
+        """
+        facts = facts_of_raw_corpus(self.config)
+        if self.config.apply.function or not is_file(facts / INDEX_FILE):
+            return {}
+        mixed_of = {self._before_cleaning(key): key for key in set(keys)}
+        rows_of = dict[str, list[int]]()
+        for key in mixed_of:
+            rows_of.setdefault(key.file, []).append(key.row)
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        found = dict[DocKey, DocKey]()
+        for file in files:
+            for name in {part.file for part in file.slices} & rows_of.keys():
+                with local_copies([facts / file.path]) as (copy,):
+                    rows = _select(copy, ["raw_file", "raw_row", "row"], {"file": name}, {"row": rows_of[name]})
+                for row in rows:
+                    mixed = mixed_of.get(DocKey(name, row["row"]))
+                    if mixed is not None:
+                        found[mixed] = DocKey(row["raw_file"], row["raw_row"])
+        return found
 
     def follow(self, record: RawRecord) -> list[Fate]:
         """Return what became of a record of the raw corpus in each stage that has finished."""
@@ -323,8 +353,13 @@ def _columns_of(key: DocKey) -> dict[str, Any]:
     return {"file": key.file, "row": key.row}
 
 
-def _select(path: Path, columns: list[str] | None, equal: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a table in which columns have these values, a row group at a time."""
+def _select(
+    path: Path, columns: list[str] | None, equal: dict[str, Any], among: Mapping[str, list[int]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Return the rows of a table in which columns have these values, a row group at a time.
+
+    `among`: columns that have one of several values; they are among those that are read.
+    """
     rows = list[dict[str, Any]]()
     with open_table(path, list(equal)) as file:
         for number in range(file.num_row_groups):
@@ -332,5 +367,7 @@ def _select(path: Path, columns: list[str] | None, equal: dict[str, Any]) -> lis
             is_wanted = pa.chunked_array([pa.repeat(pa.scalar(True), table.num_rows)])
             for name, value in equal.items():
                 is_wanted = pc.and_(is_wanted, pc.fill_null(pc.equal(table.column(name), value), False))
+            for name, values in among.items():
+                is_wanted = pc.and_(is_wanted, pc.is_in(table.column(name), pa.array(values)))
             rows += table.filter(is_wanted).to_pylist()
     return rows

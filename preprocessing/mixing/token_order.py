@@ -4,7 +4,7 @@ The order is a function of the seed and the documents' keys, so nothing but deci
 with equal random numbers, one in 2^64 pairs, may change places.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,21 +63,33 @@ class DocumentPlaces:
 
     def key_at(self, place: TokenPlace) -> DocKey:
         """Return the key of the document at a place. Raises UsageError if there are not so many."""
+        return self.keys_at(place.set_name, [place.number])[place.number]
+
+    def keys_at(self, set_name: str, numbers: Iterable[int]) -> dict[int, DocKey]:
+        """Return the keys of documents of a set by their numbers. Raises UsageError if there are not so many."""
         sizes = np.zeros(self._parts, np.int64)
-        for copies in self._copies(place.set_name):
+        for copies in self._copies(set_name):
             sizes += np.bincount(copies.parts, minlength=self._parts)
         ends = np.cumsum(sizes)
-        if not 0 <= place.number < ends[-1]:
-            raise UsageError(f"document {place.number:,} of {place.set_name}: expected one from 0 to {ends[-1] - 1:,}")
-        part = int(np.searchsorted(ends, place.number, side="right"))
-        rank = place.number - int(ends[part] - sizes[part])
-        keys = list[DocKey]()
-        orders = [np.empty(0, np.uint64)]
-        for copies in self._copies(place.set_name):
-            is_in_part = copies.parts == part
-            orders.append(copies.orders[is_in_part])
-            keys += [DocKey(copies.file, row) for row in copies.rows[is_in_part].tolist()]
-        return keys[int(np.argsort(np.concatenate(orders), kind="stable")[rank])]
+        wanted = dict[int, list[int]]()
+        for number in sorted(set(numbers)):
+            if not 0 <= number < ends[-1]:
+                raise UsageError(f"document {number:,} of {set_name}: expected one from 0 to {ends[-1] - 1:,}")
+            wanted.setdefault(int(np.searchsorted(ends, number, side="right")), []).append(number)
+        keys = {part: list[DocKey]() for part in wanted}
+        orders = {part: [np.empty(0, np.uint64)] for part in wanted}
+        for copies in self._copies(set_name):
+            for part in np.intersect1d(copies.parts, list(wanted)).tolist():
+                is_in_part = copies.parts == part
+                orders[part].append(copies.orders[is_in_part])
+                keys[part] += [DocKey(copies.file, row) for row in copies.rows[is_in_part].tolist()]
+        found = dict[int, DocKey]()
+        for part, of_part in wanted.items():
+            order = np.argsort(np.concatenate(orders[part]), kind="stable")
+            before = int(ends[part] - sizes[part])
+            for number in of_part:
+                found[number] = keys[part][int(order[number - before])]
+        return found
 
     def _number_before(self, set_name: str, part: int, order: np.uint64) -> int:
         """Return how many copies in a set are in earlier parts, or before this one in its part."""
