@@ -87,6 +87,11 @@ class Batches:
         ramp = [(size, -(-tokens // config.seq_len)) for size, tokens in config.ramp]
         self.schedule = BatchSchedule.plan(before, step, ramp, self.split.batch_size, self.schedule.epoch)
 
+    @property
+    def first_step(self) -> int:
+        """The first step, from 0, whose batch follows from these data sets: those before it read other data."""
+        return self._began.step
+
     def progress(self, step: int) -> MixPlace:
         """How far the data sets of this run, and of those that it is a branch of, were read before a step."""
         if isinstance(self.order, MixOrder):

@@ -109,6 +109,9 @@ class PackedSequences(DataSet):
             found += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
         return found
 
+    def token_spans(self, index: int) -> list[tuple[int, int]]:
+        return [(start, start + length) for start, length in self._pieces(index)]
+
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         ignored = self.is_ignored[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
         ignored[0] = 1  # nothing precedes it

@@ -87,6 +87,10 @@ class DataSet(Sequences):
         """The documents of all shards."""
 
     @abstractmethod
+    def token_spans(self, index: int) -> list[tuple[int, int]]:
+        """Starts and stops of the tokens of a sequence, in its order, counted over all shards concatenated."""
+
+    @abstractmethod
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         """Starts and stops of the targets of a sequence, counted over all shards concatenated."""
 
@@ -172,6 +176,10 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         if not self.ignores_firsts:
             return len(indices) * self.length
         return sum(stop - start for index in indices for start, stop in self.target_spans(int(index)))
+
+    def token_spans(self, index: int) -> list[tuple[int, int]]:
+        first = index * self.length
+        return [(first, first + self.length + 1)]
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         first = index * self.length + 1  # a target is the token after its input

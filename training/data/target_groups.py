@@ -51,7 +51,7 @@ class TargetGroups:
     def sources_of(self, count: int) -> set[int]:
         """Where in `sources` the sources of the targets of the first `count` sequences are."""
         spans = self._shards.documents.between(1, count * self.data.length + 1)
-        return set(self._sources_of(spans.number[spans.length > 0]).tolist())
+        return set(self.source_numbers(spans.number[spans.length > 0]).tolist())
 
     @property
     def _shards(self) -> DataSet:
@@ -67,11 +67,11 @@ class TargetGroups:
         spans = self._shards.documents.between(start, stop)
         group = np.searchsorted(self.bounds, spans.length, side="right")
         if self.sources:
-            group = group + self._sources_of(spans.number) * self.ranges
+            group = group + self.source_numbers(spans.number) * self.ranges
         return np.repeat(group, spans.overlap(start, stop))
 
-    def _sources_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in `sources` those of documents are, by their numbers in the folder: int64 of the same shape."""
+    def source_numbers(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where in `sources` those of documents are, by their numbers in the folder: int64 of the same shape."""
         found = np.empty_like(numbers)
         documents = self._shards.documents.documents
         shards = np.searchsorted(documents, numbers, side="right") - 1
