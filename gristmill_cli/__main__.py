@@ -112,6 +112,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
         "trace": Command("gristmill_cli.documents.trace:trace", "tell what became of one document, to its tokens"),
+        "rewind": Command("gristmill_cli.documents.rewind:rewind", "show the documents that a training step read"),
         "browse": Command("gristmill_cli.browse.serve:browse", "look at clusters and removed documents in a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),

@@ -1,0 +1,190 @@
+"""Command: the documents that a step of a training run read, in order, and where they came from."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from gristmill.errors import UsageError, require
+from gristmill.wording import count_of
+from gristmill_cli.documents.token_origins import Origin, TokenOrigins
+from training.rewind import DocumentPart, ReadSequence, Rewind
+
+_SHOWN = 100  # characters of a text
+_AROUND = 20  # steps before and after that a step is compared with
+
+
+def rewind(
+    run: Positional[Path],
+    step: int = 0,
+    rank: int | None = None,
+    sequence: int | None = None,
+    token: int | None = None,
+    around: int = 0,
+    tokens: tuple[Path, ...] = (),
+) -> Group:
+    """Show the documents that a training step read, in the order in which they were read, or compare a step.
+
+    The order of the data is a function of the seed and the step, so nothing is recorded while a run trains, and any
+    step can be shown, also of a run that is training now. Changes nothing.
+
+    Which documents were in a step: --step 1200. Only what one rank read, the third sequence of it, or the document at
+    one token: --step 1200 --rank 3 --sequence 2 --token 511. Is a spike of the loss due to the data: --around 1200.
+
+    Args:
+        run: The --out_dir of a training run.
+        step: Step whose documents are shown, as the log counts: from 1.
+        rank: Only sequences that this data-parallel rank read, from 0. With tensor, pipeline or context parallelism
+            several processes are one such rank.
+        sequence: Only this sequence of the step, from 0; with --rank, of those of the rank.
+        token: Only the documents with this token of their sequence, from 0; the last one, seq_len, is only a target.
+        around: Step to compare with the 20 steps before and after it: tokens by source, and lengths of documents.
+        tokens: Folders of the run's token shards, where they are not where the run read them.
+
+    Raises:
+        UsageError: the folder is of no training run, its tokens are not there, or there is no such step.
+    """
+    require((step == 0) != (around == 0), "expected --step N or --around N, one of them; steps count from 1")
+    reader = Rewind(run, tokens)
+    if around:
+        require(rank is sequence is token is None, "--rank, --sequence and --token are for --step, not for --around")
+        return Group(*_compare(reader, around))
+    read = list(choose_sequences(reader, step, rank, sequence))
+    if token is not None:
+        length = reader.owner(step).data.seq_len
+        require(0 <= token <= length, f"--token {token}: expected 0 to {length:,}, a token of a sequence")
+        read = [_only_with(each, token) for each in read]
+    return Group(*_show(reader, step, read, token))
+
+
+def choose_sequences(reader: Rewind, step: int, rank: int | None, sequence: int | None) -> Iterator[ReadSequence]:
+    """Yield the sequences of a step, of one rank, or one of them. Raises UsageError where there is no such one."""
+    read = list(reader.sequences(step))
+    what = f"step {step:,}"
+    if rank is not None:
+        ranks = reader.ranks(step)
+        if ranks is None:
+            raise UsageError(f"--rank {rank}: {reader.run} does not say how many ranks read step {step:,}")
+        require(
+            0 <= rank < ranks, f"--rank {rank}: expected 0 to {ranks - 1}, the data-parallel ranks of step {step:,}"
+        )
+        read = [each for each in read if each.rank == rank]
+        what = f"rank {rank} in step {step:,}"
+    if sequence is not None:
+        last = len(read) - 1
+        require(0 <= sequence <= last, f"--sequence {sequence}: expected 0 to {last:,}, the sequences of {what}")
+        read = read[sequence : sequence + 1]
+    yield from read
+
+
+def _only_with(read: ReadSequence, token: int) -> ReadSequence:
+    """Return a sequence with the document alone that has a token; none if it is padding."""
+    return read._replace(parts=[part for part in read.parts if part.first <= token < part.first + part.tokens])
+
+
+def _show(reader: Rewind, step: int, read: list[ReadSequence], token: int | None) -> Iterator[RenderableType]:
+    """Yield a line on the step, and of each sequence a line and a table of its documents; their texts from a token."""
+    ranks = reader.ranks(step)
+    by_ranks = "" if ranks is None else f", read by {count_of(ranks, 'data-parallel rank')}"
+    size = reader.owner(step).batches.schedule.size(step - 1)
+    length = reader.owner(step).data.seq_len
+    yield Text(f"step {step:,}: {count_of(size, 'sequence')} of {count_of(length, 'token')}{by_ranks}", "bold")
+    if step > reader.steps_done:
+        yield Text(
+            f"not recorded as taken yet (the last is {reader.steps_done:,}): this is what it reads if the run goes on "
+            "with the options of its last start"
+        )
+    folders = {part.folder for each in read for part in each.parts}
+    origins = {folder: TokenOrigins(folder) for folder in sorted(folders)}
+    known = dict[tuple[Path, int], Origin]()
+    for folder, of_folder in origins.items():
+        numbers = {part.in_folder for each in read for part in each.parts if part.folder == folder}
+        for number, origin in of_folder.find(numbers).items():
+            known[folder, number] = origin
+    for each in read:
+        rank = "" if each.rank is None else f", rank {each.rank}"
+        yield Text(f"\nsequence {each.number:,}{rank}: number {each.in_set:,} of {each.folder}", "bold")
+        table = Table(
+            "tokens", "count", "document", "its tokens", "source", "origin and text", box=None, pad_edge=False
+        )
+        for part in each.parts:
+            origin = known.get((part.folder, part.in_folder), Origin())
+            first = part.before if token is None else part.before + token - part.first
+            table.add_row(*_cells(part), _describe(part, origin, origins[part.folder], first))
+        filled = sum(part.tokens for part in each.parts)
+        if token is None and filled <= length:
+            table.add_row(f"{filled}–{length}", f"{length + 1 - filled:,}", "padding")
+        yield table if table.row_count else Text("padding")
+
+
+def _cells(part: DocumentPart) -> list[Text]:
+    cells = [
+        f"{part.first}–{part.first + part.tokens - 1}",
+        f"{part.tokens:,}",
+        f"{part.shard}@{part.in_shard}",
+        f"{part.before:,}–{part.before + part.tokens - 1:,} of {part.length:,}",
+        part.source or "unknown",
+    ]
+    return [Text(cell) for cell in cells]
+
+
+def _describe(part: DocumentPart, origin: Origin, origins: TokenOrigins, first: int) -> Text:
+    """Return key, id and url of a document, how it begins, and how it goes on from its token `first`."""
+    names = [str(origin.key)] if origin.key else []
+    names += [f"id {origin.id}"] if origin.id is not None else []
+    names += [origin.url] if origin.url else []
+    lines = [", ".join(names)] if names else []
+    text = origin.text if origin.text is not None else origins.decode(part.shard, part.in_shard)
+    if text is None:
+        return Text("\n".join([*lines, f"no text: the tokenizer is not in {part.folder}"]))
+    lines.append(_shorten(text))
+    rest = origins.decode(part.shard, part.in_shard, first) if first else None
+    if rest:
+        lines.append(f"from its token {first:,}: {_shorten(rest)}")
+    return Text("\n".join(lines))
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text[: 2 * _SHOWN].split())
+    return line if len(line) <= _SHOWN and len(text) <= 2 * _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def _compare(reader: Rewind, step: int) -> Iterator[RenderableType]:
+    """Yield the tokens of a step by source, and its documents' lengths, beside those of the steps around it."""
+    own = reader.summarize(step)
+    last = min(reader.last_step, max(reader.steps_done, step), step + _AROUND)
+    others = [number for number in range(max(1, step - _AROUND), last + 1) if number != step]
+    require(bool(others), f"--around {step}: {reader.run} has no other step to compare it with")
+    summaries = [reader.summarize(number) for number in others]
+    yield Text(f"step {step:,} beside the mean of {count_of(len(others), 'step')} around it", "bold")
+    table = Table("", f"step {step:,}", "mean around it", box=None, pad_edge=False)
+    losses = [loss for number in others if (loss := reader.losses.get(number)) is not None]
+    if losses or step in reader.losses:
+        loss = reader.losses.get(step)
+        mean_loss = f"{np.mean(losses):.4f}" if losses else "not recorded"
+        table.add_row("loss", "not recorded" if loss is None else f"{loss:.4f}", mean_loss)
+    sums = Counter[str]()
+    for summary in summaries:
+        sums.update(summary.tokens)
+    total = max(1, sum(own.tokens.values()))
+    total_around = max(1, sums.total())
+    for name in sorted(sums.keys() | own.tokens.keys()):
+        count = own.tokens.get(name, 0)
+        mean = sums[name] / len(others)
+        table.add_row(
+            Text(f"tokens of {name}"),
+            f"{count:,} ({count / total:.1%})",
+            f"{mean:,.1f} ({sums[name] / total_around:.1%})",
+        )
+    lengths = [summary.lengths for summary in summaries]
+    table.add_row("documents", f"{len(own.lengths):,}", f"{np.mean([len(each) for each in lengths]):,.1f}")
+    for name, measure in (("median", np.median), ("longest", np.max)):
+        mean_length = np.mean([measure(each) for each in lengths])
+        table.add_row(f"{name} length of a document, in tokens", f"{measure(own.lengths):,.0f}", f"{mean_length:,.1f}")
+    yield table
