@@ -47,7 +47,7 @@ class ChooseByScore(StageSpec):
     output = "low_scores.parquet"
     added_by = "scores"
     keeps = KEPT
-    requests = 4.0
+    requests = 2.1
 
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the documents that go."""

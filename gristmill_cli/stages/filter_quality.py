@@ -31,7 +31,7 @@ class FilterQuality(StageSpec):
     is_in_funnel = True
     keeps = WRITTEN
     look_at = "OUT/quality.removed.parquet, or the texts in gristmill report OUT"
-    requests = 5.0
+    requests = 6.0
 
     def is_in_run(self, options: Mapping[str, Any]) -> bool:
         """Return whether rules judge what a user's function wrote; else they are steps of the first stage."""
