@@ -6,9 +6,6 @@ lm_eval finds no models of other packages by itself; its documentation tells the
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
-
-if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[2])  # fmt: skip
 
 from gristmill.errors import require
 from training.distributed.command_line import exit_on_user_error
@@ -33,7 +30,3 @@ def main(argv: Sequence[str] | None = None) -> None:
 def require_lm_eval(what: str) -> None:
     """Raise UsageError where lm_eval, which `what` needs, is not installed."""
     require(find_spec("lm_eval") is not None, f"{what} needs lm_eval: pip install 'gristmill[eval]'")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 """Runs with compressed gradients: resumed bit for bit, taken over by other numbers of replicas, refused where not."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +42,13 @@ def of_steps(config: TrainConfig, steps: int, out_dir: Path, how: ParallelConfig
     return replace(config, optim=replace(config.optim, steps=steps), out_dir=out_dir, parallel=how)
 
 
-def saved(out_dir: Path) -> dict[str, bytes]:
+def saved(out_dir: Path) -> dict[str, object]:
+    """Return the files of the last checkpoint; of its record all but when and how the run was started."""
     folder = out_dir / "checkpoints/step-00000008"
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    files: dict[str, object] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    record = json.loads((folder / "record.json").read_text())
+    files["record.json"] = {name: value for name, value in record.items() if name not in ("start", "checksum")}
+    return files
 
 
 @pytest.mark.every(2)
