@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.token_shards import MANIFEST, Manifest
 from gristmill.storage.files import is_file
+from gristmill.wording import message_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import find_checkpoint
 from training.checkpoint.data_state import DataState
@@ -25,11 +27,27 @@ from training.checkpoint.run_file import INTERVENTIONS, STARTS
 from training.checkpoint.run_folder import RUN, read_run
 from training.data.batch_schedule import BatchSplit
 from training.data.batches import Batches
-from training.data.data_config import PACKING_VERSION, DataConfig
+from training.data.data_config import PACKING_VERSION, DataConfig, OrderKind
 from training.data.mix import TokenMix
 from training.data.sequences import DataSet, TokenSequences
 from training.data.target_groups import TargetGroups
 from training.reporting.metrics_file import METRICS, read_metrics
+
+
+class _Recorded(
+    msgspec.Struct,
+    rename={"train": "data.train", "seq_len": "data.seq_len", "batch_size": "data.batch_size", "order": "data.order"},
+):
+    """What a run.json must have for its steps to be known, and of which kinds."""
+
+    train: str | list[str]
+    seq_len: Annotated[int, msgspec.Meta(gt=0)]
+    batch_size: Annotated[int, msgspec.Meta(gt=0)]
+    order: OrderKind
+    seed: int
+    starts: list[dict[str, Any]] = []
+    interventions: list[dict[str, Any]] = []
+    began_from: dict[str, str] = {}
 
 
 class DocumentPart(NamedTuple):
@@ -326,4 +344,8 @@ def _read_options(run: Path) -> dict[str, Any]:
         )
     stored = read_run(run / RUN)
     assert stored is not None, f"{run / RUN} was read a moment ago"
+    try:
+        msgspec.convert(stored, _Recorded)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{run / RUN} is damaged: {message_of(error)}; restore it from a copy") from error
     return stored

@@ -106,6 +106,8 @@ def _show(reader: Rewind, step: int, read: list[ReadSequence], token: int | None
         numbers = {part.in_folder for each in read for part in each.parts if part.folder == folder}
         for number, origin in of_folder.find(numbers).items():
             known[folder, number] = origin
+        if of_folder.fault:
+            yield Text(f"without keys of the corpus: {of_folder.fault}")
     for each in read:
         rank = "" if each.rank is None else f", rank {each.rank}"
         yield Text(f"\nsequence {each.number:,}{rank}: number {each.in_set:,} of {each.folder}", "bold")

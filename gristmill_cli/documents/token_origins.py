@@ -9,7 +9,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from gristmill.counts import HELD_OUT
-from gristmill.errors import InputError
+from gristmill.errors import GristmillError, InputError
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.token_shards import Manifest, TokenShard
 from gristmill.io.tokenizer_file import open_tokenizer
@@ -45,6 +45,7 @@ class TokenOrigins:
         self._open_shard = cache(lambda name: TokenShard(folder / name))
         tokenizer = find_tokenizer(self.manifest.tokenizer, [folder])
         self._tokenizer = open_tokenizer(tokenizer) if tokenizer else None
+        self.fault = ""
         self.set_name = resolved(folder).name
         self._tracer = self._open_run()
 
@@ -62,11 +63,18 @@ class TokenOrigins:
             ) from error
 
     def find(self, numbers: Iterable[int]) -> dict[int, Origin]:
-        """Return the origins of documents by their numbers in the folder; none of those that no data run knows."""
+        """Return the origins of documents by their numbers in the folder; none of those that no data run knows.
+
+        None, and a `fault`, where records of the data run are missing or damaged.
+        """
         if self._tracer is None:
             return {}
-        mixed = self._tracer.keys_in_tokens(self.set_name, numbers)
-        raw = self._tracer.raw_keys(mixed.values())
+        try:
+            mixed = self._tracer.keys_in_tokens(self.set_name, numbers)
+            raw = self._tracer.raw_keys(mixed.values())
+        except GristmillError as error:
+            self.fault = str(error)
+            return {}
         config = self._tracer.config
         documents = some_documents(clean_corpus(config), mixed.values(), config.text_column)
         return {number: _origin(raw.get(key, key), documents.get(key)) for number, key in mixed.items()}

@@ -170,6 +170,19 @@ def test_texts_are_decoded_where_no_data_run_is_known(
     assert foreign.returncode == 0  # what the run read is still where it was
 
 
+def test_without_the_records_of_the_mix_texts_are_decoded(data: RunConfig, model: tuple[Path, Read]) -> None:
+    (data.out / "mix").rename(data.out / "gone")
+    try:
+        done = command(model[0], "--step", 3)
+    finally:
+        (data.out / "gone").rename(data.out / "mix")
+    assert done.returncode == 0, done.stderr
+    assert "without keys of the corpus: " in done.stdout and "jsonl" not in done.stdout
+    part = next(part for each in Rewind(model[0]).sequences(3) for part in each.parts if part.before == 0)
+    text = TokenOrigins(part.folder).decode(part.shard, part.in_shard)
+    assert text is not None and text[:40] in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -263,6 +263,16 @@ def test_folders_that_are_no_training_run(finished: Path, tmp_path: Path) -> Non
     record.write_text(record.read_text().replace('"step": 2', '"step": 1'))
     with pytest.raises(InputError, match=r"step-00000002 does not say what the run has read \(record.json is damaged"):
         Rewind(finished)
+    stored = json.loads((finished / "run.json").read_text())
+    for change in ({"data.seq_len": "16"}, {"data.train": None}, {"starts": 3}, {"data.order": "sorted"}):
+        (finished / "run.json").write_text(json.dumps(stored | change))
+        with pytest.raises(
+            InputError, match=rf"run.json is damaged: .*`\$.{next(iter(change))}`; restore it from a copy"
+        ):
+            Rewind(finished)
+    (finished / "run.json").write_text('{"steps": 3}')
+    with pytest.raises(InputError, match=r"run.json is damaged: .* missing required field"):
+        Rewind(finished)
     (finished / "run.json").write_text("[]")
     with pytest.raises(InputError, match=r"run.json is damaged"):
         Rewind(finished)
