@@ -17,6 +17,8 @@ from tests.training.conftest import write_shards
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.data.batches import PrefetchLoader
+from training.experimental.local_steps.replicas_config import ReplicasConfig
+from training.experimental.parallel_config import ParallelConfig
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import TokenBatch
 from training.reporting.metrics_file import METRICS
@@ -38,31 +40,32 @@ class Row(NamedTuple):
 Read = dict[tuple[int, int], list[Row]]  # by step, from 1, and rank
 
 
-def train_and_record(config: TrainConfig) -> dict[int, list[Row]]:
-    """Train, and return the rows of every step's batch, by the step; those of a step that is read again replace it."""
-    rows: dict[int, list[Row]] = {}
+def train_and_record(config: TrainConfig) -> Read:
+    """Train, and return the rows of every step's batch; those of a step that is read again replace it."""
+    read: Read = {}
     load = PrefetchLoader.batch
 
     def batch(loader: PrefetchLoader, step: int) -> TokenBatch:
         loaded = load(loader, step)
         ids = loaded.ids.numpy().copy()
         padding = np.zeros_like(ids, bool) if loaded.padding is None else loaded.padding.numpy()
-        rows[step + 1] = [Row(*each) for each in zip(ids, padding, loaded.targets[:, -1].tolist(), strict=True)]
+        rank = loader.batches.dp_rank // loader.batches.runs
+        read[step + 1, rank] = [Row(*each) for each in zip(ids, padding, loaded.targets[:, -1].tolist(), strict=True)]
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrefetchLoader, "batch", batch)
         train(config)
-    return rows
+    return read
 
 
 @pytest.fixture
 def read(run_ranks: Ranks) -> Callable[..., Read]:
-    """`read(config, ranks)`: train in so many ranks, and return what each read in each step."""
+    """`read(config, processes)`: train in so many, and return what each data-parallel rank read in each step."""
 
-    def run(config: TrainConfig, ranks: int = 1) -> Read:
-        results = run_ranks(ranks, train_and_record, config)
-        return {(step, rank): rows for rank, of_rank in enumerate(results) for step, rows in of_rank.items()}
+    def run(config: TrainConfig, processes: int = 1) -> Read:
+        results: list[Read] = run_ranks(processes, train_and_record, config)
+        return {key: rows for of_process in results for key, rows in of_process.items()}
 
     return run
 
@@ -151,6 +154,26 @@ def test_the_documents_named_are_those_that_each_rank_read(
         data = {**data, "train": tuple(tmp_path / letter for letter in data["train"])}
     config = replace(base, data=replace(base.data, **data))
     check(config.out_dir, read(config, 2))
+
+
+@pytest.mark.parametrize(
+    ("processes", "ranks", "options"),
+    [
+        (4, 2, {"parallel": ParallelConfig(tp=2)}),
+        (4, 2, {"parallel": ParallelConfig(pp=2, micro_batches=2)}),
+        (2, 1, {"parallel": ParallelConfig(cp=2)}),
+        (2, 2, {"parallel": ParallelConfig(local_steps=2)}),
+        (2, 2, {"replicas": ReplicasConfig(Path("meeting"), count=2, number=1, local_steps=2, deadline=0.5)}),
+    ],
+    ids=str,
+)
+def test_ranks_are_those_that_read_different_sequences(
+    base: TrainConfig, tmp_path: Path, read: Callable[..., Read], processes: int, ranks: int, options: dict[str, Any]
+) -> None:
+    if "replicas" in options:
+        options = {"replicas": replace(options["replicas"], folder=tmp_path / "meeting")}
+    reader = check(base.out_dir, read(until(replace(base, **options), 4, 8), processes))
+    assert reader.ranks(3) == ranks
 
 
 def test_a_run_resumed_with_other_batches_and_ranks(base: TrainConfig, read: Callable[..., Read]) -> None:
@@ -284,3 +307,21 @@ def test_a_run_that_has_not_come_so_far(finished: Path) -> None:
     (finished / METRICS).unlink()
     reader = Rewind(finished)
     assert reader.steps_done == 2 and len(list(reader.sequences(9))) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parallel.parts": 2}, "was trained by a server and workers"),
+        (
+            {"data.packing": "best-fit", "data.packing_version": 1},
+            "best-fit packing in its version 1, and this release",
+        ),
+    ],
+    ids=str,
+)
+def test_runs_whose_steps_are_not_known_are_refused(finished: Path, change: dict[str, Any], said: str) -> None:
+    stored = json.loads((finished / "run.json").read_text())
+    (finished / "run.json").write_text(json.dumps(stored | change))
+    with pytest.raises(UsageError, match=said):
+        Rewind(finished)
