@@ -105,6 +105,7 @@ class Rewind:
         """
         self.run = run
         self._given = folders
+        self._is_asked_for = checkpoint is None
         self.stored = _read_options(run)
         self._checkpoint = find_checkpoint(run) if checkpoint is None else checkpoint
         self._record = self._read_checkpoint()
@@ -248,7 +249,15 @@ class Rewind:
         folder_of = {}
         for folder in [*recorded, *self._given]:
             if folder in self._given or is_file(folder / MANIFEST):
-                folder_of[Manifest.load(folder).fingerprint] = folder
+                fingerprint = Manifest.load(folder).fingerprint
+                folder_of[fingerprint] = folder
+                is_foreign = folder in self._given and fingerprint not in fingerprints
+                # the run that a branch left may have read other tokens
+                if is_foreign and self._branch_path is None and self._is_asked_for:
+                    raise UsageError(
+                        f"--tokens {folder}: expected the token shards that {self.run} was trained on, got others; try "
+                        "another folder, or leave it out"
+                    )
         for number, fingerprint in enumerate(fingerprints):
             if fingerprint not in folder_of:
                 expected = recorded[number] if number < len(recorded) else f"shards of fingerprint {fingerprint}"

@@ -167,7 +167,8 @@ def test_texts_are_decoded_where_no_data_run_is_known(
     (origin,) = TokenOrigins(data.out / "tokens/train").find([part.in_folder]).values()
     assert origin.text is not None and origin.text[:40] in moved.stdout and str(origin.key) not in moved.stdout
     foreign = command(folder, "--step", 3, "--tokens", data.out / "tokens/holdout")
-    assert foreign.returncode == 0  # what the run read is still where it was
+    assert foreign.returncode == 2 and foreign.stderr.count("\n") == 1
+    assert "tokens/holdout: expected the token shards that" in foreign.stderr
 
 
 def test_without_the_records_of_the_mix_texts_are_decoded(data: RunConfig, model: tuple[Path, Read]) -> None:

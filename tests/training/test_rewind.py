@@ -230,7 +230,7 @@ def test_tokens_that_moved_are_known_by_their_shards(
         UsageError, match=r"trained on \(.*/a\) are not in .*/a: expected a folder with the same shards"
     ):
         Rewind(base.out_dir)
-    with pytest.raises(UsageError, match=r"are not in .*/b: .*try --tokens FOLDER"):
+    with pytest.raises(UsageError, match=r"--tokens .*/b: expected the token shards that .*run was trained on"):
         Rewind(base.out_dir, [tmp_path / "b"])
 
 
