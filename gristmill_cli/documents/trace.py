@@ -30,7 +30,7 @@ from gristmill_cli.report.records import LINES, SPANS, is_data_run, load_options
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, read_options
 from gristmill_cli.run_records import load_record
-from gristmill_cli.stages.mix import Mix
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
@@ -231,7 +231,7 @@ class Tracer:
             yield Fate("generate_duplicates_dict", self._similarity(key))
         row = self._decision(key)
         if row:
-            yield Fate(Mix.name, _describe_decision(row))
+            yield Fate(DecideMix.name, _describe_decision(row))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
             places = self._token_order().places_of(key)
             yield Fate("encode", "; ".join(map(self._shard_of, places)))
@@ -268,8 +268,8 @@ class Tracer:
         return f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
 
     def _decision(self, key: DocKey) -> dict[str, Any] | None:
-        folder = Mix().path(self.config)
-        if not load_record(self.out, Mix.name):
+        folder = DecideMix().path(self.config)
+        if not load_record(self.out, DecideMix.name):
             return None
         for file in MixManifest.load(folder).files:
             if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
@@ -279,7 +279,7 @@ class Tracer:
         return None
 
     def _token_order(self) -> DocumentPlaces:
-        return DocumentPlaces(Mix().path(self.config), read_order(self.out / "tokens").parts)
+        return DocumentPlaces(DecideMix().path(self.config), read_order(self.out / "tokens").parts)
 
     def _shard_of(self, place: TokenPlace) -> str:
         number = place.number

@@ -11,7 +11,7 @@ from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.amounts import differing_amount
-from gristmill_cli.stages.mix import Mix
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.odd_files import odd_token_sizes
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
@@ -24,7 +24,7 @@ class Encode(StageSpec):
     name = "encode"
     output = "tokens"
     section = "tokenizer"
-    reads = Mix.name
+    reads = DecideMix.name
     reads_reasons = (WRITTEN, HELD_OUT)
     requests = 12.3
     is_after_mix = True
@@ -35,7 +35,7 @@ class Encode(StageSpec):
         spec = config.tokenizer
         return encode(
             run.corpus,
-            Mix().path(config),
+            DecideMix().path(config),
             _model(config),
             self.path(config),
             run.options,

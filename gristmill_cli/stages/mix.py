@@ -19,7 +19,7 @@ from preprocessing.mixing.split import check_holdout
 _SHOWN_DIGITS = 12  # of the SHA-256 of a keep list
 
 
-class Mix(StageSpec):
+class DecideMix(StageSpec):
     """Drop short documents and duplicates, weigh the sources, and hold documents out, all without a text."""
 
     name = "mix"

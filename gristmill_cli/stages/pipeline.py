@@ -16,7 +16,7 @@ from gristmill_cli.stages.filter_quality import FilterQuality
 from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
 from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
-from gristmill_cli.stages.mix import Mix
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.normalize_text import NormalizeText, own_facts
 from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.remove_lines import RemoveLines
@@ -38,7 +38,7 @@ STAGES: tuple[StageSpec, ...] = (
     ToHash(),
     GenerateConnectedComponents(),
     GenerateDuplicatesDict(),
-    Mix(),
+    DecideMix(),
     Pass1(),
     Pass2(),
     DedupTrain(),

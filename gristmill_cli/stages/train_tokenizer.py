@@ -7,7 +7,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
 from gristmill_cli.run_config import RunConfig, Tokenizer
-from gristmill_cli.stages.mix import Mix
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.spec import RunContext, StageSpec, given_options
 from preprocessing.train_tokenizer import check_options, model_name, special_tokens, train_tokenizer
 
@@ -21,7 +21,7 @@ class TrainTokenizer(StageSpec):
     output = "tokenizer"
     section = "tokenizer"
     left_out_by = "tokenizer.file"
-    reads = Mix.name
+    reads = DecideMix.name
     requests = 5.0
     is_serial = True
     is_done_once = True
@@ -41,7 +41,7 @@ class TrainTokenizer(StageSpec):
             config.tokenizer_seed,
             text_column=config.text_column,
             options=run.options,
-            mix_dir=Mix().path(config),
+            mix_dir=DecideMix().path(config),
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:
