@@ -145,7 +145,7 @@ def _generate(config: GenerateConfig) -> None:
         ranks = config.parallel
         layout = ParallelConfig(tp=ranks.tp, pp=ranks.pp, ep=ranks.ep)
         model = open_language_model(config.model, device, layout, config.precision, config.ema, config.tokenizer)
-        writer = _Writer(config, model)
+        writer = _TextPrinter(config, model)
         while batch := first or main_only(lambda: list(islice(prompts, size))):
             writer.write(batch)
             first = []
@@ -208,7 +208,7 @@ def _prompt_of_record(path: Path, number: int, line: str) -> str:
     return prompt
 
 
-class _Writer:
+class _TextPrinter:
     """Writes texts as they come: the first one that has not ended token by token, those after it when it has."""
 
     def __init__(self, config: GenerateConfig, model: "LanguageModel") -> None:
