@@ -44,10 +44,9 @@ _INERT: dict[str, tuple[Any, ...] | None] = {
     "model_max_length": None, "rope_interleaved": (False,), "auto_map": ({},), "quantization_config": ({},),
     "use_mrope": (False,), "_model_name_or_path": None,
 }  # fmt: skip
-# without effect on an exported model: a bias of the choice has no place among the tensors of a family
-# families that a refusal names
-_NEAREST = 3
+_NEAREST = 3  # families that a refusal names
 _OTHER_SIZES = "other sizes"
+# without effect on an exported model: a bias of the choice has no place among the tensors of a family
 _NOT_COMPARED = {"preset", "dropout", "balance", "balance_loss", "balance_rate", "router_z_loss", "capacity_factor"}
 
 
