@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -13,7 +14,9 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError, require
 from gristmill.wording import count_of
 from gristmill_cli.documents.token_origins import Origin, TokenOrigins
-from training.rewind import DocumentPart, ReadSequence, Rewind
+
+if TYPE_CHECKING:  # torch takes a second to import
+    from training.rewind import DocumentPart, ReadSequence, Rewind
 
 _SHOWN = 100  # characters of a text
 _AROUND = 20  # steps before and after that a step is compared with
@@ -50,6 +53,8 @@ def rewind(
         UsageError: the folder is of no training run, its tokens are not there, or there is no such step.
     """
     require((step == 0) != (around == 0), "expected --step N or --around N, one of them; steps count from 1")
+    from training.rewind import Rewind  # here, as it imports torch
+
     reader = Rewind(run, tokens)
     if around:
         require(rank is sequence is token is None, "--rank, --sequence and --token are for --step, not for --around")
@@ -62,7 +67,7 @@ def rewind(
     return Group(*_show(reader, step, read, token))
 
 
-def choose_sequences(reader: Rewind, step: int, rank: int | None, sequence: int | None) -> Iterator[ReadSequence]:
+def choose_sequences(reader: "Rewind", step: int, rank: int | None, sequence: int | None) -> Iterator["ReadSequence"]:
     """Yield the sequences of a step, of one rank, or one of them. Raises UsageError where there is no such one."""
     read = list(reader.sequences(step))
     what = f"step {step:,}"
@@ -82,12 +87,12 @@ def choose_sequences(reader: Rewind, step: int, rank: int | None, sequence: int 
     yield from read
 
 
-def _only_with(read: ReadSequence, token: int) -> ReadSequence:
+def _only_with(read: "ReadSequence", token: int) -> "ReadSequence":
     """Return a sequence with the document alone that has a token; none if it is padding."""
     return read._replace(parts=[part for part in read.parts if part.first <= token < part.first + part.tokens])
 
 
-def _show(reader: Rewind, step: int, read: list[ReadSequence], token: int | None) -> Iterator[RenderableType]:
+def _show(reader: "Rewind", step: int, read: "list[ReadSequence]", token: int | None) -> Iterator[RenderableType]:
     """Yield a line on the step, and of each sequence a line and a table of its documents; their texts from a token."""
     ranks = reader.ranks(step)
     by_ranks = "" if ranks is None else f", read by {count_of(ranks, 'data-parallel rank')}"
@@ -124,7 +129,7 @@ def _show(reader: Rewind, step: int, read: list[ReadSequence], token: int | None
         yield table if table.row_count else Text("padding")
 
 
-def _cells(part: DocumentPart) -> list[Text]:
+def _cells(part: "DocumentPart") -> list[Text]:
     cells = [
         f"{part.first}–{part.first + part.tokens - 1}",
         f"{part.tokens:,}",
@@ -135,7 +140,7 @@ def _cells(part: DocumentPart) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _describe(part: DocumentPart, origin: Origin, origins: TokenOrigins, first: int) -> Text:
+def _describe(part: "DocumentPart", origin: Origin, origins: TokenOrigins, first: int) -> Text:
     """Return key, id and url of a document, how it begins, and how it goes on from its token `first`."""
     names = [str(origin.key)] if origin.key else []
     names += [f"id {origin.id}"] if origin.id is not None else []
@@ -157,7 +162,7 @@ def _shorten(text: str) -> str:
     return line if len(line) <= _SHOWN and len(text) <= 2 * _SHOWN else f"{line[:_SHOWN]}…"
 
 
-def _compare(reader: Rewind, step: int) -> Iterator[RenderableType]:
+def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
     """Yield the tokens of a step by source, and its documents' lengths, beside those of the steps around it."""
     own = reader.summarize(step)
     last = min(reader.last_step, max(reader.steps_done, step), step + _AROUND)

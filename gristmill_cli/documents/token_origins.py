@@ -20,7 +20,6 @@ from gristmill_cli.report.records import is_data_run, load_options
 from gristmill_cli.run_config import read_options
 from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.mixing.token_order import TRAIN
-from training.data.text import find_tokenizer
 
 _DECODED = 100  # tokens of a document that are decoded, to show how it begins
 
@@ -43,6 +42,8 @@ class TokenOrigins:
         self.folder = folder
         self.manifest = Manifest.load(folder)
         self._open_shard = cache(lambda name: TokenShard(folder / name))
+        from training.data.text import find_tokenizer  # here, as it imports torch
+
         tokenizer = find_tokenizer(self.manifest.tokenizer, [folder])
         self._tokenizer = open_tokenizer(tokenizer) if tokenizer else None
         self.fault = ""

@@ -61,13 +61,13 @@ def test_a_function_that_is_edited_before_its_stage_begins_is_recorded_as_it_ran
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = sys.modules["gristmill_cli.stages.normalize_text"]
-    real = module.normalize_text
+    real = module.prepare
 
     def edited(*arguments, **options):
         write_function(tmp_path, 400)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(module, "normalize_text", edited)
+    monkeypatch.setattr(module, "prepare", edited)
     run(replace(config, until="filter"))
     assert planned(config)["apply"].startswith("done")
     write_function(tmp_path, 10)

@@ -55,7 +55,7 @@ def test_windows_and_documents_reach_it() -> None:
         ({"qk_norm": True}, "which needs model.qk_norm false and not true"),
         ({"qkv_bias": True}, "which needs model.qkv_bias false and not true"),
         ({"positions": "learned"}, "which needs model.positions rope and not learned"),
-        ({"residual": "deepnorm"}, "model.residual deepnorm: its initial weights"),
+        ({"residual": "deepnorm"}, "model.residual deepnorm: with latent attention, values would get"),
         ({"v_head_dim": 10}, "model.v_head_dim 10 is above the 9 of model.qk_nope_head_dim and qk_rope_head_dim"),
         ({"qk_rope_head_dim": 3}, "rotary positions need an even number of features per head"),
         ({"rope_mscale_all_dim": 1.0}, "model.rope_mscale_all_dim 1.0 has no effect with model.rope_scaling none"),
