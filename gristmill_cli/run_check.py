@@ -32,7 +32,7 @@ from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
 from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.drops import read_keep_list
 from preprocessing.mixing.sampling import check_seed
-from preprocessing.steps.normalise import Normalise
+from preprocessing.steps.normalise import Normalise, web_libraries
 from preprocessing.steps.user_function import UserFunction
 
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
@@ -56,6 +56,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     if sources is None:
         with _section("normalize"):
             found = scan_inputs(config, config.corpus)
+            web_libraries(file.name for file in found.files)  # raises if they are missing
         _note_texts(found)
         sources = {file.source for file in found.files}
     for stage in STAGES:

@@ -42,6 +42,7 @@ _COMPRESSED = {
     "bz2": re.compile(rb"BZh[1-9]1AY&SY"),
     "xz": re.compile(rb"\xfd7zXZ\0"),
 }
+_PLAIN = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]|WARC/")  # as no compressed stream begins
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # as no compressed stream and no table begins
 _PAGE = "HTML page"
 _STAND_INS = {  # what a file is: how it begins, and what to do
@@ -147,13 +148,13 @@ def compression_in(name: str, first: bytes) -> str:
 
     >>> compression_in("a.jsonl", bytes.fromhex("1f8b08")), compression_in("a.jsonl.gz", b'{"text": 1}')
     ('gz', '')
-    >>> compression_in("a.jsonl.gz", b"rubbish"), compression_in("a.jsonl", b"rubbish")
+    >>> compression_in("a.jsonl.gz", b"rubbish"), compression_in("a.warc.gz", b"WARC/1.0")
     ('gz', '')
     """
     for compression, magic in _COMPRESSED.items():
         if magic.match(first):
             return compression
-    return "" if _JSON.match(first) else compression_of(name)
+    return "" if _PLAIN.match(first) else compression_of(name)
 
 
 def is_compressed(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import HELD_OUT, Counts
+from gristmill.counts import HELD_OUT, SKIPPED, Counts
 from gristmill.engine.executors.staging import local_copies
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import DamagedFile, InputError, UsageError
 from gristmill.io.artefacts import open_table
 from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
 from gristmill.io.facts import FORM_CHARACTERS, INDEX_FILE, read_index
@@ -35,6 +36,7 @@ from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
+from preprocessing.steps.normalise import web_libraries
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
@@ -49,6 +51,7 @@ class RawRecord:
     raw: DocKey
     written: DocKey | None
     outcome: str
+    is_skipped: bool = False  # of a web archive: it is no document, and has the key of the next one
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,8 @@ class Tracer:
             known = {record.raw for record in records}
             mixed = self._raw_records(written, "file", "row")
             records += [record for record in mixed if record.raw not in known]
-        for record in records:
+        documents = [record for record in records if not record.is_skipped]
+        for record in documents or records:
             yield str(record.raw), self.follow(record)
         if not records:
             fates = list(self._after_cleaning(key))
@@ -306,8 +310,10 @@ class Tracer:
         """Return the raw key of the document with this id or url. Raises UsageError unless it is one."""
         keys = list[DocKey]()
         with tempfile.TemporaryDirectory() as folder:
-            for file in scan_inputs(self.config, self.config.corpus).files:
-                with local_copies([file.path]) as (copy,):
+            files = scan_inputs(self.config, self.config.corpus).files
+            web_libraries(file.name for file in files)  # raises if they are missing
+            for file in files:
+                with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
                     (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
                     for document in read_documents(part, Counts({}, []), Rejects(Path(folder) / "malformed")):
                         if wanted in (document.own_id, str(document.value("url"))):
@@ -329,7 +335,8 @@ def _to_record(row: dict[str, Any]) -> RawRecord:
         return RawRecord(raw, key, f"kept as {key}{changed}")
     value = "" if row["value"] is None else f" ({row['value']:.4g})"
     detail = f", {row['detail']}" if row["detail"] else ""
-    return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}")
+    is_skipped = row["reason"].startswith(f"{SKIPPED}: ")
+    return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}", is_skipped)
 
 
 def _describe_loss(rows: list[dict[str, Any]]) -> str:

@@ -5,10 +5,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import sentencepiece
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
 
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
@@ -155,3 +158,23 @@ def test_the_commands_of_the_page(config: RunConfig) -> None:
     done = shell(block, on_one_core=True, OUT=str(config.out.parent))
     assert done.returncode == 0, done.stderr
     assert "book/b.jsonl@12" in done.stdout and "tokens/train/tokens_00000@0" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # warcio leaves temporary files open
+def test_a_page_of_an_archive_is_found_beside_skipped_records_and_a_damaged_file(tmp_path: Path) -> None:
+    """A skipped record has the key of the next page, and is no other fate of it; a damaged file was left out, too."""
+    folder = tmp_path / "corpus" / "web"
+    folder.mkdir(parents=True)
+    with (folder / "a.warc.gz").open("wb") as file:  # not compressed, whatever it is called
+        writer = WARCWriter(file, gzip=False)
+        for status, url in (("301 Moved", "https://a.example/old"), ("200 OK", "https://a.example/new")):
+            headers = StatusAndHeaders(status, [("Content-Type", "text/html")], protocol="HTTP/1.1")
+            page = BytesIO(b"<p>The miller was grinding the grain in the village.</p>")
+            writer.write_record(writer.create_warc_record(url, "response", payload=page, http_headers=headers))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "cut off", "id": "b"}\n' * 9)[:-12])
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, max_malformed=1.0, filter=Filter(0), until="filter"
+    )
+    run(config)
+    ((title, fates),) = Tracer(config).find("https://a.example/new")
+    assert title.startswith("web/a.warc.gz@") and fates[0].outcome.startswith("kept as ")
