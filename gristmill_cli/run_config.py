@@ -49,6 +49,11 @@ def recorded_options(out: Path) -> dict[str, Any]:
         return {}
 
 
+def is_data_run(out: Path) -> bool:
+    """Return whether a folder is of a run of data; a training run has a file of the same name."""
+    return is_file(out / RUN_FILE) and "dedup" in (recorded_options(out) or ("dedup",))
+
+
 @dataclass(frozen=True)
 class Normalize:
     """Section [normalize]: text normalisation."""
@@ -343,3 +348,10 @@ class RunConfig(RunOptions, _Corpus):
 def corpus_folders(config: RunConfig) -> list[Path]:
     """Return the folders that a run reads raw documents from."""
     return [source.folder(config.corpus, name) for name, source in config.sources.items()] or [config.corpus]
+
+
+def load_options(options: dict[str, Any], out: Path) -> RunConfig:
+    """Return the options of a run, as run.json has them. Raises ValueError for those of another version."""
+    return msgspec.convert(
+        {**options, "out": str(out)}, RunConfig, strict=False, dec_hook=lambda kind, text: kind(text)
+    )

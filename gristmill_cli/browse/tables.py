@@ -20,8 +20,8 @@ from gristmill.io.parquet_files import open_parquet
 from gristmill.storage.files import is_file
 from gristmill_cli.documents.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
 from gristmill_cli.documents.removed_texts import removed_documents, removed_table
-from gristmill_cli.report.records import SPANS, is_data_run, load_options
-from gristmill_cli.run_config import read_options
+from gristmill_cli.run_config import is_data_run, load_options, read_options
+from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.pipeline import context_of, find_stage
 
 Row = Mapping[str, Any]

@@ -16,8 +16,7 @@ from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import is_file, resolved
 from gristmill_cli.documents.duplicates import some_documents
 from gristmill_cli.documents.trace import Tracer
-from gristmill_cli.report.records import is_data_run, load_options
-from gristmill_cli.run_config import read_options
+from gristmill_cli.run_config import is_data_run, load_options, read_options
 from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.mixing.token_order import TRAIN
 

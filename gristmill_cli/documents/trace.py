@@ -27,12 +27,13 @@ from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of
 from gristmill_cli.documents.duplicates import DUPLICATES
-from gristmill_cli.report.records import LINES, SPANS, is_data_run, load_options
 from gristmill_cli.run_check import scan_inputs
-from gristmill_cli.run_config import RunConfig, read_options
+from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_options
 from gristmill_cli.run_records import load_record
+from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
+from gristmill_cli.stages.remove_lines import LINES
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace

@@ -18,7 +18,7 @@ from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.ledger import Ledger
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_files import open_parquet
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import is_file, read_file
@@ -26,14 +26,14 @@ from gristmill_cli.alarms import find_alarms
 from gristmill_cli.documents.duplicates import CLUSTERS, DUPLICATES, Pair
 from gristmill_cli.documents.removed_texts import removed_table
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
-from gristmill_cli.run_config import RunConfig, read_options, recorded_options
+from gristmill_cli.run_config import RunConfig, load_options, read_options
 from gristmill_cli.run_records import StageRecord
+from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.pipeline import judging_stage
+from gristmill_cli.stages.remove_lines import LINES
 from gristmill_cli.status.command import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
-LINES = Path("lines.lines.parquet")
-SPANS = Path("decontaminated.contamination.parquet")
 BENCHMARKS = Path("decontaminated.benchmarks.json")
 RUN_RECORDS = f"{STATE_DIR}/run"  # the folder of a record for each stage
 BINS = 50  # of similarities from 0 to 1
@@ -131,11 +131,6 @@ class DataRun:
         return at_folder(alarms, self.out)
 
 
-def is_data_run(out: Path) -> bool:
-    """Return whether a folder is of a run of data; a training run has a file of the same name."""
-    return is_file(out / RUN_FILE) and "dedup" in (recorded_options(out) or ("dedup",))
-
-
 def read_data_run(out: Path) -> DataRun:
     """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
     run = DataRun(out, options=read_options(out), states=stages_of_run(out, ""))
@@ -194,13 +189,6 @@ def _read_benchmarks(run: DataRun) -> None:
         run.benchmarks = read_report(path)
     except (ValueError, OSError, GristmillError) as error:
         run.faults.append(f"{path} is damaged or missing ({error}): what it records is not shown")
-
-
-def load_options(options: dict[str, Any], out: Path) -> RunConfig:
-    """Return the options of a run, as run.json has them. Raises ValueError for those of another version."""
-    return msgspec.convert(
-        {**options, "out": str(out)}, RunConfig, strict=False, dec_hook=lambda kind, text: kind(text)
-    )
 
 
 def _read_table(run: DataRun, name: Path, read: Callable[[pq.ParquetFile], Table]) -> Table | None:

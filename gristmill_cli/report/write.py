@@ -10,9 +10,10 @@ from gristmill.paths import spell_urls
 from gristmill.storage.files import is_folder, write_file
 from gristmill_cli.report.data import sections
 from gristmill_cli.report.page import page
-from gristmill_cli.report.records import is_data_run, read_data_run
+from gristmill_cli.report.records import read_data_run
 from gristmill_cli.report.training import training_sections
 from gristmill_cli.report.training_records import is_training_run, read_training_runs
+from gristmill_cli.run_config import is_data_run
 
 
 def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:

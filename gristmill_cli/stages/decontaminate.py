@@ -1,6 +1,7 @@
 """Stage of a run: keep the items of benchmarks out of the corpus."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from preprocessing.decontaminate import (
     reject_own_corpus,
     report_paths,
 )
+
+SPANS = Path("decontaminated.contamination.parquet")  # in OUT: places of documents with an item of a benchmark
 
 
 class RemoveBenchmarks(StageSpec):

@@ -1,11 +1,14 @@
 """Stage of a run: leave out lines or paragraphs that the corpus repeats."""
 
+from pathlib import Path
 from typing import Any
 
 from dedup.remove_lines import check_left_alone, check_limits, remove_lines
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
+
+LINES = Path("lines.lines.parquet")  # in OUT: lines that documents lost
 
 
 class RemoveLines(StageSpec):
