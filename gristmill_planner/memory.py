@@ -22,6 +22,7 @@ from training.kernels.element_bytes import ACCUMULATION_BYTES, COMPUTE_BYTES
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import part_of
+from training.optim.optimizer_kinds import find_optimizer
 from training.parallel.parameter_shapes import ParameterShape
 from training.parallel.traffic import rank_parameters
 
@@ -118,13 +119,14 @@ class RankMemory:
         states = self.run.states
         on_gpu = self.run.cluster.device.is_gpu
         is_here = states.moments == "device" or (states.moments == "cpu" and not on_gpu)
-        of_muon = held.matrices if states.name == "muon" else 0
-        of_adam = 0
-        if states.name != "sgd" and is_here:
-            of_adam = 2 * (held.total - of_muon)
+        kind = find_optimizer(states.name)
+        of_matrices = kind.matrix_states * held.matrices
+        of_others = kind.other_states * (held.total - held.matrices)
+        is_kept = is_here or not kind.can_offload
+        kept = is_kept * (of_matrices + of_others)
         others = held.total * (states.ema + 2 * (self.run.layout.local_steps > 0))
-        of_expert = {"adamw": 2 * is_here, "muon": 1, "sgd": 0}[states.name] + states.ema
-        return self._wide * self._own(of_muon + of_adam + others, of_expert)
+        of_expert = is_kept * kind.matrix_states + states.ema
+        return self._wide * self._own(kept + others, of_expert)
 
     # gradients, and parameters that ranks gather from each other
 

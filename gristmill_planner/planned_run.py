@@ -71,7 +71,7 @@ MINDSPORE = Software(
 class OptimizerStates:
     """The optimizer states that this trainer keeps, as far as they decide memory."""
 
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    name: str = "adamw"
     ema: bool = False
     """An average of the weights."""
     moments: OffloadTarget = "device"

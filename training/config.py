@@ -15,7 +15,9 @@ from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
+from training.optim.optimizer_kinds import KINDS
 from training.optim.stability import StabilityConfig
+from training.own_code import is_own
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 
@@ -75,6 +77,12 @@ class TrainConfig:
         return self.timeout or (600.0 if self.compile else 60.0)
 
     @property
+    def own_names(self) -> dict[str, str]:
+        """The options whose value names code of the user's, FILE.py:NAME, with it."""
+        values = {"optim.name": self.optim.name, "optim.schedule": self.optim.schedule}
+        return {option: value for option, value in values.items() if is_own(value)}
+
+    @property
     def began_from(self) -> dict[str, str]:
         """The checkpoint that a new run starts from, by the option that names it; empty without one."""
         given = {"init_from": self.init_from, "branch_from": self.branch_from}
@@ -106,10 +114,11 @@ class TrainConfig:
                 "another --out_dir",
             )
         self.stability.check()
+        on_device = self.memory.optimizer == self.memory.parameters == "device"
         require(
-            self.optim.name != "muon" or self.memory.optimizer == self.memory.parameters == "device",
-            f"optim.name muon with memory.optimizer {self.memory.optimizer} and memory.parameters "
-            f"{self.memory.parameters}: Muon orthogonalises whole matrices on the device; "
+            on_device or (self.optim.name in KINDS and KINDS[self.optim.name].can_offload),
+            f"optim.name {self.optim.name} with memory.optimizer {self.memory.optimizer} and memory.parameters "
+            f"{self.memory.parameters}: it updates on the device alone; "
             "try --memory.optimizer device --memory.parameters device, or --optim.name adamw",
         )
         require(

@@ -23,6 +23,8 @@ from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
+from training.optim.optimizer_kinds import SOME_HAVE, find_optimizer
+from training.own_code import allow_named, recorded_name
 from training.parallel.mesh import World
 
 
@@ -51,6 +53,7 @@ class RunPlan:
         Raises UsageError for options that cannot run with these data and processes, InputError for damaged data.
         """
         config.check()
+        allow_named(config.own_names)
         data = config.data
         size = data.seq_len, data.ignores_firsts
         parts = [TokenSequences(folder, *size) for folder in data.train_folders]
@@ -103,7 +106,8 @@ class RunPlan:
     @property
     def moments(self) -> int:
         """Values that the optimizer keeps of a parameter, at least, besides the one that it updates."""
-        return {"adamw": 2, "muon": 1, "sgd": 0}[self.config.optim.name] + (self.config.optim.ema_decay > 0)
+        kind = find_optimizer(self.config.optim.name)
+        return min(kind.matrix_states, kind.other_states) + (self.config.optim.ema_decay > 0)
 
     @property
     def tokenizer(self) -> TokenizerRecord:
@@ -220,7 +224,8 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
     """
     optim = config.optim
     memory = config.memory
-    sgd = f"optim.name {config.optim.name}"
+    kind = find_optimizer(optim.name)
+    name_of = f"optim.name {optim.name}"
     biases = all(getattr(config.model, name) is not None for name in ("qkv_bias", "out_bias", "mlp_bias"))
     never_decays = "optim.schedule wsd and optim.cooldown_steps 0"
     idle: list[tuple[str, bool, str]] = [
@@ -231,12 +236,11 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
         ("optim.min_lr", optim.schedule == "constant", "optim.schedule constant"),
         ("optim.min_lr", optim.schedule == "wsd" and not optim.cooldown_steps, never_decays),
         ("optim.decay_steps", optim.schedule == "wsd" and not optim.cooldown_steps, never_decays),
-        *((f"optim.{name}", optim.name == "sgd", sgd) for name in ("weight_decay", "decay_parts", "betas", "eps")),
-        ("optim.decay_parts", optim.name != "sgd" and not optim.weight_decay, "optim.weight_decay 0"),
-        ("memory.optimizer", optim.name == "sgd", f"{sgd}, which has no moments"),
+        *((f"optim.{name}", name not in kind.options, name_of) for name in SOME_HAVE),
+        ("optim.decay_parts", "decay_parts" in kind.options and not optim.weight_decay, "optim.weight_decay 0"),
+        ("memory.optimizer", not kind.has_states, f"{name_of}, which has no moments"),
         ("parallel.zero", layout.replicas == 1, "one replica"),
         ("parallel.reduce_bf16", layout.replicas == 1, "one replica"),
-        ("optim.muon_momentum", optim.name != "muon", f"optim.name {optim.name}"),
         ("data.eod_mask_loss", config.data.mask_documents, "data.mask_documents, which already implies it"),
         ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
@@ -272,6 +276,7 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
     """
     lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
     optim = {f"optim.{key}": value for key, value in asdict(config.optim).items() if key not in lengths}
+    optim |= {f"optim.{key}": recorded_name(getattr(config.optim, key)) for key in ("name", "schedule")}
     return {
         **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
         **_train_identity(train),

@@ -15,7 +15,7 @@ from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
 from training.checkpoint.data_state import DataState
 from training.checkpoint.record import CheckpointRecord, require_same_model
-from training.checkpoint.run_file import CHECKPOINTS
+from training.checkpoint.run_file import CHECKPOINTS, OWN_CODE
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
@@ -30,6 +30,7 @@ from training.model.decoder import active_parameters, flops_per_token, meta_deco
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import describe_late_decay, learning_rate
 from training.optim.stability import Stability
+from training.own_code import describe_change, hashes_of
 from training.parallel.free_memory import require_memory
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
@@ -130,6 +131,7 @@ class Trainer:
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
         step = record.step if record else 0
+        self.changed_code = describe_change(record.start.get(OWN_CODE, {})) if record else ""
         require(
             record is not None or not self.config.optim.warmup_from,
             f"optim.warmup_from is {self.config.optim.warmup_from}, and this run begins at step 0; try "
@@ -143,7 +145,10 @@ class Trainer:
             self.unigram_loss = unigram_loss(self.plan.train, self.plan.holdout, count, self.world)
         self.steps_done = self.plugins.after_load(step, record, self.stop_signals)
         dp = self.plan.layout.dp
-        self.start_record = describe_start(self.config.data, self.world.size, self.world.device, dp, self.steps_done)
+        own_code = hashes_of(self.config.own_names.values())
+        self.start_record = describe_start(
+            self.config.data, self.world.size, self.world.device, dp, self.steps_done, own_code
+        )  # fmt: skip
         self.model.after_load()
         self.model.all_gather_params()
 
@@ -171,7 +176,8 @@ class Trainer:
         self.interventions = [*source.interventions, *changes]
         for change in changes:
             if rates := change.get("learning_rate"):
-                self.origin += f"; the learning rate jumps from {rates[0]:.2e} to {rates[1]:.2e}"
+                before = "an unknown one" if rates[0] is None else f"{rates[0]:.2e}"
+                self.origin += f"; the learning rate jumps from {before} to {rates[1]:.2e}"
         if skipped:
             self.seen.since = source.record.step
             self.origin += f"; {count_of(skipped, 'sequence')} left out, tokens seen are counted from there on"
@@ -190,7 +196,8 @@ class Trainer:
         main_only(lambda: self.reporter.start(self.steps_done, asdict(self.config)))
         main_only(lambda: copy_tokenizer(self.plan.train.first, self.config.out_dir))
         self._print_header()
-        for line in filter(None, (describe_late_decay(self.config.optim), self.origin, *self.plugins.notes)):
+        said = describe_late_decay(self.config.optim), self.origin, self.changed_code, *self.plugins.notes
+        for line in filter(None, said):
             self.reporter.say(line)
         gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
         self.meter.restart()

@@ -1,6 +1,7 @@
 """Branches: a new run that continues a checkpoint of another one, with its optimizer's state and its step."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.data.batch_schedule import Sizes
 from training.data.mix import MixPlace
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
+from training.own_code import recorded_name
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
 # options that decide which tokens a step reads
@@ -82,7 +84,8 @@ class BranchSource:
             f"branch_from is a checkpoint of replicas that take {theirs} local steps, each with its own moments; give "
             f"--parallel.local_steps {theirs}, or start from its shared weights with --init_from",
         )
-        differing = [f"optim.name {self.optim.name} there and {optim.name} here"] * (self.optim.name != optim.name)
+        name = recorded_name(optim.name)
+        differing = [f"optim.name {self.optim.name} there and {name} here"] * (self.optim.name != name)
         if optim.ema_decay and not self.optim.ema_decay:
             differing.append(f"optim.ema_decay {self.optim.ema_decay} there and {optim.ema_decay} here")
         require(
@@ -115,7 +118,7 @@ class BranchSource:
         """Raise UsageError unless the learning rate of the last step was the one that `optim` would give that step."""
         step = self.record.step
         before, now = self._rates(optim)
-        if step == 0 or abs(before - now) <= _JUMP * max(before, now):
+        if step == 0 or not _jumps(before, now):
             return
         at = f"branch_from is a checkpoint of step {step}"
         jump = f"the learning rate would jump from {before:.2e} to {now:.2e}"
@@ -133,20 +136,27 @@ class BranchSource:
             "optimizer's state all the same, or start from its parameters alone with --init_from"
         )
 
-    def _rates(self, optim: OptimConfig) -> tuple[float, float]:
-        """The learning rates of the last step before the branch, by its run's options and by `optim`.
+    def _rates(self, optim: OptimConfig, before: OptimConfig | None = None) -> tuple[float, float]:
+        """The learning rates of the last step before the branch, by `before`, its run's options, and by `optim`.
 
-        Where the schedule of `optim` begins there: of the first step after it.
+        Where the schedule of `optim` begins there: of the first step after it. Raises UsageError for a schedule of the
+        user's whose file this command does not name.
         """
         last = max(0, self.record.step - 1)
         here = self.record.step if optim.warmup_from == self.record.step else last
-        return learning_rate(last, self.optim), learning_rate(here, optim)
+        return learning_rate(last, before or self.optim), learning_rate(here, optim)
 
     def changes(self, optim: OptimConfig, skipped: int) -> list[dict[str, Any]]:
-        """What the branch changes at its step, as run.json records it: its learning rate, and `skipped` sequences."""
-        before, now = self._rates(optim)
+        """What the branch changes at its step, as run.json records it: its learning rate, and `skipped` sequences.
+
+        The rate before is None where a function of the user's gave it whose file this command does not name.
+        """
+        before: float | None = None
+        now = self._rates(optim, optim)[1]
+        with suppress(UsageError):
+            before, now = self._rates(optim)
         found: list[dict[str, Any]] = []
-        if self.record.step and abs(before - now) > _JUMP * max(before, now):
+        if self.record.step and (before is None or _jumps(before, now)):
             found.append({"after_step": self.record.step, "learning_rate": [before, now]})
         if skipped:
             found.append({"after_step": self.record.step, "skipped_sequences": skipped})
@@ -175,6 +185,10 @@ class BranchSource:
 
     def _other(self, identity: Mapping[str, Any]) -> list[str]:
         return [key for key in _READ if self.reads.get(key) != identity.get(key)]
+
+
+def _jumps(before: float, now: float) -> bool:
+    return abs(before - now) > _JUMP * max(before, now)
 
 
 def _optim_of(stored: dict[str, Any], run: Path) -> OptimConfig:

@@ -15,6 +15,7 @@ from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.run_file import CHECKPOINTS, INTERVENTIONS, STARTS
 from training.distributed.process_group import main_only
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
+from training.own_code import is_own
 
 RUN = "run.json"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
@@ -252,8 +253,8 @@ def _describe_changed_decay(folder: RunFolder, step: int) -> str:
 
 
 def _falls(optim: OptimConfig) -> bool:
-    """True if each rate follows from the step at which the decay ends."""
-    return optim.schedule in _FALLING and optim.lr != optim.final_lr
+    """True if each rate follows from the step at which the decay ends, or may: a user's function is given it."""
+    return is_own(optim.schedule) or (optim.schedule in _FALLING and optim.lr != optim.final_lr)
 
 
 def _describe_moved_cooldown(before: OptimConfig, now: OptimConfig, step: int) -> str:

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.optim.adamw import build_adamw
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import Optimizer
+from training.optim.optimizer import Optimizer, OptimizerByPart, OptimizerContext, split_matrices
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
@@ -62,6 +63,13 @@ class Muon(Optimizer):
         """`momentum_buffer` of every matrix, zeros before the first step."""
         pairs = zip(self.params, self._momentum, strict=True)
         return {param.name: {"momentum_buffer": momentum} for param, momentum in pairs}
+
+
+def build_muon(params: Sequence[ShardedParameter], context: OptimizerContext) -> Optimizer:
+    """Build Muon for the matrices of blocks, and AdamW for all other parameters."""
+    parts, others = split_matrices(params)
+    matrices = [Muon(part, context.config, context.holders(part)) for part in parts]
+    return OptimizerByPart([*matrices, build_adamw(others, context)])
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

@@ -1,23 +1,26 @@
 """OptimConfig: the options of the optimizer; and the learning-rate schedule."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from gristmill.arguments import one_of
 from gristmill.config import INT64, Range
-from gristmill.errors import require
+from gristmill.errors import UsageError, require
 from training.model.model_config import is_lookup
+from training.optim.optimizer_kinds import check_optimizer_name
+from training.own_code import call_own, check_own, is_own, load_own
 
 Part = Literal["hidden", "embeddings", "head", "norms", "biases"]
 MATRICES: tuple[Part, ...] = ("hidden", "embeddings", "head")
 
-Schedule = Literal["cosine", "linear", "constant", "wsd"]
+SCHEDULES = ("cosine", "linear", "constant", "wsd")
 _MIN_LR = 1e-4  # the default where the peak is above it
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW or Muon, with linear warm-up and a decay of the learning rate, and gradient clipping."""
+    """An optimizer, with linear warm-up and a decay of the learning rate, and gradient clipping."""
 
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
@@ -27,9 +30,10 @@ class OptimConfig:
         **dict.fromkeys(("betas", "muon_momentum", "ema_decay", "outer_momentum"), Range(0, math.nextafter(1, 0))),
     }
 
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon: Muon for the matrices of the blocks and AdamW for everything else, with the same lr and weight_decay. sgd:
-    no momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
+    name: str = "adamw"
+    """adamw, muon, sgd, or FILE.py:CLASS, an optimizer of yours. muon: Muon for the matrices of the blocks and AdamW
+    for everything else, with the same lr and weight_decay. sgd: no momentum, no weight decay; for tests, as AdamW
+    hides errors in a gradient's scale."""
     steps: int = 1000
     """Training steps of the whole run, including those before a resume."""
     lr: float = 1e-3
@@ -41,9 +45,10 @@ class OptimConfig:
     warmup_from: int = 0
     """Step after which the warm-up, and with it the schedule, begins: 0, or the step of the checkpoint that a branch
     continues, which then warms up again (with allow_lr_jump)."""
-    schedule: Schedule = "cosine"
+    schedule: str = "cosine"
     """Learning rate after the warm-up. cosine, linear: falls to min_lr at decay_steps. constant: stays at lr. wsd
-    (warm-up, stable, decay): stays at lr, then falls to min_lr in the last cooldown_steps before decay_steps."""
+    (warm-up, stable, decay): stays at lr, then falls to min_lr in the last cooldown_steps before decay_steps.
+    FILE.py:FUNCTION: a function of yours."""
     cooldown_steps: int = 0
     """wsd: steps of the decay; 0: none, for a run from whose checkpoints decays branch off (--branch_from)."""
     cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
@@ -98,7 +103,15 @@ class OptimConfig:
         return part_of(name, global_shape) in self.decay_parts
 
     def check(self) -> None:
-        """Raise UsageError for a decay that does not fit the schedule or the run."""
+        """Raise UsageError for an unknown optimizer or schedule, or a decay that does not fit these or the run."""
+        check_optimizer_name(self.name)
+        if is_own(self.name):
+            check_own(self.name, "optim.name")
+        if is_own(self.schedule):
+            check_own(self.schedule, "optim.schedule")
+        elif self.schedule not in SCHEDULES:
+            advice = one_of(self.schedule, SCHEDULES)
+            raise UsageError(f"optim.schedule is {self.schedule}; {advice}, and FILE.py:FUNCTION is one of yours")
         end = self.last_decay_step
         require(
             self.final_lr <= self.lr or self.schedule == "constant",
@@ -168,15 +181,38 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     """
     if config.warmup_from <= step < config.warmup_end:
         return config.lr * (step - config.warmup_from + 1) / config.warmup_steps
+    if is_own(config.schedule):
+        return _own_rate(step, config)
     if step < (start := decay_start(config)):
         return config.lr
     progress = min(1.0, (step + 1 - start) / max(1, config.last_decay_step - start))
     return config.final_lr + (config.lr - config.final_lr) * _share(progress, config)
 
 
+def _own_rate(step: int, config: OptimConfig) -> float:
+    """Learning rate of a step by a schedule of the user's, which knows the end of the decay, and not that of the run.
+
+    So a run that is made longer keeps the rates that it had.
+    """
+    function = load_own(config.schedule, "optim.schedule")
+    known = replace(config, steps=config.last_decay_step)
+    rate = call_own(lambda: function(step, known), config.schedule, "optim.schedule")
+    is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+    require(
+        is_number and math.isfinite(rate) and rate >= 0,
+        f"optim.schedule: {config.schedule} returned {rate!r} for step {step}; expected a learning rate, a number of 0 "
+        "or more",
+    )
+    return float(rate)
+
+
 def decay_start(config: OptimConfig) -> float:
-    """Steps after which the learning rate begins to fall; infinite if it never does."""
-    if config.schedule == "constant" or (config.schedule == "wsd" and not config.cooldown_steps):
+    """Steps after which the learning rate begins to fall; infinite if it never does, or as a user's function says."""
+    if (
+        config.schedule == "constant"
+        or is_own(config.schedule)
+        or (config.schedule == "wsd" and not config.cooldown_steps)
+    ):
         return math.inf
     return config.last_decay_step - config.cooldown_steps if config.schedule == "wsd" else config.warmup_end
 

@@ -1,17 +1,32 @@
-"""AdamW and SGD over the shards that a rank updates, and several optimizers as one."""
+"""Optimizers over the shards that a rank updates: their base class, several as one, and plain SGD."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from training.optim.flat_buckets import Bucket, ParamsInPlace, ParamsStagedOnCPU
-from training.optim.moments import MomentsInMemory, MomentsOnDisk
-from training.optim.optim_config import OptimConfig
+from training.memory.memory_config import MemoryConfig
+from training.optim.flat_buckets import BUCKET_NUMEL
+from training.optim.optim_config import OptimConfig, part_of
+from training.sharding.axis import JointAxis
 from training.sharding.sharded_parameter import ShardedParameter
 
 # called with (parameter, start, stop) after those elements of its shard were updated
 AfterUpdate = Callable[[ShardedParameter, int, int], None]
+
+
+@dataclass(frozen=True)
+class OptimizerContext:
+    """What optimizers are built from besides their parameters; see `build_optimizer`."""
+
+    config: OptimConfig
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    rank: int = 0
+    bucket_numel: int = BUCKET_NUMEL
+    after_update: AfterUpdate | None = None
+    holders: Callable[[Sequence[ShardedParameter]], JointAxis] = lambda _: JointAxis()
 
 
 class Optimizer:
@@ -76,91 +91,9 @@ class SGD(Optimizer):
             self.after_update(param, 0, param.local.numel())
 
 
-class AdamW(Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2); the parts of the model that `config` names decay.
-
-    `moments` stores the states, `values` fetches a bucket's parameters and gradients. Bitwise equal to
-    torch.optim.AdamW(fused=True), for any sharding and any buckets.
-    """
-
-    def __init__(
-        self,
-        params: Sequence[ShardedParameter],
-        config: OptimConfig,
-        buckets: list[Bucket],
-        moments: MomentsInMemory | MomentsOnDisk,
-        values: ParamsInPlace | ParamsStagedOnCPU,
-        after_update: AfterUpdate | None = None,
-    ) -> None:
-        super().__init__(params, after_update)
-        self.config = config
-        self.buckets = buckets
-        self._moments = moments
-        self._values = values
-        self._decays = [config.decays(param.name, param.spec.global_shape) for param in self.unique]
-
-    def _update(self, lr: float) -> None:
-        self._prefetch(0)
-        for index, bucket in enumerate(self.buckets):
-            self._prefetch(index + 1)  # overlaps with the update of this one
-            tensors = list(zip(*self._values.get(index), *self._moments.get(index), strict=True))
-            for decays in (True, False):
-                chosen = [t for t, s in zip(tensors, bucket.slices, strict=True) if self._decays[s.param] is decays]
-                if chosen:
-                    self._fused_adamw(chosen, lr, self.config.weight_decay if decays else 0.0)
-            self._values.write_back(index)
-            self._moments.write_back(index)
-            for s in bucket.slices:
-                self.after_update(self.unique[s.param], s.start, s.start + s.numel)
-        self._values.finish()
-        self._moments.finish()
-
-    def _prefetch(self, index: int) -> None:
-        if index < len(self.buckets):
-            self._values.prefetch(index)
-            self._moments.prefetch(index)
-
-    def _fused_adamw(self, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float) -> None:
-        """Update tuples of (value, gradient, first moment, second moment) in place, of one dtype and device.
-
-        Calls torch's kernel directly: torch.optim groups tensors by dtype and device at every step, which takes as
-        long as the update of a small model.
-        """
-        values, gradients, first, second = (list(column) for column in zip(*tensors, strict=True))
-        # filled on the device: a copy from the CPU would wait for it
-        steps = [torch.full((), float(self.updates), device=values[0].device)] * len(values)
-        beta1, beta2 = self.config.betas
-        torch._fused_adamw_(
-            values, gradients, first, second, [], steps, amsgrad=False, maximize=False,
-            beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self.config.eps,
-        )  # fmt: skip
-
-    def moments(self) -> dict[str, dict[str, Tensor]]:
-        """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
-
-        On disk, the tensors are memory maps of the files.
-        """
-        flat = self._moments.flat_states()
-        found = {}
-        for param in self.params:
-            if not param.local.numel():
-                found[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
-        for param, start in zip(self.unique, self._flat_starts(), strict=True):
-            shape = param.local.shape
-            stop = start + param.local.numel()
-            found[param.name] = {name: values[start:stop].view(shape) for name, values in flat.items()}
-        return found
-
-    def _flat_starts(self) -> list[int]:
-        """Start of each parameter in the flat buffer, in elements."""
-        starts: dict[int, int] = {}
-        for bucket in self.buckets:
-            for s in bucket.slices:
-                starts.setdefault(s.param, bucket.start + s.offset)
-        return [starts[i] for i in range(len(self.unique))]
-
-    def close(self) -> None:
-        self._moments.close()
+def build_sgd(params: Sequence[ShardedParameter], context: OptimizerContext) -> SGD:
+    """Build plain SGD."""
+    return SGD(params, context.after_update)
 
 
 class OptimizerByPart(Optimizer):
@@ -185,6 +118,21 @@ class OptimizerByPart(Optimizer):
     def close(self) -> None:
         for part in self.parts:
             part.close()
+
+
+def split_matrices(
+    params: Sequence[ShardedParameter],
+) -> tuple[list[list[ShardedParameter]], list[ShardedParameter]]:
+    """Return the matrices of blocks, experts' apart from others, and all other parameters."""
+    matrices = defaultdict[int, list[ShardedParameter]](list)  # by their dimensions
+    others = []
+    for param in params:
+        shape = param.spec.global_shape
+        if part_of(param.name, shape) == "hidden":
+            matrices[len(shape)].append(param)
+        else:
+            others.append(param)
+    return list(matrices.values()), others
 
 
 def unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:

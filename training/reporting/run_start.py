@@ -4,21 +4,31 @@ import platform
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from training.checkpoint.run_file import OWN_CODE
 from training.data.data_config import DataConfig
 
 _LIBRARIES = ("gristmill", "torch", "numpy")
 
 
-def describe_start(data: DataConfig, processes: int, device: torch.device, dp: int, steps_done: int) -> dict[str, Any]:
+def describe_start(
+    data: DataConfig,
+    processes: int,
+    device: torch.device,
+    dp: int,
+    steps_done: int,
+    own_code: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return date, host of rank 0, command, versions, device and folders of data of a start after `steps_done` steps.
 
-    `dp`: the data-parallel ranks, which read different sequences.
+    `dp`: the data-parallel ranks, which read different sequences. `own_code`: SHA-256 of the user's files by name.
     """
     folders = {"train": list(data.train_folders), "holdout": [data.holdout]}
     for name, folder in data.holdouts.items():
@@ -33,6 +43,7 @@ def describe_start(data: DataConfig, processes: int, device: torch.device, dp: i
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
         "data": {name: [str(folder.absolute()) for folder in of] for name, of in folders.items()},
+        **({OWN_CODE: dict(own_code)} if own_code else {}),
         **({"weights": list(data.weights)} if data.weights else {}),  # run.json has their shares, rounded
     }
 

@@ -37,9 +37,9 @@ from training.model.batch import TokenBatch
 from training.model.dropout import Dropout
 from training.model.layers import RMSNorm
 from training.model.positions import PositionEmbedding
+from training.optim.adamw import AdamW
 from training.optim.moments import MomentsOnDisk
 from training.optim.muon import Muon, WholeMatrices
-from training.optim.optimizer import AdamW
 from training.parallel.parallel_model import ParallelModel
 
 Patch = pytest.MonkeyPatch
