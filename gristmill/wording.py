@@ -21,6 +21,22 @@ def verb_for(number: int, singular: str, plural: str) -> str:
     return singular if number == 1 else plural
 
 
+def duration(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours.
+
+    >>> duration(3.21), duration(600), duration(7_200), duration(3.6e6)
+    ('3.2 s', '10.0 min', '2.0 h', '1,000 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    number = seconds / 60
+    unit = "min"
+    if seconds >= 7200:
+        number = seconds / 3600
+        unit = "h"
+    return f"{number:,.1f} {unit}" if number < 100 else f"{number:,.0f} {unit}"
+
+
 def message_of(error: BaseException) -> str:
     """Return the first line of a library's message so that it continues a sentence of ours.
 

@@ -21,9 +21,9 @@ from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
-from gristmill_cli.run_records import load_record
+from gristmill_cli.run_records import kept_versions, load_record
 from gristmill_cli.stages.filter_quality import rules_version
-from gristmill_cli.stages.pipeline import FIRST_STAGE
+from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES
 from preprocessing.decontaminate import read_report, report_paths
 from preprocessing.quality.recipe import read_recipe
 
@@ -79,6 +79,7 @@ def _lines(
     if options.get("decontaminate", {}).get("against"):
         yield from _benchmarks(run, options["decontaminate"]["policy"])
     yield from _tokens(manifests[TRAIN])
+    yield from _kept_versions(run)
     yield "## Options\n\n```json"
     shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
     yield msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
@@ -162,6 +163,20 @@ def _tokens(manifest: Manifest) -> Iterable[str]:
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifest.dtype}, {tokenizer.vocab_size:,} ids;"
     yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
     yield f"{tokenizer.sha256}.\n"
+
+
+def _kept_versions(run: Path) -> Iterable[str]:
+    """Yield the section on what other versions of libraries made, and --accept_versions kept."""
+    kept = list[str]()
+    for stage in STAGES:
+        record = load_record(run, stage.name)
+        if record:
+            kept += kept_versions({stage.name: record})
+    if kept:
+        yield "## Versions of libraries\n"
+        for sentence in kept:
+            yield f"- {sentence}"
+        yield ""
 
 
 def _rules(run: Path, recipe: str) -> Iterable[str]:

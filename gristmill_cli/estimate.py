@@ -25,7 +25,7 @@ from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.processes import processor_seconds
 from gristmill.text import utf8_size
-from gristmill.wording import count_of
+from gristmill.wording import count_of, duration
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config, scan_inputs
 from gristmill_cli.run_config import RunConfig
@@ -162,7 +162,7 @@ def estimate(config: EstimateConfig) -> Estimate:
 def _check(config: EstimateConfig) -> tuple[int, int]:
     """The positions of the first stage and after the last one. Raises UsageError for an option out of range."""
     replace(super(EstimateConfig, config).run_options, shard="").check()
-    for option in ("dry_run", "explain", "explain_tasks"):
+    for option in ("dry_run", "explain", "explain_tasks", "accept_versions"):
         require(
             not getattr(config, option), f"--{option} has no effect on an estimate, which resumes no run: leave it out"
         )
@@ -385,18 +385,6 @@ def explanation(found: Estimate, given: float | None) -> str:
         f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
         f"{count_of(found.sample.documents, 'document')}."
     )
-
-
-def duration(seconds: float) -> str:
-    """A time in seconds, minutes or hours.
-
-    >>> duration(3.21), duration(600), duration(7_200), duration(3.6e6)
-    ('3.2 s', '10.0 min', '2.0 h', '1,000 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    number, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
-    return f"{number:,.1f} {unit}" if number < 100 else f"{number:,.0f} {unit}"
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -32,6 +32,7 @@ from gristmill_cli.run_records import (
     changed_settings,
     choose_stages,
     load_record,
+    note_versions,
     plan_table,
     recorded_sources,
     remove_record,
@@ -83,6 +84,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     first, end = choose_stages(config, stages)
     check_output(config)  # another process may have written there since
     _record_config(config)
+    note_versions(config, stages[first:end])
     if config.explain or config.explain_tasks:
         by_option = _explain(config, stages[first:end])
         options = replace(options, explain=not by_option)

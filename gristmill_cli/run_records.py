@@ -1,6 +1,8 @@
 """Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.task import LIBRARIES, library_version
+from gristmill.engine.ledger import Ledger, MadeWith
+from gristmill.engine.reruns import outdated_libraries, spell_versions
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, remove_files, remove_partial_files, write_file
+from gristmill.wording import count_of, duration, verb_for
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of
 from gristmill_cli.stages.spec import StageSpec
@@ -24,6 +27,7 @@ class StageRecord(msgspec.Struct):
     """A finished stage: the settings it ran with, its counts, and how long its last call took.
 
     `tasks` are those whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
+    `kept_versions` are libraries of other versions that made some of them, then and now, kept by --accept_versions.
     """
 
     settings: dict[str, Any]
@@ -32,6 +36,7 @@ class StageRecord(msgspec.Struct):
     tasks: int = 0
     core_seconds: float = 0.0
     retries: int = 0
+    kept_versions: dict[str, tuple[str, str]] = {}
 
 
 def load_record(out: Path, stage: str) -> StageRecord | None:
@@ -45,11 +50,12 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
 
 def save_record(config: RunConfig, stage: StageSpec, counts: Counts, seconds: float) -> None:
     """Write the record of a stage that has finished."""
-    costs = [cost for ledger in stage_ledgers(config, stage) for cost in ledger.costs()]
+    costs = _costs(config, stage)
     core_seconds = round(sum(cost.core_seconds for cost in costs), 3)
     retries = sum(cost.retries for cost in costs)
     settings = stage.settings(context_of(config, stage))
-    record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries)
+    kept = outdated_tasks(costs).libraries
+    record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries, kept)
     write_file(_path(config.out, stage.name), msgspec.json.encode(record))
 
 
@@ -75,19 +81,91 @@ def changed_settings(config: RunConfig, stage: StageSpec, record: StageRecord) -
     settings = stage.settings(context_of(config, stage))
     now = msgspec.json.decode(msgspec.json.encode(settings))
     names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
-    return ", ".join(f"{name} {_spell(record.settings.get(name))} → {_spell(now.get(name))}" for name in names)
+    return ", ".join(_spell_change(name, record.settings.get(name), now.get(name)) for name in names)
 
 
-def changed_libraries(config: RunConfig, stage: StageSpec) -> str:
-    """Return the libraries that decide bytes of a stage and had another version when it ran, in words; '' if none."""
-    changed = dict[str, str]()
+def _spell_change(name: str, before: Any, now: Any) -> str:
+    """Return how a setting changed; of [sources] which are new, gone or changed."""
+    if name != "sources" or not (before and now):
+        return f"{name} {_spell(before) or 'none'} → {_spell(now) or 'none'}"
+    changes = list[str]()
+    for source in {**before, **now}:
+        if source not in before:
+            changes.append(f"source {source} new")
+        elif source not in now:
+            changes.append(f"source {source} gone")
+        else:
+            options = now[source]
+            for option in {**before[source], **options}:
+                if before[source].get(option) != options.get(option):
+                    change = _spell_change(option, before[source].get(option), options.get(option))
+                    changes.append(f"source {source}: {change}")
+    return ", ".join(changes)
+
+
+@dataclass
+class Outdated:
+    """What a stage wrote with other versions of libraries: then and now by name, its tasks, and what they cost."""
+
+    libraries: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tasks: int = 0
+    core_seconds: float = 0.0
+
+
+def outdated_tasks(costs: Iterable[MadeWith]) -> Outdated:
+    """Return which of a stage's tasks were made with other versions than those of now."""
+    outdated = Outdated()
+    for cost in costs:
+        libraries = outdated_libraries(cost.identity)
+        if libraries:
+            outdated.libraries |= libraries
+            outdated.tasks += 1
+            outdated.core_seconds += cost.core_seconds
+    return outdated
+
+
+def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
+    """Say, before a run begins, which stages run again as libraries have other versions, and what that costs."""
+    libraries = dict[str, tuple[str, str]]()
+    names = list[str]()
+    tasks = 0
+    core_seconds = 0.0
+    for stage in stages:
+        record = load_record(config.out, stage.name)
+        if record is None or changed_settings(config, stage, record):
+            continue
+        outdated = outdated_tasks(_costs(config, stage))
+        if outdated.tasks:
+            names.append(stage.name)
+            libraries |= outdated.libraries
+            tasks += outdated.tasks
+            core_seconds += outdated.core_seconds
+    if not names:
+        return
+    changes = spell_versions(libraries)
+    if config.accept_versions:
+        said = f"{changes}: --accept_versions keeps what {', '.join(names)} wrote"
+    else:
+        workers = config.run_options.processes
+        cost = f"{count_of(tasks, 'task')} that took {duration(core_seconds)} of core time"
+        wall = f"about {duration(core_seconds / workers)} with {count_of(workers, 'worker')}"
+        verb = verb_for(len(names), "runs", "run")
+        said = f"{changes}: {', '.join(names)} {verb} again, {cost}, {wall}; --accept_versions keeps what is there"
+    print(f"note: {said}", file=sys.stderr, flush=True)
+
+
+def kept_versions(stages: Mapping[str, StageRecord]) -> Iterator[str]:
+    """Yield which stages keep, by --accept_versions, what other versions of libraries made."""
+    for name, record in stages.items():
+        for library, (then, now) in record.kept_versions.items():
+            yield f"Some of what {name} wrote was made with {library} {then}, and kept by --accept_versions at {now}."
+
+
+def _costs(config: RunConfig, stage: StageSpec) -> list[MadeWith]:
+    costs = list[MadeWith]()
     for ledger in stage_ledgers(config, stage):
-        for record in ledger.read().values():
-            for name in LIBRARIES:
-                earlier = record.identity.get(name)
-                if earlier is not None and earlier != library_version(name):
-                    changed[name] = f"{name} {earlier} → {library_version(name)}"
-    return ", ".join(changed.values())
+        costs += ledger.costs()
+    return costs
 
 
 def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
@@ -142,13 +220,7 @@ def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage.name)
-        changed = changed_settings(config, stage, record) or changed_libraries(config, stage) if record else ""
-        if record is None:
-            state = "to run"
-        elif changed:
-            state = f"to run again: {changed}"
-        else:
-            state = "done; its files will be checked" if is_current else "to run again where its input changes"
+        state = _state(config, stage, record, is_current) if record else "to run"
         is_current = is_current and state.startswith("done")
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
@@ -157,3 +229,17 @@ def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
         output = stage.path(config).relative_to(config.out)
         table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {spelled and f'by {spelled}'}")))
     return table
+
+
+def _state(config: RunConfig, stage: StageSpec, record: StageRecord, is_current: bool) -> str:
+    """Return what --dry_run says of a stage that has finished; `is_current`: none before it is to run again."""
+    changed = changed_settings(config, stage, record)
+    outdated = outdated_tasks(_costs(config, stage))
+    versions = spell_versions(outdated.libraries)
+    if changed:
+        return f"to run again: {changed}"
+    if versions and not config.accept_versions:
+        cost = duration(outdated.core_seconds)
+        return f"to run again: {versions}; it took {cost} of core time, --accept_versions keeps what is there"
+    state = "done; its files will be checked" if is_current else "to run again where its input changes"
+    return f"{state} (made with other versions: {versions})" if versions else state

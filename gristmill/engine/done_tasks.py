@@ -11,6 +11,7 @@ import msgspec
 
 from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
+from gristmill.engine.reruns import differing_libraries
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import (
     rejects_name,
@@ -37,10 +38,11 @@ class DoneTasks:
         written: Records of the outputs of this run's tasks, by name (see name_of).
         known: The names of all files that the stage ever wrote or claimed, in any part of its work.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
+        kept_versions: Libraries of other versions that wrote what is kept: (then, now) by name.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
-    def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
+    def __init__(self, stage: Stage, ledger: Ledger, work: Path, accept_versions: bool = False) -> None:
         self.stage = stage
         self.ledger = ledger
         self.read_again()
@@ -53,7 +55,9 @@ class DoneTasks:
         for other in ledger.others:
             self.known.update(other.outputs())
         self.seen: dict[str, FileInfo] = {}
+        self.kept_versions: dict[str, tuple[str, str]] = {}
         self.is_changed = False
+        self._accept_versions = accept_versions
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
         self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
@@ -92,16 +96,24 @@ class DoneTasks:
         rejects = record.outputs[len(task.outputs) :]
         paths = [*task.outputs, *map(self.ledger.path, rejects)]
         is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
-        return record if is_intact else None
+        if not is_intact:
+            return None
+        self.kept_versions |= differing_libraries(record.identity, identity) or {}
+        return record
 
     def _recorded(self, task: TaskId, identity: dict[str, str]) -> DoneRecord | None:
         """Return the record of a task with this identity, of this call or another one of the stage."""
-        record = self.before.get(task)
-        if record and record.identity == identity:
-            return record
-        for other in self.of_others.get(task, []):
-            if other.identity == identity:
-                return other
+        own = self.before.get(task)
+        records = [own] if own else []
+        if own is None or own.identity != identity:
+            records += self.of_others.get(task, [])
+        for record in records:
+            if record.identity == identity:
+                return record
+        if self._accept_versions:
+            for record in records:
+                if differing_libraries(record.identity, identity) is not None:
+                    return record
         return None
 
     def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:

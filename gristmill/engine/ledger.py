@@ -69,6 +69,16 @@ class BriefRecord(msgspec.Struct):
     retries: int = 0
 
 
+class MadeWith(msgspec.Struct):
+    """A DoneRecord without its outputs and counts: what a task was made with, and what it cost."""
+
+    identity: dict[str, str]
+    step: str = ""
+    task: str = ""
+    core_seconds: float = 0.0
+    retries: int = 0
+
+
 class DoneRecord(msgspec.Struct):
     """A finished task: all that its outputs depend on (see identify), its outputs, its counts, and its value.
 
@@ -111,7 +121,7 @@ class StepResult:
         return [msgspec.convert(record.value, kind) for record in self.records]
 
 
-_Record = TypeVar("_Record", DoneRecord, BriefRecord)
+_Record = TypeVar("_Record", DoneRecord, BriefRecord, MadeWith)
 
 
 def run_name(stage: str, label: str = "", part: str = "") -> str:
@@ -285,9 +295,9 @@ class Ledger:
         """Return the last record of each task."""
         return {record.id: record for record in self._read(DoneRecord) if record.id != _LINES}
 
-    def costs(self) -> list[BriefRecord]:
-        """Return the cost of each task."""
-        return [record for record in self._read(BriefRecord) if record.step]
+    def costs(self) -> list[MadeWith]:
+        """Return what each task was made with, and its cost."""
+        return [record for record in self._read(MadeWith) if record.step]
 
     @property
     def is_damaged(self) -> bool:

@@ -55,6 +55,9 @@ class RunOptions:
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records, or of their bytes, is malformed, or if more than this fraction of
     a raw corpus is in damaged files. Below the limit, damaged files are left out; 0 allows none."""
+    accept_versions: bool = False
+    """Keep what other versions of libraries wrote (pyarrow, zlib, Unicode's tables, …), though those of today may write
+    other bytes. What has to be written anew is written by today's."""
     quiet: bool = False
     """Print no progress and no summary line."""
     explain: bool = False
@@ -137,7 +140,8 @@ class RunOptions:
         return self.memory_bytes // self.processes
 
 
-OWN_OPTIONS = frozenset(field.name for field in fields(RunOptions))  # of each process
+_SHARED = {"accept_versions"}  # options in which the processes of one run agree
+OWN_OPTIONS = frozenset(field.name for field in fields(RunOptions)) - _SHARED  # of each process
 _FLAGS = ("quiet", "explain", "explain_tasks")
 
 

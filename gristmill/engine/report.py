@@ -1,6 +1,5 @@
-"""Messages of a run of a stage: its progress, the reasons why tasks run again, and a summary line."""
+"""Messages of a run of a stage: its progress, and a summary line."""
 
-import re
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from rich.progress import (
 )
 
 from gristmill.counts import INCOMING, READ, Counts
-from gristmill.engine.ledger import DoneRecord, Ledger
+from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Task
 from gristmill.storage.files import list_names
@@ -31,7 +30,6 @@ from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 
 _NOTE = ".step"
-_HASH = re.compile(r"(?<=[0-9a-f]{8})[0-9a-f]+")  # but for its first digits
 _LINE_SECONDS = 60  # between two lines of progress in a log
 _PASSED_ON = ("written", "kept", "signed", "unique", "clustered", "sampled")  # reasons that a summary names first
 
@@ -170,31 +168,6 @@ class _LogLines:
             f"{self.name}: {self.tasks_done:,} of {count_of(self.tasks, 'task')}, {megabytes:,.0f} of "
             f"{self.size / 1e6:,.0f} MB, {megabytes / max(seconds, 1e-9):,.1f} MB/s, {left}{retried}"
         )
-
-
-def explain(stage: str, reasons: Sequence[tuple[str, str]], tasks: int, details: bool) -> None:
-    """Print why tasks run, by name: with `details` each on a line, else the first of them and how many there are."""
-    more = ""
-    if not details:
-        if len(reasons) > 1:
-            more = f" ({len(reasons)} of {count_of(tasks, 'task')} to run; --explain_tasks lists them)"
-        reasons = [(name, _HASH.sub("…", reason)) for name, reason in reasons[:1]]
-    for name, reason in reasons:
-        print(f"{stage}: {name}: {reason}{more}", file=sys.stderr, flush=True)
-
-
-def rerun_reason(identity: dict[str, str], record: DoneRecord | None) -> str:
-    """Return why a task runs: it is new, its identity differs from its record, or an output was changed."""
-    if record is None:
-        return "no earlier run finished it"
-    changed = [name for name in identity | record.identity if identity.get(name) != record.identity.get(name)]
-    if not changed:
-        return "its output was removed or changed"
-    name = changed[0]
-    before = record.identity.get(name, "none")
-    now = identity.get(name, "none")
-    others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-    return f"{name} was {before[:60]}, is now {now[:60]}{others}"
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:

@@ -30,7 +30,8 @@ from gristmill.engine.ledger import CLAIMS, READS, DoneRecord, Ledger, OutputRec
 from gristmill.engine.lineage import Listed, reject_changed, reject_incomplete
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.outputs import Marks, Ownership, reject_overlapping_folders
-from gristmill.engine.report import explain, print_summary, rerun_reason, step_progress
+from gristmill.engine.report import print_summary, step_progress
+from gristmill.engine.reruns import explain, note_kept, note_outdated
 from gristmill.engine.task import Result, Stage, Task, paths_read_by
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.files import PART, STATE_DIR, reject_unfinished_files, rejects_name
@@ -74,7 +75,7 @@ class StageRun:
     _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
 
     def __post_init__(self) -> None:
-        self.done = DoneTasks(self.stage, self.ledger, self.work)
+        self.done = DoneTasks(self.stage, self.ledger, self.work, self.options.accept_versions)
         self.owned = Ownership(self.done, self.reads, self.marks.files, self.inputs_vary)
 
     @property
@@ -120,6 +121,7 @@ class StageRun:
         self.owned.check_outputs(tasks)
         self._check_files(*tasks)
         todo = self._tasks_to_run(name, tasks)
+        self._note_versions(name, todo, len(tasks))
         if todo:
             self.owned.check_reads()
             self.place.check_lock()
@@ -149,22 +151,34 @@ class StageRun:
     def _tasks_to_run(self, step: str, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that are not done; print why they run, if that is asked for."""
         todo = list[Task]()
-        reasons = list[tuple[str, str]]()
+        is_explained = self.options.explain or self.options.explain_tasks
+        identities = dict[str, dict[str, str]]()
         for task in tasks:
             identity = self.done.plan(step, task)
+            if is_explained:
+                identities[task.name] = identity
             record = self.done.find(step, task, identity)
             if record:
                 self.done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
-                reasons.append((task.name, rerun_reason(identity, self.done.before.get((step, task.name)))))
             for path in filter(self.done.is_temporary, task.outputs):
                 name = name_of(path)
                 self._producers[name] = (step, task)
                 self._producers[rejects_name(name)] = (step, task)
-        if self.options.explain or self.options.explain_tasks:
-            explain(self.stage.name, reasons, len(tasks), self.options.explain_tasks)
+        if is_explained:
+            names = [task.name for task in todo]
+            before = {name: record.identity for (of_step, name), record in self.done.before.items() if of_step == step}
+            explain(self.stage.name, step, identities, before, names, self.options.explain_tasks)
         return todo
+
+    def _note_versions(self, step: str, todo: Sequence[Task], count: int) -> None:
+        """Say that tasks run again as libraries have other versions, before they do; a whole run has said so itself."""
+        if self.options.quiet or self.options.of_run:
+            return
+        records = [self.done.before.get((step, task.name)) for task in todo]
+        pairs = [(record, self.done.planned[record.id]) for record in records if record]
+        note_outdated(step, pairs, count)
 
     def _lasting_outputs(self, tasks: Iterable[Task]) -> list[Path]:
         """Return the outputs of tasks that are not temporary."""
@@ -234,6 +248,8 @@ class StageRun:
         self.done.remove_leftovers()
         self.marks.remove()
         if not self.options.quiet:
+            if not self.options.of_run:
+                note_kept(self.stage.name, self.done.kept_versions)
             tasks = sum(1 for step, _ in self.done.records if step)
             print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
         return counts

@@ -27,7 +27,7 @@ from gristmill_cli.report.pictures import draw_bars, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
 from gristmill_cli.report.removed import show_benchmarks, show_lines, show_rules
 from gristmill_cli.report.similar import show_alike, show_pairs
-from gristmill_cli.run_records import StageRecord
+from gristmill_cli.run_records import StageRecord, kept_versions
 
 _MAX_HASHES = 8  # of shards of a data set
 _STAGES_NOTE = (
@@ -201,6 +201,7 @@ def _options(run: DataRun) -> Markup:
             hashes.append([f"{name}/{shard.name}.bin", shard.sha256])
     return section(
         "Options, versions, hashes",
+        *(paragraph(sentence) for sentence in kept_versions(run.stages)),
         fold("options", table(["", ""], _flatten(run.options))),
         _folded_pairs("versions of libraries", list(run.versions.items())),
         _folded_pairs("SHA-256 of the tokenizer and of the first shards", hashes),

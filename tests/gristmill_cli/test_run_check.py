@@ -63,6 +63,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "executor", "slurm", "expected"),
     ("", "address", "127.0.0.1:6379", "only --executor ray connects to a cluster"),
     ("", "dry_run", "maybe", "expected"),
+    ("", "accept_versions", "maybe", "expected"),
     ("", "explain", "maybe", "expected"),
     ("", "explain_tasks", "maybe", "expected"),
     ("", "dry_run", "true --explain true", "--explain has no effect with --dry_run"),

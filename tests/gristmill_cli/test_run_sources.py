@@ -1,12 +1,16 @@
 """`gristmill run` with [sources]: one that is added, removed, renamed or weighed anew redoes only itself."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gristmill.engine import reruns, task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source
+from gristmill_cli.data_card import card
+from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import plan_table
@@ -76,12 +80,85 @@ def test_a_weight_does_not_redo_the_first_stage(config: RunConfig) -> None:
     assert states["normalize_text"].startswith("done") and states["mix"].startswith("to run again: weights")
 
 
-def test_a_dry_run_says_which_library_has_another_version(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.engine.task import library_version
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make pyarrow seem to be another version; return that of before."""
+    version_of = task.library_version
+    before = version_of("pyarrow")
 
     def upgraded(name: str) -> str:
-        return "99.1" if name == "pyarrow" else library_version(name)
+        return "99.1" if name == "pyarrow" else version_of(name)
 
-    monkeypatch.setattr("gristmill_cli.run_records.library_version", upgraded)
+    monkeypatch.setattr(task, "library_version", upgraded)
+    monkeypatch.setattr(reruns, "library_version", upgraded)
+    return before
+
+
+def test_another_version_is_said_first_with_its_cost(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = upgrade(monkeypatch)
     state = planned(config)["normalize_text"]
-    assert state.startswith("to run again: pyarrow ") and state.endswith(" → 99.1")
+    assert state.startswith(f"to run again: pyarrow {before} → 99.1; it took ")
+    assert state.endswith(" of core time, --accept_versions keeps what is there")
+    capsys.readouterr()
+    run(config)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith(f"note: pyarrow {before} → 99.1: normalize_text, filter, ")
+    assert " run again, " in first and " of core time, about " in first
+    assert first.endswith(" with 1 worker; --accept_versions keeps what is there")
+    assert planned(config)["normalize_text"] == "done; its files will be checked"
+    run(config)
+    assert "note: pyarrow" not in capsys.readouterr().err
+
+
+def test_versions_that_are_accepted_are_recorded(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there stays, as the plan, the report and the card say; a new source is read by today's version."""
+    written = tree(config.out)
+    before = upgrade(monkeypatch)
+    accepting = replace(config, accept_versions=True)
+    assert planned(accepting)["normalize_text"] == (
+        f"done; its files will be checked (made with other versions: pyarrow {before} → 99.1)"
+    )
+    capsys.readouterr()
+    run(accepting)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"note: pyarrow {before} → 99.1: --accept_versions keeps what normalize_text, filter, ")
+    assert all(line.endswith("done already, nothing to do") for line in said[1:])
+    assert {name: data for name, data in tree(config.out).items() if name != "run.json"} == {
+        name: data for name, data in written.items() if name != "run.json"
+    }
+    sentence = (
+        f"Some of what normalize_text wrote was made with pyarrow {before}, and kept by --accept_versions at 99.1."
+    )
+    card(config.out)
+    assert f"- {sentence}\n" in (config.out / "tokens" / "README.md").read_text()
+    report((config.out,))
+    assert sentence in (config.out / "report.html").read_text()
+    run(replace(accepting, sources={**config.sources, "new": Source(path="../new")}))
+    assert first_line(capsys.readouterr().err).endswith("2 of 4 tasks done before")
+
+
+def test_an_explanation_speaks_of_sources(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    (config.corpus / "m" / "a.jsonl").rename(config.corpus / "m" / "b.jsonl")
+    explaining = replace(config, explain=True, until="normalize_text")
+    capsys.readouterr()
+    run(explaining)
+    said = capsys.readouterr().err
+    assert "normalize_text: prepare: 1 of 2 tasks runs: 1 file new (m/b.jsonl), 1 file gone (m/a.jsonl)\n" in said
+    run(replace(explaining, sources={"m": Source(format="jsonl"), "new": Source(path="../new")}))
+    said = capsys.readouterr().err
+    assert "changed: normalize_text source m: format none → jsonl, source z gone, source new new\n" in said
+
+
+def test_folders_of_sources_are_named(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without [sources] a source is a folder."""
+    folders = replace(config, sources={}, out=config.out.with_name("folders"), until="normalize_text", explain=True)
+    run(folders)
+    (config.corpus.parent / "new").rename(config.corpus / "new")
+    shutil.rmtree(config.corpus / "z")
+    capsys.readouterr()
+    run(folders)
+    said = capsys.readouterr().err
+    assert "normalize_text: prepare: 1 of 2 tasks runs: source new new (1 file), source z gone (1 file)\n" in said

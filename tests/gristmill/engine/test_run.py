@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine import done_tasks, report
+from gristmill.engine import done_tasks, report, task
 from gristmill.engine.executors.local import Call
 from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
@@ -144,15 +144,67 @@ def test_a_moved_or_copied_output_is_still_done(tmp_path: Path, source: Path, ta
 def test_the_reason_for_a_task_is_explained(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_input(source, target)
     upper_stage(source, target, options=replace(QUIET, explain_tasks=True))
-    assert "upper: b: input 0 (b) was 7 bytes of" in capsys.readouterr().err
+    assert "upper: b: b changed\n" in capsys.readouterr().err
     upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
-    assert 'upper: b: argument suffix was "", is now "?"' in capsys.readouterr().err
+    assert 'upper: b: suffix "" → "?"\n' in capsys.readouterr().err
     remove_joined(source, target)
     upper_stage(source, target, Settings("?"), options=replace(QUIET, explain_tasks=True))
     assert "upper: whole: its output was removed or changed" in capsys.readouterr().err
     upper_stage(source, target, Settings("."), options=replace(QUIET, explain=True))
     said = capsys.readouterr().err
-    assert said.startswith('upper: a: argument suffix was "?", is now "." (3 of 3 tasks to run; --explain_tasks lists')
+    assert said.startswith('upper: upper: 3 of 3 tasks run: suffix "?" → "."\n')
+
+
+def test_an_explanation_speaks_of_files(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    explaining = replace(QUIET, explain=True)
+    edit_input(source, target)
+    (source / "a").unlink()
+    (source / "d").write_text("text d\n")
+    (target / "c").unlink()
+    upper_stage(source, target, options=explaining)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == (
+        "upper: upper: 3 of 3 tasks run: 1 file new (d), 1 file gone (a), 1 file changed (b), "
+        "outputs of 1 task was removed or changed"
+    )
+    (source / "d").unlink()
+    upper_stage(source, target, options=explaining)
+    assert capsys.readouterr().err.startswith("upper: upper: 0 of 2 tasks run: 1 file gone (d)\n")
+
+
+def test_versions_are_accepted(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What other versions wrote stays, as its record says; a file that changed is read by those of today."""
+    stage = replace(STAGE, libraries=("zlib",))
+    loud = replace(QUIET, quiet=False)
+    upper_stage(source, target, stage=stage)
+    made_with = task.library_version("zlib")
+    monkeypatch.setattr(task, "library_version", lambda name: {"zlib": "99.1"}[name])
+    edit_input(source, target)
+    (target / "c").unlink()
+    capsys.readouterr()
+    run = upper_stage(source, target, stage=stage, options=replace(loud, accept_versions=True))
+    # b and c; b and what is needed of the other parts; and the join
+    assert run.ran == 2 + 3 + 1
+    said = capsys.readouterr().err
+    assert f"kept what was made with zlib {made_with} (now 99.1), by --accept_versions" in said
+    versions = {name: record.identity["zlib"] for (step, name), record in run.done.records.items() if step == "upper"}
+    assert versions == {"a": made_with, "b": "99.1", "c": "99.1"}
+    again = upper_stage(source, target, stage=stage, options=loud)
+    assert again.ran and again.done.records["upper", "a"].identity["zlib"] == "99.1"
+    assert f"zlib {made_with} → 99.1: 1 of 3 tasks of upper runs again" in capsys.readouterr().err
+
+
+def test_versions_are_not_accepted_with_another_argument(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = replace(STAGE, libraries=("zlib",))
+    upper_stage(source, target, stage=stage)
+    monkeypatch.setattr(task, "library_version", lambda name: {"zlib": "99.1"}[name])
+    accepting = replace(QUIET, accept_versions=True)
+    assert upper_stage(source, target, Settings("!"), accepting, stage).ran == TASKS
+    assert upper_stage(source, target, Settings("!"), accepting, replace(stage, version=2)).ran == TASKS
 
 
 def test_a_log_has_lines_of_progress(

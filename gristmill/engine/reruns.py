@@ -1,0 +1,224 @@
+"""Why tasks of a step run again, in words: files and sources that are new, changed or gone, arguments, versions."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
+
+from gristmill.engine.ledger import DoneRecord
+from gristmill.engine.task import LIBRARIES, library_version
+from gristmill.wording import count_of, verb_for
+
+Identity = Mapping[str, str]  # see identify
+_INPUT = re.compile(r"input \d+ \((.*)\)", re.DOTALL)
+_SET = re.compile(r"[\d,]+ files")  # the name of an input that is a FileSet
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAMED = 3  # files that a line names
+_ARGUMENT = "argument "
+_OTHER_NAMES = "outputs"
+
+
+def differing_libraries(before: Identity, now: Identity) -> dict[str, tuple[str, str]] | None:
+    """Return the libraries whose versions differ in two identities; None if something else differs, too.
+
+    >>> differing_libraries({"pyarrow": "23", "outputs": "a"}, {"pyarrow": "24", "outputs": "a"})
+    {'pyarrow': ('23', '24')}
+    """
+    libraries = dict[str, tuple[str, str]]()
+    for name in _differing(before, now):
+        if name not in LIBRARIES:
+            return None
+        libraries[name] = (before.get(name, "none"), now.get(name, "none"))
+    return libraries
+
+
+def outdated_libraries(identity: Identity) -> dict[str, tuple[str, str]]:
+    """Return the libraries that have another version now than a task was made with: then and now, by name."""
+    libraries = dict[str, tuple[str, str]]()
+    for name in LIBRARIES:
+        then = identity.get(name)
+        if then is None:
+            continue
+        try:
+            now = library_version(name)
+        except PackageNotFoundError:
+            now = "not installed"
+        if now != then:
+            libraries[name] = (then, now)
+    return libraries
+
+
+def spell_versions(libraries: Mapping[str, tuple[str, str]]) -> str:
+    """Return libraries and their versions then and now in words.
+
+    >>> spell_versions({"pyarrow": ("23", "24"), "zlib": ("1.2", "1.3")})
+    'pyarrow 23 → 24, zlib 1.2 → 1.3'
+    """
+    return ", ".join(f"{name} {then} → {now}" for name, (then, now) in libraries.items())
+
+
+def note_outdated(step: str, tasks: Iterable[tuple[DoneRecord, Identity]], count: int) -> None:
+    """Print which libraries make tasks of a step run again, if they alone do, and what that costs.
+
+    `tasks` are the records of those that run, with their identities of today; `count` is the number of all.
+    """
+    outdated = dict[str, tuple[str, str]]()
+    costs = list[float]()
+    for record, identity in tasks:
+        libraries = differing_libraries(record.identity, identity)
+        if libraries:
+            outdated |= libraries
+            costs.append(record.core_seconds)
+    if not outdated:
+        return
+    verb = verb_for(len(costs), "runs", "run")
+    print(
+        f"note: {spell_versions(outdated)}: {len(costs):,} of {count_of(count, 'task')} of {step} {verb} again, which "
+        f"took {sum(costs):,.1f} core seconds; --accept_versions keeps what is there",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+
+
+def note_kept(stage: str, libraries: Mapping[str, tuple[str, str]]) -> None:
+    """Print the libraries whose earlier versions made what --accept_versions keeps."""
+    if libraries:
+        names = ", ".join(f"{name} {then} (now {now})" for name, (then, now) in libraries.items())
+        print(f"{stage}: kept what was made with {names}, by --accept_versions", file=sys.stderr, flush=True)
+
+
+def explain(
+    stage: str,
+    step: str,
+    tasks: Mapping[str, Identity],
+    before: Mapping[str, Identity],
+    todo: Sequence[str],
+    details: bool,
+) -> None:
+    """Print why the tasks `todo` of a step run: with `details` each on a line, else all that differs on one line.
+
+    `tasks` and `before` are the identities of all tasks, by name, of this run and of the one before.
+    """
+    if details:
+        for task in todo:
+            print(f"{stage}: {task}: {rerun_reason(tasks[task], before.get(task))}", file=sys.stderr, flush=True)
+        return
+    reasons = _summarise(tasks, before, todo)
+    if reasons:
+        count = f"{len(todo):,} of {count_of(len(tasks), 'task')} {verb_for(len(todo), 'runs', 'run')}"
+        print(f"{stage}: {step}: {count}: {', '.join(reasons)}", file=sys.stderr, flush=True)
+
+
+def rerun_reason(now: Identity, before: Identity | None) -> str:
+    """Return why a task runs: it is new, its identity differs from its record, or an output was changed."""
+    if before is None:
+        return "no earlier run finished it"
+    reasons = list[str]()
+    files_now = _files_of([now])
+    files_before = _files_of([before])
+    for name in files_now | files_before:
+        if name not in files_before:
+            reasons.append(f"{name} new")
+        elif name not in files_now:
+            reasons.append(f"{name} gone")
+        elif files_now[name] != files_before[name]:
+            reasons.append(f"{name} changed")
+    reasons += _other_reasons(now, before)
+    return ", ".join(reasons) or "its output was removed or changed"
+
+
+def _summarise(tasks: Mapping[str, Identity], before: Mapping[str, Identity], todo: Sequence[str]) -> list[str]:
+    """Return what differs between all tasks of a step and those before, with the number of files."""
+    if not before:
+        return ["no earlier run finished them"]
+    files_now = _files_of(tasks.values())
+    files_before = _files_of(before.values())
+    reasons = _group_files(files_now.keys() - files_before.keys(), files_before, "new")
+    reasons += _group_files(files_before.keys() - files_now.keys(), files_now, "gone")
+    changed = sorted(name for name in files_now.keys() & files_before.keys() if files_now[name] != files_before[name])
+    if changed:
+        reasons.append(_spell_files(changed, "changed"))
+    others = Counter[str]()
+    unexplained = 0
+    for task in todo:
+        earlier = before.get(task)
+        if earlier is None:
+            continue
+        found = _other_reasons(tasks[task], earlier)
+        others.update(found)
+        if not found and _files_of([tasks[task]]) == _files_of([earlier]):
+            unexplained += 1
+    reasons += list(others)
+    if unexplained:
+        verb = verb_for(unexplained, "was", "were")
+        reasons.append(f"outputs of {count_of(unexplained, 'task')} {verb} removed or changed")
+    if todo and not reasons:
+        reasons.append("no earlier run finished them")
+    return reasons
+
+
+def _differing(before: Identity, now: Identity) -> list[str]:
+    return [name for name in {**now, **before} if now.get(name) != before.get(name)]
+
+
+def _files_of(identities: Iterable[Identity]) -> dict[str, set[str]]:
+    """Return the tags of the single files that tasks read, by name."""
+    files = dict[str, set[str]]()
+    for identity in identities:
+        for name, tag in identity.items():
+            match = _INPUT.fullmatch(name)
+            if match and not _SET.fullmatch(match[1]):
+                files.setdefault(match[1], set()).add(tag)
+    return files
+
+
+def _other_reasons(now: Identity, before: Identity) -> list[str]:
+    """Return what differs in a task but for single files: versions, arguments, sets of files."""
+    reasons = list[str]()
+    for name in _differing(before, now):
+        match = _INPUT.fullmatch(name)
+        if match and not _SET.fullmatch(match[1]):
+            continue
+        if match:
+            if name in now:
+                reasons.append(f"{match[1]} that it reads changed")
+        elif name == _OTHER_NAMES:
+            reasons.append("names of outputs changed")
+        else:
+            reasons.append(_spell_change(name, before.get(name, "none"), now.get(name, "none")))
+    return reasons
+
+
+def _spell_change(name: str, before: str, now: str) -> str:
+    name = name.removeprefix(_ARGUMENT)
+    if _HASH.fullmatch(before) or _HASH.fullmatch(now):
+        return f"{name} changed"
+    return f"{name} {before} → {now}"
+
+
+def _group_files(names: Iterable[str], others: Iterable[str], what: str) -> list[str]:
+    """Return how many files are new or gone, by source where all files of a source are."""
+    other_sources = set(map(_source_of, others))
+    whole = Counter[str]()
+    single = list[str]()
+    for name in sorted(names):
+        source = _source_of(name)
+        if source and source not in other_sources:
+            whole[source] += 1
+        else:
+            single.append(name)
+    reasons = [f"source {source} {what} ({count_of(count, 'file')})" for source, count in whole.items()]
+    if single:
+        reasons.append(_spell_files(single, what))
+    return reasons
+
+
+def _source_of(name: str) -> str:
+    """Return the first folder in the name of a file in its corpus, '' for a file that is not in one."""
+    folder, slash, _ = name.partition("/")
+    return folder if slash else ""
+
+
+def _spell_files(names: Sequence[str], what: str) -> str:
+    more = ", …" if len(names) > _NAMED else ""
+    return f"{count_of(len(names), 'file')} {what} ({', '.join(names[:_NAMED])}{more})"
