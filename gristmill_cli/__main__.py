@@ -98,6 +98,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train-async": Command("training.train_async:main", "pre-train with a server and workers"),
         "evaluate": Command("training.evaluate:main", "measure losses of a checkpoint on tokens or text"),
         "lm-eval": Command("training.tasks.harness:main", "lm_eval's own command line, for benchmarks of a checkpoint"),
+        "make-tasks": Command(
+            "gristmill_cli.benchmarks.make_tasks:make_tasks", "make cloze tasks of held-out text", ("make_tasks",)
+        ),
+        "contamination": Command(
+            "gristmill_cli.benchmarks.contamination:contamination", "find a benchmark's items in the training text"
+        ),
         "generate": Command("gristmill_cli.generate:main", "write text with a trained model"),
         "export-hf": Command("training.hugging_face.export_hf:export_hf", "export a checkpoint to Hugging Face"),
         "import-hf": Command("training.hugging_face.import_hf:import_hf", "import a Hugging Face model"),

@@ -52,6 +52,8 @@ class EvaluateConfig:
     """Items of each task, from the first; 0: all."""
     fewshot: int | None = None
     """Items with their answers that come before each item of a task; by default as the task says."""
+    items: Path | None = None
+    """JSON lines file for the score of each item of the tasks, for gristmill contamination."""
     tokenizer: Path | None = None
     """The checkpoint's tokenizer, for --text and --tasks; by default that of TOKENS, or of the run's folder."""
     seq_len: int = 0
@@ -86,7 +88,7 @@ class EvaluateConfig:
     def check(self) -> None:
         """Raise UsageError for a value out of range, or nothing to evaluate."""
         check_ranges(self)
-        reject_remote(*filter(None, [self.out]))
+        reject_remote(*filter(None, [self.out, self.items]))
         check_ranges(self.parallel, "parallel.")
         self.eval.check()
         require(
@@ -117,7 +119,7 @@ class EvaluateConfig:
             bool(self.text or self.tasks) or self.tokenizer is None,
             f"tokenizer is {self.tokenizer}, but there is no --text: TOKENS are encoded; leave --tokenizer out",
         )
-        for name in ("task_folder", "limit", "fewshot"):
+        for name in ("task_folder", "limit", "fewshot", "items"):
             require(
                 bool(self.tasks) or getattr(self, name) in (None, 0),
                 f"{name} is given, but there are no --tasks; leave --{name} out",

@@ -63,7 +63,15 @@ def _run_tasks(config: EvaluateConfig, device: torch.device) -> Scores:
     model = open_language_model(
         config.checkpoint, device, config.parallel, config.precision, config.ema, config.tokenizer, _SECONDS_TO_WAIT
     )
-    return run_tasks(model, config.tasks, config.task_folder, config.limit, config.fewshot, config.micro_batch_size)
+    return run_tasks(
+        model,
+        config.tasks,
+        config.task_folder,
+        config.limit,
+        config.fewshot,
+        config.micro_batch_size,
+        config.items,
+    )
 
 
 def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[str, HoldoutLosses]:

@@ -89,6 +89,19 @@ def test_duration_and_starts_are_shown(model: Path) -> None:
     assert "gristmill train <x>" in text and "'date'" not in text
 
 
+def test_scores_in_tasks_are_drawn_over_steps(model: Path) -> None:
+    with (model / "metrics.jsonl").open("a") as file:
+        for step in (50, 1000):
+            score = {"bits_per_byte": 4 - step / 1000, "acc": 0.25 + step / 4000, "items": 8}
+            record = {"kind": "eval", "step": step, "tasks": {"quiz": score, "seconds": 0.5}}
+            file.write(json.dumps(record) + "\n")
+    report((model,))
+    text = Numbers((model / "report.html").read_text()).text
+    assert "accuracy in tasks" in text and "answers of tasks (bits per byte)" in text
+    values = {it["data-value"] for it in Numbers((model / "report.html").read_text()).found}
+    assert {"3.95", "3.0", "0.2625", "0.5"} <= values
+
+
 def test_a_sparse_model_s_experts_are_drawn(model: Path) -> None:
     with (model / "metrics.jsonl").open("a") as file:
         for step in (500, 1000):

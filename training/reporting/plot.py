@@ -159,6 +159,8 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
         "loss (nats/token)": {"train": _curve(records, "step", "loss"), "holdout": _curve(records, "eval", "loss")},
         "training loss by data set (nats/token)": _sets(records),
         "holdout loss by source (nats/token)": _sources(records),
+        "answers of tasks (bits per byte)": _tasks(records, "bits_per_byte"),
+        "accuracy in tasks": _tasks(records, "acc"),
         "learning rate": {"": _curve(records, "step", "lr")},
         "gradient norm": {"": _curve(records, "step", "grad_norm")},
         "tokens/s": {"": _curve(records, "step", "tokens_per_second")},
@@ -209,6 +211,17 @@ def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:
                 loss = finite(values.get("loss")) if isinstance(values, dict) else None
                 if loss is not None:
                     curves.setdefault(part, []).append((record["step"], loss))
+    return curves
+
+
+def _tasks(records: list[dict[str, Any]], key: str) -> dict[str, Curve]:
+    """Return the scores in each task that a run evaluated as it trained."""
+    curves: dict[str, Curve] = {}
+    for record in (record for record in records if record["kind"] == "eval"):
+        for name, score in table_of(record, "tasks").items():
+            value = finite(score.get(key)) if isinstance(score, dict) else None
+            if value is not None:
+                curves.setdefault(name, []).append((record["step"], value))
     return curves
 
 

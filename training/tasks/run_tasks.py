@@ -8,17 +8,25 @@ from typing import Any
 from gristmill.wording import count_of
 from training.language_model import LanguageModel
 from training.tasks.find_tasks import data_errors, find_tasks, quiet
+from training.tasks.item_scores import item_scores, write_item_scores
 
 Scores = dict[str, dict[str, float]]
 
 
 def run_tasks(
-    model: LanguageModel, tasks: Sequence[str], folder: Path | None, limit: int, fewshot: int | None, batch_size: int
+    model: LanguageModel,
+    tasks: Sequence[str],
+    folder: Path | None,
+    limit: int,
+    fewshot: int | None,
+    batch_size: int,
+    items: Path | None = None,
 ) -> Scores:
     """Return the metrics of each task, and its `items`, on the first rank of a machine; every rank calls it.
 
     `tasks`: names of lm_eval's tasks, or of those in `folder`, or .yaml files. `limit`: items of each, from the first;
-    0: all. Raises UsageError for a task that is not known, or whose data cannot be read.
+    0: all. `items` is a file for the scores of single items. Raises UsageError for a task that is not known, or whose
+    data cannot be read.
     """
     with quiet():
         from lm_eval import evaluator, simple_evaluate
@@ -34,11 +42,13 @@ def run_tasks(
                 num_fewshot=fewshot,
                 limit=limit or None,
                 task_manager=manager,
-                log_samples=False,
+                log_samples=items is not None,
                 bootstrap_iters=0,
             )
     if found is None:  # lm_eval gives results to the first rank alone
         return {}
+    if items is not None:
+        write_item_scores(items, item_scores(found))
     return {name: _metrics(values, found["n-samples"].get(name)) for name, values in found["results"].items()}
 
 

@@ -63,12 +63,16 @@ def test_panels_hold_every_finite_point_of_each_source_and_holdout() -> None:
         {"kind": "step", "step": 1, "loss": 3.0, "lr": 1e-3, "grad_norm": None, "memory_bytes": 2**31, "mfu": None},
         {"kind": "step", "step": 2, "loss": None, "lr": 2e-3, "tokens_per_second": 5.0},
         {"kind": "eval", "step": 2, "loss": 2.5, "sources": {"web": {"loss": 2.0}, "code": {"loss": None}, "bad": 3},
+         "tasks": {"quiz": {"bits_per_byte": 1.5, "acc": 0.25}, "whole": {"bits_per_byte": 2.0, "acc": None},
+                   "seconds": 3.0},
          "holdouts": {"late": {"loss": 4.0, "sources": {"$web$": {"loss": 4.5}}}, "harmed": []}},
     ]  # fmt: skip
     panels = read_panels(records)
     assert panels == {
         "loss (nats/token)": {"train": [(1, 3.0)], "holdout": [(2, 2.5)]},
         "holdout loss by source (nats/token)": {"web": [(2, 2.0)], "late": [(2, 4.0)], "late: $web$": [(2, 4.5)]},
+        "answers of tasks (bits per byte)": {"quiz": [(2, 1.5)], "whole": [(2, 2.0)]},
+        "accuracy in tasks": {"quiz": [(2, 0.25)]},
         "learning rate": {"": [(1, 1e-3), (2, 2e-3)]},
         "tokens/s": {"": [(2, 5.0)]},
         "peak memory of a rank (GiB)": {"": [(1, 2.0)]},

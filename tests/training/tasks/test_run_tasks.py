@@ -14,6 +14,7 @@ from tests.training.conftest import REPOSITORY, TORCHRUN
 from tests.training.tasks.conftest import ITEMS, TASKS
 from training.evaluate import main
 from training.hugging_face.export_hf import export_hf
+from training.tasks.item_scores import aggregate, read_item_scores
 
 
 def words(run: Path, tasks: Path, *more: str) -> list[str]:
@@ -51,6 +52,24 @@ def test_scores_are_those_of_lm_eval_s_own_backend(
     for task in TASKS:
         assert f"{task}: " in said
     assert "4 items" in said and "acc 0." in said
+
+
+def test_items_have_their_scores_and_the_texts_that_count(
+    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path
+) -> None:
+    folder = checkpoint_of("llama, grouped")
+    path = tmp_path / "items.jsonl"
+    main(words(folder, tasks, "--out", str(tmp_path / "scores.json"), "--items", str(path)))
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    items = read_item_scores(path)
+    assert [(item.task, item.item) for item in items] == [(task, number) for task in TASKS for number in range(4)]
+    for task in TASKS:
+        own = [item for item in items if item.task == task]
+        expected = {name: value for name, value in scores[task].items() if name != "items"}
+        assert aggregate(own) == pytest.approx(expected)
+    assert {"acc", "acc_norm"} == items[0].metrics.keys()
+    assert items[0].texts == ["What turns the wheel?", "water"]  # and no wrong answer
+    assert items[4].texts == ["What turns the wheel?"]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,240 @@
+"""Command: which items of benchmarks are in the training text, and a model's scores with and without them."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import tyro
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from gristmill.budget import usable_cores
+from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.errors import require
+from gristmill.io.documents import CorpusFile
+from gristmill.storage.files import reject_remote
+from gristmill.storage.local import atomic_write_bytes
+from gristmill.wording import count_of
+from gristmill_cli.benchmarks.texts import Part, TokenPart, parts_of
+from gristmill_cli.documents.token_origins import TokenOrigins
+from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexFiles, write_index
+from preprocessing.contamination.ngrams import find_words
+from preprocessing.decontaminate import EXACT, NEAR, check_limits
+from training.tasks.harness import require_lm_eval
+from training.tasks.item_scores import ItemScore, aggregate, read_item_scores
+
+Kind = Literal["exact", "near", "none", "not searched"]
+_KINDS: tuple[Kind, ...] = ("exact", "near", "none", "not searched")
+_PLACES = 5  # of an item that are named
+_ITEMS = 5  # that are printed
+_SHOWN = 300  # characters of a passage
+
+
+class Place(msgspec.Struct):
+    """A passage of a training document that has an item: exact, or a near-duplicate; the share of the item's words.
+
+    `key` is the document's key in the corpus, where a data run knows it.
+    """
+
+    match: str
+    share: float
+    folder: str
+    document: str
+    source: str
+    text: str
+    number: int = -1
+    key: str = ""
+
+
+class ItemContamination(msgspec.Struct):
+    """An item, its scores, and where it is in the training text; `documents` counts those with an exact or near match.
+
+    An item of fewer than 8 words is not searched.
+    """
+
+    task: str
+    item: int
+    contamination: Kind
+    documents: dict[str, int]
+    places: list[Place]
+    metrics: dict[str, object]
+
+
+@dataclass
+class _Places:
+    """Documents that have an item: their number by kind of match, and the best passages."""
+
+    documents: dict[str, int] = field(default_factory=lambda: {EXACT: 0, NEAR: 0})
+    best: list[Place] = field(default_factory=list)
+
+    def add(self, places: Sequence[Place], documents: dict[str, int]) -> None:
+        """Add documents, and keep the best of all passages; those that are equally good in their order."""
+        for kind, count in documents.items():
+            self.documents[kind] += count
+        both = [*self.best, *places]
+        both.sort(key=lambda place: (place.match != EXACT, -place.share))
+        self.best = both[:_PLACES]
+
+
+def contamination(
+    items: Positional[Path],
+    trained_on: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER …")]],
+    near: float = 0.6,
+    out: Path | None = None,
+    tokenizer: Path | None = None,
+    text_column: str = "text",
+    workers: int | None = None,
+) -> Group:
+    """Say which items of benchmarks are in the training text, and the scores with and without them.
+
+    An item is in a document exactly if the two share 13 consecutive words, or all words of an item of 8 to 12; it is
+    near if one passage has the share --near of the item's words, in runs of 5 or more. These are the rules of
+    `gristmill decontaminate`. An item's texts are those fields of its record that its question or its right answer has;
+    wrong answers do not count. An item of fewer than 8 words is not searched for.
+
+    gristmill evaluate OUT/model --tasks mill.yaml --items items.jsonl
+
+    gristmill contamination items.jsonl OUT/tokens/train
+
+    Args:
+        items: File that gristmill evaluate --tasks … --items FILE wrote.
+        trained_on: Folders of what the model was trained on: token shards, which are decoded, or a corpus.
+        near: Share of an item's words that a near-duplicate has, 0.5 to 1; 0: look for exact matches only.
+        out: JSON lines file: for each item its contamination, the documents that have it, and its scores.
+        tokenizer: Tokenizer of the token shards, where it is not next to them.
+        text_column: The column or field of a corpus that holds the text.
+        workers: Worker processes; by default one per core.
+    """
+    require(bool(trained_on), "expected folders of what the model was trained on, such as OUT/tokens/train, got none")
+    require(workers is None or workers > 0, f"--workers {workers}: expected 1 or more")
+    reject_remote(*filter(None, [items, out]))
+    check_limits(0, 1, 0, near)
+    require_lm_eval("contamination")
+    scores = read_item_scores(items)
+    parts = [part for folder in trained_on for part in parts_of(folder, tokenizer, text_column)]
+    searched = find_items(scores, parts, near, workers or usable_cores())
+    _name_documents(place for item in searched for place in item.places)
+    if out is not None:
+        encoder = msgspec.json.Encoder()
+        atomic_write_bytes(out, b"".join(encoder.encode(item) + b"\n" for item in searched))
+    return Group(*_report(scores, searched))
+
+
+def find_items(
+    scores: Sequence[ItemScore], parts: Sequence[Part], near: float, workers: int
+) -> list[ItemContamination]:
+    """Return for each item where it is in the texts of `parts`."""
+    found = dict[int, _Places]()
+    rows = [number for number, item in enumerate(scores) if any(map(_is_long, item.texts))]
+    if rows:
+        with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, LocalExecutor(workers) as executor:
+            index = _write_index(Path(folder), [scores[number] for number in rows], near)
+            calls = [Call(search_part, {"part": part, "index": index, "near": near}) for part in parts]
+            results = dict(executor.run(calls))
+        for _, of_part in sorted(results.items()):
+            for row, places in of_part.items():
+                found.setdefault(rows[row], _Places()).add(places.best, places.documents)
+    searched = list[ItemContamination]()
+    for number, item in enumerate(scores):
+        places = found.get(number, _Places())
+        kind: Kind = "none"
+        if number not in set(rows):
+            kind = "not searched"
+        elif places.documents[EXACT]:
+            kind = "exact"
+        elif places.documents[NEAR]:
+            kind = "near"
+        searched.append(
+            ItemContamination(item.task, item.item, kind, places.documents, places.best, dict(item.metrics))
+        )
+    return searched
+
+
+def _is_long(text: str) -> bool:
+    return len(find_words(text)) >= SHORTEST
+
+
+def _write_index(folder: Path, items: Sequence[ItemScore], near: float) -> IndexFiles:
+    """Write the index of the texts of items, a record for each."""
+    path = folder / "items.jsonl"
+    lines = [msgspec.json.encode({f"text{number}": text for number, text in enumerate(item.texts)}) for item in items]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    index = IndexFiles(*(folder / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
+    write_index([CorpusFile(path, path.name, path.stat().st_size, ALL_FIELDS)], index, near > 0)
+    return index
+
+
+def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places]:
+    """Return the places of items, by the rows of their records, in the documents of a part; a worker calls it."""
+    benchmarks = Benchmarks(index, near)
+    folder = str(part.folder) if isinstance(part, TokenPart) else ""
+    found = dict[int, _Places]()
+    for document in part.read():
+        of_document = dict[int, Place]()
+        for match in benchmarks.find(find_words(document.text)):
+            row = int(benchmarks.items.column("item")[match.item].as_py().rpartition("@")[2])
+            text = document.text[match.start : min(match.end, match.start + _SHOWN)]
+            kind = NEAR if match.near else EXACT
+            place = Place(kind, round(match.share, 3), folder, document.name, document.source, text, document.number)
+            before = of_document.get(row)
+            if before is None or (place.match == EXACT, place.share) > (before.match == EXACT, before.share):
+                of_document[row] = place
+        for row, place in of_document.items():
+            found.setdefault(row, _Places()).add([place], {place.match: 1})
+    return found
+
+
+def _name_documents(places: Iterable[Place]) -> None:
+    """Fill in the keys in the corpus of documents of tokens, where a data run knows them."""
+    of_folders = dict[str, list[Place]]()
+    for place in places:
+        if place.number >= 0:
+            of_folders.setdefault(place.folder, []).append(place)
+    for folder, named in of_folders.items():
+        origins = TokenOrigins(Path(folder)).find({place.number for place in named})
+        for place in named:
+            origin = origins.get(place.number)
+            place.key = str(origin.key) if origin and origin.key else ""
+
+
+def _report(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) -> Iterable[RenderableType]:
+    """Yield a table of the tasks, and a line for some of the items that were found."""
+    table = Table("task", "items", *_KINDS, "metric", "all", "without", "contaminated", box=None, pad_edge=False)
+    for task in dict.fromkeys(item.task for item in scores):
+        pairs = [pair for pair in zip(scores, searched, strict=True) if pair[0].task == task]
+        kinds = [item.contamination for _, item in pairs]
+        cells = [task, f"{len(pairs):,}", *(f"{kinds.count(kind):,}" for kind in _KINDS)]
+        whole = aggregate(score for score, _ in pairs)
+        without = aggregate(score for score, item in pairs if not _is_contaminated(item))
+        alone = aggregate(score for score, item in pairs if _is_contaminated(item))
+        for metric, value in whole.items():
+            parts = [f"{part[metric]:.4f}" if metric in part else "–" for part in (without, alone)]
+            table.add_row(*map(Text, [*cells, metric, f"{value:.4f}", *parts]))
+            cells = [""] * len(cells)
+        if not whole:
+            table.add_row(*map(Text, cells))
+    yield table
+    contaminated = [item for item in searched if _is_contaminated(item)]
+    for item in contaminated[:_ITEMS]:
+        yield Text(_describe(item))
+    if len(contaminated) > _ITEMS:
+        yield Text(f"and {count_of(len(contaminated) - _ITEMS, 'other item')}; --out FILE has all")
+
+
+def _is_contaminated(item: ItemContamination) -> bool:
+    return item.contamination in (EXACT, NEAR)
+
+
+def _describe(item: ItemContamination) -> str:
+    """Return where an item is: in how many documents, and the best passage."""
+    best = item.places[0]
+    name = best.key or "/".join(filter(None, [best.folder, best.document]))
+    of_source = f" ({best.source})" if best.source and not best.key else ""
+    documents = count_of(sum(item.documents.values()), "document")
+    passage = " ".join(best.text[:100].split())
+    return f"{item.task} {item.item}: {item.contamination}, in {documents}, such as {name}{of_source}: {passage}"
