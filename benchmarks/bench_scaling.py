@@ -30,8 +30,8 @@ from benchmarks.scaling_stages import COMMANDS, FIRST_STAGE, RUN_STAGES, STAGES,
 from benchmarks.scaling_store import CountingStore
 from benchmarks.scaling_tasks import ModelExecutor, TaskModel
 from gristmill.console import wide_console
-from gristmill.engine.executors.context import ExecutionContext
-from gristmill.engine.executors.staging import Scratch
+from gristmill.engine.execution.context import ExecutionContext
+from gristmill.engine.execution.staging import Scratch
 from gristmill.engine.options import RunOptions
 
 MEMORY = "1GiB"  # so little that no stage joins in memory what larger corpora join on disk

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.bench_training import write_tokens
 from benchmarks.training_worker import main as train_and_time
-from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.execution.local import start_fork_server
 from gristmill.errors import GristmillError
 from gristmill_parity.certificate import plan_certificate, run_cases, summary
 from gristmill_planner.hardware import Cluster, find_device

@@ -19,10 +19,11 @@ from dedup.minhash.signatures import Sketch
 from dedup.removal.clusters import MemberPlan, sort_members
 from dedup.to_hash import split_skipped, write_signed
 from gristmill.counts import READ, WRITTEN, Counts
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.staging import remote_ranges as ranges_read_by
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.staging import remote_ranges as ranges_read_by
+from gristmill.engine.execution.task_run import TaskRun
 from gristmill.engine.facts import load_index
-from gristmill.engine.ledger import DoneRecord, OutputRecord
+from gristmill.engine.staleness.records import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
 from gristmill.io.facts import SUFFIX as FACTS_SUFFIX
 from gristmill.io.facts import FactsFile, WrittenSlice
@@ -178,11 +179,12 @@ class ModelExecutor:
             block = calls[first : first + _BLOCK]
             self.pickled += sum(len(pickle.dumps(call)) for call in block)
             started = time.process_time()  # once a block, as it is slow on some systems
-            found = [pickle.dumps(self._finish(**call.arguments)) for call in block]
+            found = [pickle.dumps(self._finish(call.task_run, **call.arguments)) for call in block]
             self.seconds += time.process_time() - started
             yield from ((first + i, pickle.loads(record)) for i, record in enumerate(found))
 
-    def _finish(self, step: str, task: Task, identity: dict[str, str], ledger: Any, **_: Any) -> DoneRecord:
+    def _finish(self, this: TaskRun, identity: dict[str, str], ledger: Any) -> DoneRecord:
+        task = this.task
         self.tasks += 1
         self.requests += sum(1 for _ in ranges_read_by(task.arguments, set(task.outputs))) + len(task.outputs) + 1
         outputs = list[OutputRecord]()
@@ -191,7 +193,7 @@ class ModelExecutor:
             size = content if isinstance(content, int) else len(content)
             outputs.append(OutputRecord(ledger.relative(path), size, 0, _SHA256, self.store.add(path, content)))
         value = msgspec.to_builtins(self.model.value(task))
-        record = DoneRecord(step, task.name, identity, outputs, counts_of(task), value)
+        record = DoneRecord(this.step, task.name, identity, outputs, counts_of(task), value)
         before = self.store.requests.copy()
         ledger.write(record)  # counted above, as the task's
         self.store.requests = before

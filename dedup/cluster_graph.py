@@ -27,7 +27,7 @@ from dedup.minhash.shingles import shingle_sets
 from dedup.removal.clusters import Clusters
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, DocKey, Document

@@ -21,9 +21,9 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import IN_HOLDOUT, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
+from gristmill.engine.staleness.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus

@@ -19,10 +19,10 @@ from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.steps import RemovalSettings
 from gristmill.command import command, reads_no_documents
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.staleness.ledger import Ledger, run_name
+from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table

@@ -31,11 +31,11 @@ from dedup.minhash.shingles import MatchOn
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts, without_vectors
-from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
+from gristmill.engine.staleness.ledger import Ledger, run_name
+from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.artefacts import open_table_writer

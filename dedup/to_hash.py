@@ -29,17 +29,16 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
+from gristmill.engine.staleness.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import CorpusFile, Document, paths_of, source_of
+from gristmill.io.documents import Document, paths_of, source_of
 from gristmill.io.facts import FactsFile, VectorReader, vector_path, written_by_file
-from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.storage.files import is_file
@@ -136,8 +135,6 @@ def to_hash(
 
         signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
-        if not share:
-            target.clear_marks(files, run.name)
     note_count_mismatch(0 if share else n_docs, counts, options)
     if run.ran and not options.quiet:
         _print_notes(counts, sketch, skip if keys else None)
@@ -259,11 +256,6 @@ class ShardTarget:
         """Return the path of a slice's shard."""
         name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
         return self.folder / f"{name}{SUFFIX}"
-
-    def clear_marks(self, files: list[CorpusFile], stage: str) -> None:
-        """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
-        for folder in {self.folder, *(self.folder / file.source for file in files)}:
-            clear_marks(folder, stage)
 
 
 @leaves_out_damaged

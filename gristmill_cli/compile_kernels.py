@@ -14,7 +14,8 @@ import msgspec
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, signatures
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Dedup, Mix, RunConfig, Tokenizer

@@ -17,7 +17,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at

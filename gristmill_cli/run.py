@@ -16,7 +16,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import HELD_OUT
-from gristmill.engine.executors.context import open_execution_context
+from gristmill.engine.execution.context import open_execution_context
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR

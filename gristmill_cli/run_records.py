@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger, MadeWith
-from gristmill.engine.reruns import outdated_libraries, spell_versions
+from gristmill.engine.staleness.ledger import Ledger
+from gristmill.engine.staleness.records import MadeWith
+from gristmill.engine.staleness.reruns import outdated_libraries, spell_versions
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls

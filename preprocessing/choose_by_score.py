@@ -15,9 +15,9 @@ from gristmill.batches import batched
 from gristmill.console import wide_console
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts
-from gristmill.engine.ledger import Ledger, run_name
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.staleness.ledger import Ledger, run_name
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import is_table

@@ -17,11 +17,11 @@ from tyro.conf import Positional
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
-from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.artefacts import stream_table, write_rows

@@ -17,9 +17,10 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.engine.outputs import reject_unknown_files
-from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import cut_corpus, group_slices
+from gristmill.engine.staleness.outputs import reject_unknown_files
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of

@@ -2,6 +2,8 @@
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -16,8 +18,9 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
-from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
@@ -27,7 +30,6 @@ from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS, written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
-from gristmill.storage.files import locked_file
 from gristmill.text import utf8_size
 from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
 
@@ -35,6 +37,7 @@ STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
 SHORT = "short"
 KEPT = "kept"
 _FIND = "find"  # name of the step whose outputs are merged
+_MERGED = "all/merged"  # the part of the work that is merging data sets, none of which is named all
 _FACTS_FILES = 64  # read by one task
 
 
@@ -80,10 +83,11 @@ def filter(
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
-        lock = output_file.parent / STATE_DIR / f"{STAGE.name}-{output_file.name}.merging"
-        with locked_file(lock):  # several data sets may be filtered at the same time
-            run.step("merge", [_merge_task(run, found, output_file)])
-            counts = run.finish(found.counts)
+        if dataset_name == "all":
+            run.step("merge", [_merge_task(run, found.records, output_file)])
+        else:
+            _merge_data_sets(run, output_file)
+        counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
     return counts
 
@@ -127,7 +131,7 @@ def list_short(
             arguments = {"facts": FileSet(tuple(bundle)), "threshold": threshold, "unit": unit, "output": output}
             tasks.append(Task(name, find_short_rows, arguments, (output,)))
         found = run.step(_FIND, tasks)
-        run.step("merge", [_merge_task(run, found, output_file)])
+        run.step("merge", [_merge_task(run, found.records, output_file)])
         return run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
 
 
@@ -170,10 +174,21 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
     return counts
 
 
-def _merge_task(run: StageRun, found: StepResult, output_file: Path) -> Task:
-    """The task that merges the keys found now with those that other calls found in other data sets."""
-    others = [record for record in run.records_of_others() if record.step == _FIND]
-    keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in [*found.records, *others])))
+def _merge_data_sets(run: StageRun, output_file: Path) -> None:
+    """Write the keys that the calls for single data sets have found: a run of its own, one at a time."""
+    records = list[DoneRecord]()
+    for ledger in (run.ledger, *run.ledger.siblings):
+        records += [record for record in ledger.read().values() if record.step == _FIND]
+    options = replace(run.options, quiet=True, of_run=run.execution)
+    with open_stage(
+        STAGE, output_file.parent, options, files=[output_file], label=output_file.name, part=_MERGED
+    ) as merging:
+        merging.finish(merging.step("merge", [_merge_task(merging, records, output_file)]).counts)
+
+
+def _merge_task(run: StageRun, records: Sequence[DoneRecord], output_file: Path) -> Task:
+    """Return the task that merges the keys that tasks have found."""
+    keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in records)))
     arguments = {"keys": keys, "output_file": output_file}
     return Task("merge", merge_keys, arguments, (output_file,), memory=run.options.memory_bytes)
 

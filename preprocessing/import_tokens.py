@@ -12,8 +12,9 @@ import numpy as np
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.engine.outputs import reject_unknown_files
-from gristmill.engine.run import StepResult, open_stage
+from gristmill.engine.run import open_stage
+from gristmill.engine.staleness.outputs import reject_unknown_files
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.token_shards import (

@@ -14,10 +14,10 @@ import tyro
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.rewriting import plan_targets, rewrite_corpus
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources

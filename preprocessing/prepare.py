@@ -10,10 +10,11 @@ from typing import Any
 
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.rewriting import Targets, plan_targets, rewrite_corpus
-from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
+from gristmill.engine.staleness.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of

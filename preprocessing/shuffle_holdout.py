@@ -25,11 +25,11 @@ from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.console import wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.ledger import StepResult
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.staleness.outputs import reject_unknown_files
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus

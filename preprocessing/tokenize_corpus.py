@@ -15,9 +15,9 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import Document, paths_of

@@ -20,7 +20,6 @@ from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.engine.outputs import reject_overlapping_folders
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import (
     SliceGroup,
@@ -30,6 +29,7 @@ from gristmill.engine.slices import (
     leaves_out_damaged,
     read_slices,
 )
+from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
-from gristmill.engine.ledger import StepResult
 from gristmill.engine.run import StageRun
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Task
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, read_records, scatter_records
 

@@ -24,7 +24,7 @@ from dedup.candidates.signature_shards import (
 )
 from dedup.minhash.signatures import Sketch
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError

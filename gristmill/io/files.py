@@ -76,14 +76,6 @@ def mark_finished(folder: Path, run: str) -> None:
     remove_partial_files([mark])  # of a run that was killed just as it wrote its mark
 
 
-def clear_marks(folder: Path, run: str, files: Iterable[Path] = ()) -> None:
-    """Remove the marks of a run from `folder`, and of runs of parts of its work; of single files, if it wrote them."""
-    written = {path.name for path in files}
-    parts = [mark for mark in marks_in(folder) if mark.run.startswith(f"{run}{PART}")]
-    remove_files(mark.path for mark in parts if written.issuperset(mark.files))
-    mark_finished(folder, run)
-
-
 def is_unfinished(folder: Path, run: str) -> bool:
     """Whether `folder` has the run's mark."""
     return is_file(_mark_path(folder, run))

@@ -14,7 +14,8 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.budget import usable_cores
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from gristmill.errors import require
 from gristmill.io.documents import CorpusFile
 from gristmill.storage.files import reject_remote

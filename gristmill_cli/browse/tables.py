@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dedup.removal.steps import clusters_beside
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.files import RUN_FILE

@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from dedup.cluster_graph import pairwise_jaccard, read_some
 from dedup.minhash.matching_form import Unit
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
 from gristmill.io.parquet_files import open_parquet

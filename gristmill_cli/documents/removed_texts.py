@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import GristmillError
 from gristmill.io.documents import ONE_SLICE, CorpusFile, DocKey, Document, slices_at
 from gristmill.io.readers import read_chosen

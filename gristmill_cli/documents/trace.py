@@ -17,7 +17,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.counts import HELD_OUT, SKIPPED, Counts
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import DamagedFile, InputError, UsageError
 from gristmill.io.artefacts import open_table
 from gristmill.io.documents import ONE_SLICE, DocKey, slices_at

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gristmill.counts import HELD_OUT
-from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.execution.staging import local_copies
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import STATE_DIR

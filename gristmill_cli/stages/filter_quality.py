@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from gristmill.counts import READ, WRITTEN, Counts, warn_of_losses
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import GristmillError
 from gristmill.io.files import STATE_DIR
 from gristmill_cli.run_config import RunConfig

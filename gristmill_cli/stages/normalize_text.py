@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import require
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep

@@ -7,8 +7,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from gristmill.counts import READ, Counts
-from gristmill.engine.executors.staging import local_copies
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.execution.staging import local_copies
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import DamagedFile
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile

@@ -15,9 +15,9 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.engine.executors.task_queue import StepManifest, TaskQueue
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.report import StepNote
+from gristmill.engine.execution.progress import StepNote
+from gristmill.engine.execution.task_queue import StepManifest, TaskQueue
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import InputError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import spell_urls

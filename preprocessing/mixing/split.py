@@ -229,7 +229,7 @@ def _count(
 
 def _written(run: StageRun) -> Iterator[tuple[int, Path, Path]]:
     """The parts that all calls of pass 2 have written: number, train file and holdout file."""
-    for ledger in (run.ledger, *run.ledger.others):
+    for ledger in (run.ledger, *run.ledger.siblings):
         for (step, name), record in ledger.read().items():
             if step == SPLIT:
                 train, holdout = map(ledger.path, record.outputs[:2])
@@ -262,8 +262,8 @@ def reject_other_parts(run: StageRun, chosen: range, parts: int, chunk_dir: Path
         is_elsewhere = number in chosen and train.parent != chunk_dir
         if (is_elsewhere or number >= parts) and is_file(train):
             raise OutputError(
-                f"{train} was written by an earlier pass2, so its documents would be there twice: run pass2 for all "
-                f"parts at once (0 20), which removes it, or remove {train.parent}"
+                f"{train} was written by an earlier pass2, so its documents would be there twice: remove "
+                f"{train.parent}, and run pass2 for its twentieths again"
             )
 
 

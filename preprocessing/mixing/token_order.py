@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
 from gristmill.counts import HELD_OUT
-from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
 from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile, load_decisions

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.engine.run import StageRun, StepResult
+from gristmill.engine.run import StageRun
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.files import is_unfinished, rejects_path

@@ -90,7 +90,7 @@ def test_data_sets_signed_one_after_the_other_are_all_there(
     sign(norm, tmp_path / "one", "book")
     sign(norm, tmp_path / "all")
     assert contents(tmp_path / "one") == contents(tmp_path / "all")
-    for folder, source in (("all", "book"), ("one", "all"), ("one", "arxiv")):
+    for folder, source in (("all", "all"), ("one", "book"), ("one", "arxiv")):
         to_hash(source, norm, tmp_path / folder, 0, "0", 0, 99, options=replace(QUIET, quiet=False))
         assert "done already" in capsys.readouterr().err
     assert contents(tmp_path / "one") == contents(tmp_path / "all")
@@ -103,12 +103,12 @@ def test_a_second_input_does_not_replace_the_first(
     sign(norm / "arxiv", tmp_path / "flat", "arxiv")
     sign(norm, tmp_path / "out")
     before = contents(tmp_path)
-    for source, folder, out in (
-        ("book", tmp_path / "NORM/book", tmp_path / "flat"),
-        ("book", tmp_path / "NORM", tmp_path / "out"),
-        ("all", tmp_path / "NORM", tmp_path / "out"),
+    for source, folder, out, message in (
+        ("book", tmp_path / "NORM/book", tmp_path / "flat", "would lose it if"),
+        ("book", tmp_path / "NORM", tmp_path / "out", "holds what to_hash wrote"),
+        ("all", tmp_path / "NORM", tmp_path / "out", "would lose it if"),
     ):
-        with pytest.raises(UsageError, match="would lose it if"):
+        with pytest.raises(UsageError, match=message):
             sign(folder, out, source)
     assert contents(tmp_path) == before
 
@@ -128,9 +128,11 @@ def test_shards_are_not_written_into_the_corpus(write: Write, tmp_path: Path) ->
 def test_a_share_of_the_files_removes_no_shard(write: Write, texts_of: Callable, tmp_path: Path) -> None:
     for number, text in enumerate(texts_of(5, 0)):
         write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
-    for start, end in ((0, 99), (0, 2), (1, 2)):
+    for start, end, shards in ((0, 2, 2), (2, 99, 5), (1, 2, 5)):
         to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", start, end, options=QUIET)
-        assert len(shard_paths(tmp_path / "out")) == 5
+        assert len(shard_paths(tmp_path / "out")) == shards
+    with pytest.raises(UsageError, match=r"holds what to_hash\+wiki\+.* wrote, and to_hash\+wiki would"):
+        to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", 0, 99, options=QUIET)
 
 
 def test_signatures_of_files_that_are_gone_are_removed(
@@ -150,27 +152,29 @@ def test_signatures_of_files_that_are_gone_are_removed(
     share(0)  # its own shards
     assert len(shard_paths(tmp_path / "out")) == 1 + slices
     generate_duplicate_pairs(tmp_path / "out", tmp_path / "dup/duplicate_pairs.txt", options=QUIET)
-    sign(tmp_path / "NORM", tmp_path / "out", "wiki")
+    sign(tmp_path / "NORM", tmp_path / "whole", "wiki")
     (tmp_path / "NORM/wiki/a.jsonl").rename(tmp_path / "NORM/wiki/c.jsonl")
-    sign(tmp_path / "NORM", tmp_path / "out", "wiki")
+    sign(tmp_path / "NORM", tmp_path / "whole", "wiki")
     share(0)
     share(1)
+    whole = [path.name for path in shard_paths(tmp_path / "whole")]
+    assert [path.name for path in shard_paths(tmp_path / "out")] == whole
 
 
 def test_an_interrupted_run_is_not_taken_for_a_whole_one(
     write: Write, texts_of: Callable, tmp_path: Path, contents: Callable
 ) -> None:
-    """And when it has been completed, in whole or in parts, it is."""
+    """And when it has been completed, by the same calls, it is."""
     write(tmp_path / "NORM/book/a.jsonl", texts_of(2, 0))
     write(tmp_path / "NORM/wiki/a.jsonl", texts_of(2, 2))
     (tmp_path / "NORM/wiki/b.jsonl.zst").write_bytes(b"no zstd" * 9999)
-    for source in ("wiki", "all"):
-        with pytest.raises(InputError, match="fetch the file again"):
-            sign(tmp_path / "NORM", tmp_path / "out", source)
+    with pytest.raises(InputError, match="fetch the file again"):
+        sign(tmp_path / "NORM", tmp_path / "out", "wiki")
     with pytest.raises(InputError, match="is not complete: to_hash"):
         shard_paths(tmp_path / "out")
     write(tmp_path / "NORM/wiki/b.jsonl.zst", texts_of(2, 4))
-    sign(tmp_path / "NORM", tmp_path / "out")
+    sign(tmp_path / "NORM", tmp_path / "out", "wiki")
+    sign(tmp_path / "NORM", tmp_path / "out", "book")
     sign(tmp_path / "NORM", tmp_path / "whole")
     assert len(shard_paths(tmp_path / "out")) == 3
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

@@ -16,7 +16,8 @@ from tests.patience import patience
 IN_CALLBACK = """
 import ctypes, os, signal, sys, time
 from gristmill.command import run_with_exit_code
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 
 def stop(number, *processes):
     @ctypes.CFUNCTYPE(None)
@@ -82,7 +83,8 @@ def wait(seconds):
 CALLS_PRELOADED = """
 import sys
 from gristmill.command import run_with_exit_code
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from preloaded import wait
 
 def work():

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import iter_keys

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine import reruns, task
+from gristmill.engine import task
+from gristmill.engine.staleness import reruns
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source
 from gristmill_cli.data_card import card

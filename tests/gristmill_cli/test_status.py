@@ -17,8 +17,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.task_queue import Failure, Heartbeat, ProcessState, StepManifest, TaskQueue
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.task_queue import Failure, Heartbeat, ProcessState, StepManifest, TaskQueue
 from gristmill.errors import InputError
 from gristmill.storage.files import read_file
 from gristmill.storage.lock import Lease, stage_lock

@@ -85,12 +85,13 @@ def test_files_that_are_not_read_are_named_and_counted(tmp_path: Path, run, writ
         assert done.stdout.splitlines()[-1].split()[-9:-2] == ["1", "2", ".csv", "(see", "--read_also),", "1", ".md"]
 
 
-def test_a_share_after_the_whole_removes_nothing(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
+def test_a_share_is_not_written_into_the_whole(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
     for i in range(70):
         write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
     normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
     before = digest(tmp_path / "out")
-    normalize_text(tmp_path / "in", tmp_path / "out", idx=0, options=quiet)
+    with pytest.raises(UsageError, match=r"holds what normalize_text wrote, .*; give another output folder"):
+        normalize_text(tmp_path / "in", tmp_path / "out", idx=0, options=quiet)
     assert digest(tmp_path / "out") == before
 
 

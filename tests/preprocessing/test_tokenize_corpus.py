@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine.executors.staging import StagedTask
+from gristmill.engine.execution.staging import StagedTask
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards, read_sources

@@ -16,7 +16,7 @@ import sentencepiece
 import torch
 
 from gristmill.config import load_config
-from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.execution.local import start_fork_server
 from gristmill.io.token_shards import (
     Manifest,
     ShardRecord,

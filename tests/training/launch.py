@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.execution.local import start_fork_server
 from gristmill.processes import exit_with_parent
 from tests.patience import patience
 from training.config import TrainConfig

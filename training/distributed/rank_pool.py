@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.execution.local import start_fork_server
 from gristmill.processes import exit_with_parent
 from training.distributed.process_group import wait_for_all
 

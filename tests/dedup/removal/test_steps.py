@@ -11,8 +11,8 @@ import pytest
 
 from dedup import generate_duplicates_dict
 from dedup.removal.fetching import FETCHED
-from gristmill.engine.ledger import Ledger
 from gristmill.engine.options import RunOptions
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (

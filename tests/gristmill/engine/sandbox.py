@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.staging import Scratch
-from gristmill.engine.ledger import DoneRecord, Ledger
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.task_run import TaskRun
 from gristmill.engine.run import run_task
+from gristmill.engine.staleness.ledger import Ledger
+from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.io.files import STATE_DIR, rejects_path
-from gristmill.storage.files import FileInfo
 
 
 class Sandbox:
@@ -41,24 +40,15 @@ class Sandbox:
         self._hidden: dict[Path, tuple[Path, int]] = {}  # by real path: its content, and the inode of the zeros
         self._is_watching = False
 
-    def run_task(
-        self,
-        step: str,
-        task: Task,
-        identity: dict[str, str],
-        ledger: Ledger,
-        inputs: dict[Path, FileInfo],
-        hashes: dict[Path, str],
-        scratch: Scratch | None = None,
-        budget: Budget | None = None,
-    ) -> DoneRecord:
-        """As worker.run_task, in a sandbox."""
+    def run_task(self, this: TaskRun, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
+        """Run a task as the engine does, in a sandbox."""
         self.tasks += 1
+        task = this.task
         with self._unwatched():
             with tempfile.TemporaryDirectory() as folder:
                 result = self._run(Path(folder), task)
             done = dataclasses.replace(task, function=_already_run, arguments={"result": result}, memory=None)
-            record = run_task(step, done, identity, ledger, inputs, hashes, scratch, budget)
+            record = run_task(dataclasses.replace(this, task=done), identity, ledger)
             for path in (*task.outputs, *map(rejects_path, task.outputs)):
                 self._hide(path)
         return record
@@ -146,7 +136,7 @@ def sandboxed(*roots: Path, plans: tuple[str, ...] = ()) -> Iterator[Sandbox]:
 
 def run_here(patched: pytest.MonkeyPatch) -> None:
     """Let tasks of a user's function run as any other, in this process with workers=1."""
-    patched.setattr(engine_run, "Call", lambda function, arguments, foreign: Call(function, arguments))
+    patched.setattr(engine_run, "Call", lambda function, arguments, foreign, this: Call(function, arguments, "", this))
 
 
 def _inside(folder: Path, path: Path) -> Path:

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from gristmill.counts import READ, Counts
-from gristmill.engine import done_tasks, report, task
-from gristmill.engine.executors.local import Call
-from gristmill.engine.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine import task
+from gristmill.engine.execution import progress
+from gristmill.engine.execution.call import Call
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import Result, Stage, Task, identify
+from gristmill.engine.staleness import done_tasks
+from gristmill.engine.staleness.identity import identify
+from gristmill.engine.staleness.outputs import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, StorageError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Rejects
@@ -189,7 +192,9 @@ def test_versions_are_accepted(
     assert run.ran == 2 + 3 + 1
     said = capsys.readouterr().err
     assert f"kept what was made with zlib {made_with} (now 99.1), by --accept_versions" in said
-    versions = {name: record.identity["zlib"] for (step, name), record in run.done.records.items() if step == "upper"}
+    versions = {
+        name: record.identity["zlib"] for (step, name), record in run.records.done.records.items() if step == "upper"
+    }
     assert versions == {"a": made_with, "b": "99.1", "c": "99.1"}
     again = upper_stage(source, target, stage=stage, options=loud)
     assert again.ran and again.done.records["upper", "a"].identity["zlib"] == "99.1"
@@ -212,10 +217,10 @@ def test_a_log_has_lines_of_progress(
 ) -> None:
     """Also while the only task of a process works."""
     written = list[str]()
-    line = report._LogLines.line
+    line = progress._LogLines.line
 
-    def written_line(progress: report._LogLines) -> str:
-        written.append(line(progress))
+    def written_line(lines: progress._LogLines) -> str:
+        written.append(line(lines))
         return written[-1]
 
     def work_until_a_line_is_written(seconds: float) -> None:
@@ -223,7 +228,7 @@ def test_a_log_has_lines_of_progress(
         while len(written) == before:
             time.sleep(0.01)
 
-    monkeypatch.setattr(report._LogLines, "line", written_line)
+    monkeypatch.setattr(progress._LogLines, "line", written_line)
     monkeypatch.setattr(upper_stage_module, "time", SimpleNamespace(sleep=work_until_a_line_is_written))
     monkeypatch.setenv("GRISTMILL_LOG_SECONDS", "0.1")
     upper_stage(source, tmp_path / "out", Settings(), replace(QUIET, quiet=False))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.executors.staging import open_scratch
+from gristmill.engine.execution.staging import open_scratch
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
@@ -108,7 +108,7 @@ def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Pat
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from gristmill.engine.executors.staging import open_scratch\n"
+        "from gristmill.engine.execution.staging import open_scratch\n"
         "with open_scratch(Path(sys.argv[1]), None) as scratch:\n"
         "    (scratch.folder / 'copy').mkdir(parents=True)\n"
         "    print(scratch.folder, flush=True)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.report import log_lines
+from gristmill.engine.execution.progress import log_lines
 from gristmill.errors import InputError, StorageError, TakenOver, UsageError
 from gristmill.storage import lock
 from gristmill.storage.lock import Lease, is_held, lease_seconds, stage_lock

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import Scratch, staged
+from gristmill.engine.execution.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, InputError, StorageError, UsageError
 from gristmill.io.corpus import list_corpus

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import Scratch, staged
+from gristmill.engine.execution.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.io import readers
 from gristmill.io.corpus import list_corpus

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.executors.staging import Scratch, open_scratch, staged
+from gristmill.engine.execution.staging import Scratch, open_scratch, staged
 from gristmill.engine.task import Task
 from gristmill.errors import DamagedFile, OutputError, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join

@@ -7,12 +7,14 @@ import pytest
 from msgspec.structs import replace as posted
 
 from gristmill.counts import Counts
-from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.shards import code_versions, shard_executor
-from gristmill.engine.executors.staging import Scratch
-from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
-from gristmill.engine.ledger import DoneRecord
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
+from gristmill.engine.execution.shards import code_versions, shard_executor
+from gristmill.engine.execution.staging import Scratch
+from gristmill.engine.execution.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
+from gristmill.engine.execution.task_run import TaskRun
 from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
 
@@ -120,17 +122,17 @@ def help_once(folder: Path, posting: StepManifest, work: str = "") -> None:
         team.help()
 
 
-def fail_late(task: Task, folder: Path, **_: object) -> None:
+def fail_late(this: TaskRun, folder: Path) -> None:
     """A call that fails when the process in charge has ended its step, and has not yet said so on the queue."""
     TaskQueue(folder).remove(STEP)
-    raise DamagedFile(task.arguments["source"], "cut off", "ends too early")
+    raise DamagedFile(this.task.arguments["source"], "cut off", "ends too early")
 
 
 def test_who_fails_when_the_step_is_over_leaves_nothing_of_it(
     queues: tuple[TaskQueue, TaskQueue], tmp_path: Path
 ) -> None:
     folder, task = queues[0].folder, Task("a", fail_late, {"source": tmp_path / "a"})
-    queues[0].post(posted(STEP, tasks=1), [Call(fail_late, {"task": task, "folder": folder})])
+    queues[0].post(posted(STEP, tasks=1), [Call(fail_late, {"folder": folder}, task_run=TaskRun("copy", "one", task))])
     with shard_executor(LocalExecutor(1), folder, RunOptions(workers=1, shard="1/2"), "", Scratch(tmp_path)) as team:
         team.help()
     assert sorted(path.name for path in folder.iterdir()) == ["processes", "step.json"]

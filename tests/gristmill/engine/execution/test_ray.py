@@ -22,9 +22,9 @@ import pytest
 
 from benchmarks.process_memory import descendants
 from gristmill.budget import Budget, memory_budget, reserve_memory
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.shards import check_same_code, code_versions
-from gristmill.engine.executors.staging import Scratch
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.shards import check_same_code, code_versions
+from gristmill.engine.execution.staging import Scratch
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Task
@@ -159,7 +159,7 @@ def test_an_error_of_a_task_keeps_its_class_and_its_line(
 def refuse_often(folder: Path, address: str) -> int:
     """Run tasks that all fail, many times; return how often an error was raised."""
     calls, errors = [Call(refuse, {"source": folder, "target": folder})] * 8, 0
-    from gristmill.engine.executors.ray import NodeScratch, ray_executor
+    from gristmill.engine.execution.ray import NodeScratch, ray_executor
 
     with ray_executor(address, 32 << 20, NodeScratch("run", folder / "scratch")) as executor:
         for _ in range(ROUNDS):
@@ -199,7 +199,7 @@ def reserve(scratch: Scratch, starts: Path) -> int:
 
 def run_on_nodes(calls: list[Call], address: str, scratch: dict[str, Any], python_path: str) -> list[Any]:
     """Run calls as a driver with PYTHONPATH does."""
-    from gristmill.engine.executors.ray import NodeScratch, ray_executor
+    from gristmill.engine.execution.ray import NodeScratch, ray_executor
 
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = python_path

@@ -12,18 +12,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow
 
-from gristmill.engine.task import relocate
+from gristmill.engine.execution.call import Call, Executor
 from gristmill.errors import GristmillError, WorkerDied
 from gristmill.processes import (
     TERMINATED,
@@ -37,55 +36,10 @@ from gristmill.processes import (
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
-_FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
+_FOR_FORK_SERVER = "gristmill.engine.execution.fork_server"
 _PACKAGES_OF_STAGES = ("preprocessing.", "dedup.")
-_Item = TypeVar("_Item")
 _GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
-
-
-@dataclass(frozen=True)
-class Call:
-    """A module-level function and its arguments, which can be pickled for a worker process.
-
-    `foreign` is the name of a user's function that it calls, which may end its process.
-    """
-
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-    foreign: str = ""
-
-    def __call__(self) -> Any:
-        return self.function(**self.arguments)
-
-    def with_absolute_paths(self) -> "Call":
-        """Return the call with absolute paths, for a process with another working folder."""
-        return replace(self, arguments=relocate(self.arguments, Path.absolute))
-
-
-class Calls(Sequence[Call], Generic[_Item]):
-    """The calls of `tasks`; each is made by `make` when it is asked for, so that few are in memory at a time."""
-
-    def __init__(self, tasks: Sequence[_Item], make: Callable[[_Item], Call]) -> None:
-        self._tasks = tasks
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, at: Any) -> Any:
-        return list(map(self._make, self._tasks[at])) if isinstance(at, slice) else self._make(self._tasks[at])
-
-
-class Executor(Protocol):
-    """Runs the calls of a step, wherever that is."""
-
-    @property
-    def retried(self) -> int:
-        """How many tasks were tried again so far, as object storage failed."""
-
-    def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Run every call; yield (index in `calls`, result) as each one finishes. Raises the first error."""
 
 
 class LocalExecutor:

@@ -29,7 +29,6 @@ from typing import Any
 import msgspec
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.lineage import changed_input, missing_input
 from gristmill.engine.task import FileSet, Result, Task, parts_of, paths_read_by, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.documents import WHOLE, Ranges, ReadInParts, merge_ranges
@@ -45,6 +44,18 @@ _OWNER = "owner"  # the file in a scratch folder on which its process holds a lo
 _WAIT_SECONDS = 0.2
 TAKEN_OVER = "another process has taken over the work. Run the same command again to resume"
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
+
+
+class RecordedObjectChanged(InputError):
+    """An object is gone, or has other bytes than the hash that the driver knew it by."""
+
+    def __init__(self, path: Path, is_missing: bool) -> None:
+        super().__init__(path, is_missing)
+        self.path = path
+        self.is_missing = is_missing
+
+    def __str__(self) -> str:
+        return f"{self.path} {'is missing' if self.is_missing else 'has changed'}"
 
 
 @dataclass(frozen=True)
@@ -332,8 +343,9 @@ def _move(local: Path, path: Path) -> None:
 def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha256: str | None) -> None:
     """Copy ranges of an object to the same offsets of the local file `target`.
 
-    `seen` is what the driver knows of the object, `sha256` the hash of its bytes if a stage wrote it. Raises InputError
-    if it is gone or another one; of an object that is read in parts its version says so.
+    `seen` is what the driver knows of the object, `sha256` the hash of its bytes if a stage wrote it. If it is gone or
+    another one, raises InputError, of such a hash RecordedObjectChanged. An object that is read in parts is told by its
+    version.
     """
     target.touch()
     try:
@@ -342,12 +354,12 @@ def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha2
     except InputError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        raise (missing_input(path) if sha256 else _no_object(path, seen)) from error
+        raise (RecordedObjectChanged(path, is_missing=True) if sha256 else _no_object(path, seen)) from error
     is_same = seen is None or versions <= {seen}
     if sha256 and ranges == WHOLE:  # a copy of the object has its bytes and another version
         is_same = sha256_file(target) == sha256
     if not is_same:
-        raise changed_input(path) if sha256 else ChangedWhileRead(path)
+        raise RecordedObjectChanged(path, is_missing=False) if sha256 else ChangedWhileRead(path)
 
 
 def _no_object(path: Path, seen: FileInfo | None) -> InputError:

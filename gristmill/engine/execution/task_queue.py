@@ -3,7 +3,7 @@
 step.json                    the manifest: which step of which session, and how that ended
 SESSION-STEP/tasks.pickle    the calls, as long as the step runs; only those who may write the run's folder can write it
 SESSION-STEP/7.0.taken       who runs task 7: one process; if that dies, another one creates 7.1.taken
-SESSION-STEP/7.done          its done record
+SESSION-STEP/7.done          its result, pickled as the calls are
 SESSION-STEP/7.failed        its error
 processes/NAME.json          a heartbeat of each process, and what it does
 """
@@ -20,13 +20,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.staging import TAKEN_OVER
-from gristmill.engine.ledger import DoneRecord
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.staging import TAKEN_OVER
 from gristmill.engine.options import Shard
 from gristmill.errors import GristmillError, OutputError, TakenOver
 from gristmill.storage.files import (
@@ -46,7 +45,7 @@ from gristmill.storage.lock import lease_seconds
 _MANIFEST = "step.json"
 _CALLS = "tasks.pickle"
 _PROCESSES = "processes"
-_AT_ONCE = 1000  # done records that are read, and calls that are pickled: memory stays that of the plan
+_AT_ONCE = 1000  # results that are read, and calls that are pickled: memory stays that of the plan
 _BEATS = 4  # of a process in the time after which it counts as dead
 _LOOKING = 10  # pauses last so many times as long as a look: the more files, the fewer looks
 
@@ -276,19 +275,22 @@ class TaskQueue:
         data = next(read_files([self._step(manifest) / f"{position}.{times}.taken"]), b"")
         return data.decode() or f"{manifest.session}-{position}.{times}"
 
-    def finish(self, manifest: StepManifest, position: int, result: DoneRecord | Failure | None) -> None:
-        """Show the record of a task that is done, or its failure; None: the process in charge has the record."""
-        state = "failed" if isinstance(result, Failure) else "done"
-        self._write(self._step(manifest) / f"{position}.{state}", msgspec.json.encode(result) if result else b"")
+    def finish(self, manifest: StepManifest, position: int, result: Any) -> None:
+        """Show the result of a task that is done, or its Failure; None: the process in charge has the result."""
+        if isinstance(result, Failure):
+            self._write(self._step(manifest) / f"{position}.failed", msgspec.json.encode(result))
+        else:
+            self._write(self._step(manifest) / f"{position}.done", pickle.dumps(result))
 
-    def results(self, manifest: StepManifest, positions: Sequence[int]) -> Iterator[tuple[int, DoneRecord]]:
-        """The records of tasks that are done. Raises OutputError if the step was removed."""
+    def results(self, manifest: StepManifest, positions: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Yield the results of tasks that are done. Raises OutputError if the step was removed."""
         for start in range(0, len(positions), _AT_ONCE):
             some = positions[start : start + _AT_ONCE]
             files = list(read_files(self._step(manifest) / f"{position}.done" for position in some))
             if len(files) < len(some):
                 raise OutputError(f"{self.folder}: {TAKEN_OVER}")
-            yield from ((at, msgspec.json.decode(file, type=DoneRecord)) for at, file in zip(some, files, strict=True))
+            for position, data in zip(some, files, strict=True):
+                yield position, pickle.loads(data)
 
     def failure(self, manifest: StepManifest, position: int) -> Failure:
         """The failure of a task."""

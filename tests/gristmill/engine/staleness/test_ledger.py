@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gristmill.counts import READ, WRITTEN, Counts, Tally
-from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord
+from gristmill.engine.staleness.ledger import Ledger
+from gristmill.engine.staleness.records import DoneRecord, OutputRecord
 
 
 def record(task: str, size: int) -> DoneRecord:

@@ -20,11 +20,10 @@ import pyarrow
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from gristmill.budget import Budget
-from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.shards import attempt, check_same_code, code_versions
-from gristmill.engine.executors.staging import open_scratch
-from gristmill.engine.executors.task_queue import Failure
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.shards import attempt, check_same_code, code_versions
+from gristmill.engine.execution.staging import open_scratch
+from gristmill.engine.execution.task_queue import Failure
 from gristmill.errors import GristmillError, UsageError
 
 _WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down
@@ -167,8 +166,8 @@ def _run_call(call: Call, scratch: NodeScratch, versions: dict[str, str]) -> tup
     check_same_code(versions, f"the node {socket.gethostname()}")
     pyarrow.set_cpu_count(1)  # Ray gives each task a core
     with open_scratch(scratch.folder, scratch.size, is_private=True, group=scratch.run) as own:
-        fenced = replace(own, fence=scratch.fence)
-        arguments = call.arguments | ({"scratch": fenced} if "scratch" in call.arguments else {})
-        if isinstance(budget := call.arguments.get("budget"), Budget):
-            arguments["budget"] = budget.on_this_machine()
-        return attempt(replace(call, arguments=arguments))
+        this = call.task_run
+        if this is not None:
+            budget = this.budget.on_this_machine() if this.budget else None
+            call = replace(call, task_run=this.on(replace(own, fence=scratch.fence), budget))
+        return attempt(call)

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.engine.executors.local import Executor, LocalExecutor
-from gristmill.engine.executors.shards import shard_executor
-from gristmill.engine.executors.staging import Scratch, open_scratch
-from gristmill.engine.executors.task_queue import TaskQueue
+from gristmill.engine.execution.call import Executor
+from gristmill.engine.execution.local import LocalExecutor
+from gristmill.engine.execution.progress import log_seconds
+from gristmill.engine.execution.shards import shard_executor
+from gristmill.engine.execution.staging import Scratch, open_scratch
+from gristmill.engine.execution.task_queue import TaskQueue
 from gristmill.engine.options import RunOptions
-from gristmill.engine.report import log_seconds
 from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.storage.lock import lease_seconds, stage_lock
@@ -73,7 +74,7 @@ def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> I
             stack.callback(sweep)
             stack.enter_context(team.in_charge())
         elif options.executor == "ray":
-            from gristmill.engine.executors.ray import NodeScratch, ray_executor  # an optional dependency
+            from gristmill.engine.execution.ray import NodeScratch, ray_executor  # an optional dependency
 
             check = stack.enter_context(acquire())
             queue.close()

@@ -23,11 +23,12 @@ from typing import Any
 from msgspec.structs import replace as changed
 
 from gristmill.budget import Budget
-from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.executors.staging import TAKEN_OVER, Scratch
-from gristmill.engine.executors.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
+from gristmill.engine.execution.progress import log_lines
+from gristmill.engine.execution.staging import TAKEN_OVER, Scratch
+from gristmill.engine.execution.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
 from gristmill.engine.options import RunOptions, Shard
-from gristmill.engine.report import log_lines
 from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import (
     FinishedElsewhere,
@@ -84,12 +85,13 @@ class ShardExecutor:
         return self.state.retried
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Run calls as Executor.run does; those that write no done record run in this process's workers alone."""
+        """Run calls as Executor.run does; those that run no task of a stage run in this process's workers alone."""
         before = self.manifest
-        if before is None or not calls or "ledger" not in calls[0].arguments:
+        first = calls[0].task_run if calls else None
+        if before is None or first is None:
             yield from self.local.run(calls)
             return
-        name = f"{calls[0].arguments['ledger'].file.stem}: {calls[0].arguments['step']}"
+        name = f"{first.run}: {first.step}"
         self.manifest = manifest = changed(before, step=before.step + 1, tasks=len(calls), name=name)
         self.queue.post(manifest, calls, before)
         try:
@@ -191,7 +193,7 @@ class ShardExecutor:
                 while len(pending) < self.local.workers + _AHEAD and (position := tasks.next()) is not None:
                     call = own(calls[position])
                     pending[self.local.submit(Call(attempt, {"call": call}, call.foreign))] = position
-                    self._running[position] = str(call.arguments["task"].name)
+                    self._running[position] = call.task_run.task.name if call.task_run else ""
                     self.state.running = list(self._running.values())
                 if not pending and not tasks.is_over:
                     time.sleep(self._poll)
@@ -209,10 +211,12 @@ class ShardExecutor:
         scratch = replace(self.scratch, fence=self.queue.fence(manifest))
 
         def own(call: Call) -> Call:
-            task = call.arguments["task"]
-            if task.memory is not None:  # planned by the process in charge, which may have more
-                task = replace(task, memory=min(task.memory, budget.total // processes))
-            return replace(call, arguments=call.arguments | {"scratch": scratch, "budget": budget, "task": task})
+            assert call.task_run is not None, "only tasks of stages are shared"
+            this = call.task_run.on(scratch, budget)
+            if this.task.memory is not None:  # planned by the process in charge, which may have more
+                memory = min(this.task.memory, budget.total // processes)
+                this = replace(this, task=replace(this.task, memory=memory))
+            return replace(call, task_run=this)
 
         return own
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from gristmill.engine.ledger import Ledger, OutputRecord
+from gristmill.engine.staleness.ledger import Ledger
+from gristmill.engine.staleness.records import OutputRecord
 from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.paths import is_top, name_of
@@ -18,6 +19,7 @@ from gristmill.storage.files import FileInfo, hash_file, list_level, list_tree
 from gristmill.storage.listings import Level, Tree, list_kept_again
 
 MISSING = "missing"  # the tag of a file that is not there
+_MANY_FOLDERS = 8  # of a bucket; more are listed at once
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
 Listed = Mapping[Path, Sequence[Path] | None]  # the files that were found in input folders; None: not listed
 
@@ -30,7 +32,7 @@ class Producer:
 
     @cached_property
     def outputs(self) -> dict[str, OutputRecord]:
-        """Return the record of every file that the stage wrote, or claimed (size -1), by absolute path."""
+        """Return the record of every file that the stage wrote, or was about to write (size -1), by absolute path."""
         return self.ledger.outputs()
 
     def below(self, folder: str) -> Iterator[str]:
@@ -75,6 +77,21 @@ class FileTags:
             tree = list_tree(Path(folder))
             if tree is not None:
                 self._trees[folder] = tree
+
+    def list_together(self, paths: Iterable[Path], tops: Sequence[Path]) -> None:
+        """List folders of a bucket below `tops` at once, where many of them have some of the files `paths`.
+
+        Each folder by itself would take a request.
+        """
+        folders_below: dict[str, set[str]] = {name_of(top): set() for top in tops}
+        for name in map(name_of, paths):
+            for top, folders in folders_below.items():
+                if name.startswith(f"{top}/"):
+                    folders.add(name.rpartition("/")[0])
+                    break
+        for folders in folders_below.values():
+            if len(folders) > _MANY_FOLDERS:
+                self.list_whole(os.path.commonpath(folders))
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""

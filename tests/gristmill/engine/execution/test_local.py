@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from gristmill.engine.executors import local
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.execution import local
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.task import FileSet
 from gristmill.errors import GristmillError, InputError, WorkerDied
 from gristmill.text import matching_form, utf8_size
@@ -85,7 +86,7 @@ def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() 
     script = (
         "import os\n"
         "from multiprocessing import forkserver\n"
-        "from gristmill.engine.executors.local import start_fork_server\n"
+        "from gristmill.engine.execution.local import start_fork_server\n"
         "start_fork_server([])\n"
         "sentinel, pipe = forkserver.connect_to_new_process([os.dup(2), os.dup(2)])\n"
         "os.close(pipe)\n"  # as the end of this process would do
@@ -101,7 +102,7 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_a_dead_worker() -> 
     script = (
         "import os, signal, threading\n"
         "from multiprocessing import forkserver\n"
-        "from gristmill.engine.executors.local import Call, LocalExecutor, start_fork_server\n"
+        "from gristmill.engine.execution.local import Call, LocalExecutor, start_fork_server\n"
         "from gristmill.errors import WorkerDied\n"
         "start_fork_server(['os'])\n"
         "server = forkserver._forkserver._forkserver_pid\n"
@@ -125,7 +126,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from subprocess import run\n"
-        "from gristmill.engine.executors.local import Call, LocalExecutor\n"
+        "from gristmill.engine.execution.local import Call, LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(20)']}\n"
         "    with LocalExecutor(2) as executor:\n"
@@ -157,7 +158,7 @@ def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> N
     script = (
         "import sys\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from gristmill.engine.executors.local import Call, LocalExecutor\n"
+        "from gristmill.engine.execution.local import Call, LocalExecutor\n"
         "from importlib.util import find_spec\n"
         "with LocalExecutor(2) as executor:\n"
         "    where = executor.submit(Call(find_spec, {'name': 'gristmill.paths'})).result().origin\n"

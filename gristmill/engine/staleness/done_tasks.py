@@ -3,28 +3,29 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
-from gristmill.engine.ledger import DoneRecord, Ledger, OutputRecord, TaskId
-from gristmill.engine.lineage import MISSING, FileTags, is_hash, matches
-from gristmill.engine.reruns import differing_libraries
-from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
-from gristmill.io.files import (
-    rejects_name,
-)
+from gristmill.engine.staleness.identity import identify
+from gristmill.engine.staleness.ledger import Ledger
+from gristmill.engine.staleness.lineage import MISSING, FileTags, is_hash, matches
+from gristmill.engine.staleness.records import DoneRecord, OutputRecord, Records, TaskId
+from gristmill.engine.staleness.reruns import differing_libraries
+from gristmill.engine.task import FileSet, Stage, Task, paths_read_by
+from gristmill.io.files import rejects_name
 from gristmill.paths import name_of
-from gristmill.storage.files import (
-    FileInfo,
-    remove_if_unused,
-    remove_partial_files,
-)
+from gristmill.storage.files import FileInfo, remove_if_unused, remove_partial_files
 from gristmill.storage.stores import store_of
 
-Records = dict[TaskId, DoneRecord]
+
+class KnownInputs(NamedTuple):
+    """What is known of a task that is about to run: its identity, the states of its inputs, the hashes of objects."""
+
+    identity: dict[str, str]
+    states: dict[Path, FileInfo]
+    hashes: dict[Path, str]
 
 
 class DoneTasks:
@@ -36,7 +37,7 @@ class DoneTasks:
         records: Records of this run's tasks, those that were skipped included, by id.
         planned: Identities of this run's tasks that are not done yet, by id.
         written: Records of the outputs of this run's tasks, by name (see name_of).
-        known: The names of all files that the stage ever wrote or claimed, in any part of its work.
+        known: The names of all files that the stage ever wrote or began to write, in any part of its work.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
         kept_versions: Libraries of other versions that wrote what is kept: (then, now) by name.
         is_changed: Whether `records` is to be written to the ledger.
@@ -45,15 +46,15 @@ class DoneTasks:
     def __init__(self, stage: Stage, ledger: Ledger, work: Path, accept_versions: bool = False) -> None:
         self.stage = stage
         self.ledger = ledger
-        self.read_again()
+        self.tags = FileTags(own=ledger.outputs(), own_ledger=Path(name_of(ledger.file)))
         self.before = ledger.read()
         self.earlier = self.tags.own.keys()
-        self.records: dict[TaskId, DoneRecord] = {}
+        self.records: Records = {}
         self.planned: dict[TaskId, dict[str, str]] = {}
         self.written: dict[str, OutputRecord] = {}
         self.known = set(self.tags.own)
-        for other in ledger.others:
-            self.known.update(other.outputs())
+        for sibling in ledger.siblings:
+            self.known.update(sibling.outputs())
         self.seen: dict[str, FileInfo] = {}
         self.kept_versions: dict[str, tuple[str, str]] = {}
         self.is_changed = False
@@ -62,20 +63,6 @@ class DoneTasks:
         self._set_tags: dict[FileSet, str] = {}
         self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
         self._read_sets: dict[tuple[TaskId, FileSet], None] = {}  # by the tasks that ran
-
-    def read_again(self) -> None:
-        """List folders and read the ledgers of others anew: other processes may have written to them."""
-        self.__dict__.pop("of_others", None)
-        self.tags = FileTags(own=self.ledger.outputs(), own_ledger=Path(name_of(self.ledger.file)))
-
-    @cached_property
-    def of_others(self) -> dict[TaskId, list[DoneRecord]]:
-        """Return the records of calls that did other parts of the stage's work, or all of it, by id."""
-        records: dict[TaskId, list[DoneRecord]] = {}
-        for ledger in self.ledger.others:
-            for record in ledger.read().values():
-                records.setdefault(record.id, []).append(record)
-        return records
 
     def identity(self, task: Task) -> dict[str, str]:
         """Return all that a task's outputs depend on, as its inputs are now."""
@@ -89,32 +76,22 @@ class DoneTasks:
 
     def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
         """Return the record of an earlier run of this very task, if its outputs are as recorded."""
-        record = self._recorded((step, task.name), identity)
+        record = self.before.get((step, task.name))
         if record is None:
             return None
-        record = self._relocated(task, record)
+        kept_versions = differing_libraries(record.identity, identity)
+        if kept_versions is None or (kept_versions and not self._accept_versions):
+            return None
+        names = list(map(self.ledger.relative, task.outputs))
+        recorded_names = [output.path for output in record.outputs]
+        if recorded_names[: len(names)] != names:  # in another folder, of which an identity says nothing
+            return None
         rejects = record.outputs[len(task.outputs) :]
         paths = [*task.outputs, *map(self.ledger.path, rejects)]
-        is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
-        if not is_intact:
+        if not all(map(self._is_intact, paths, record.outputs)):
             return None
-        self.kept_versions |= differing_libraries(record.identity, identity) or {}
+        self.kept_versions |= kept_versions
         return record
-
-    def _recorded(self, task: TaskId, identity: dict[str, str]) -> DoneRecord | None:
-        """Return the record of a task with this identity, of this call or another one of the stage."""
-        own = self.before.get(task)
-        records = [own] if own else []
-        if own is None or own.identity != identity:
-            records += self.of_others.get(task, [])
-        for record in records:
-            if record.identity == identity:
-                return record
-        if self._accept_versions:
-            for record in records:
-                if differing_libraries(record.identity, identity) is not None:
-                    return record
-        return None
 
     def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
         """Add a record to those of this run; an old one with the present times of outputs that were copied."""
@@ -143,14 +120,14 @@ class DoneTasks:
                 states[path] = FileInfo(output.size, output.mtime_ns, output.e_tag)
         return states
 
-    def found(self, step: str, task: Task) -> dict[str, Any]:
-        """Return the arguments of run_task on the inputs of a task that is about to run; remember the sets it reads."""
+    def inputs_of(self, step: str, task: Task) -> KnownInputs:
+        """Return what is known of a task that is about to run; remember the sets that it reads."""
         task_id = (step, task.name)
         for files in task.inputs:
             if isinstance(files, FileSet):
                 self._read_sets[task_id, files] = None
         identity = self.planned.get(task_id) or self.identity(task)
-        return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
+        return KnownInputs(identity, self.states(task), self.hashes(task))
 
     def hashes(self, task: Task) -> dict[Path, str]:
         """Return the SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""
@@ -197,20 +174,6 @@ class DoneTasks:
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Return whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
         return self.is_temporary(path) or self.tags.of(path) == output.sha256
-
-    def _relocated(self, task: Task, record: DoneRecord) -> DoneRecord:
-        """Return a record with the names that outputs have here, if they were temporary ones of another part's call."""
-        names = dict[str, str]()
-        for output, path in zip(record.outputs, task.outputs, strict=False):
-            name = self.ledger.relative(path)
-            names[output.path] = name
-            names[rejects_name(output.path)] = rejects_name(name)
-        if all(old == new for old, new in names.items()):
-            return record
-        outputs = list[OutputRecord]()
-        for output in record.outputs:
-            outputs.append(msgspec.structs.replace(output, path=names.get(output.path, output.path)))
-        return msgspec.structs.replace(record, outputs=outputs)
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
         """Set the times of a record's outputs to those that they have now, as copies have others."""

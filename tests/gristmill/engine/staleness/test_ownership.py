@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.outputs import reject_unknown_files
 from gristmill.engine.run import open_stage
+from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import DamagedFile, InputError, OutputError, UsageError
 from gristmill.io.files import mark_unfinished, reject_unfinished
@@ -25,7 +25,7 @@ def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, 
     (source / "c").rmdir()
     (source / "a").rename(source / "renamed")
     for record in (tmp_path / "out/.gristmill/upper.done").glob("*.json"):
-        if b'"claims: ' not in record.read_bytes():
+        if b'"about to write: ' not in record.read_bytes():
             record.unlink()  # as if killed between the output and its record
     upper_stage(source, tmp_path / "out")
     assert names_in(tmp_path / "out") == ["b", "renamed", "whole"]
@@ -42,7 +42,7 @@ def test_files_of_a_run_that_failed_are_removed_after_a_second_failure(source: P
             left.write_text("written by a task that was cut off\n")
         (source / removed).unlink()
         for record in (tmp_path / "out/.gristmill/upper.done").glob("*.json"):
-            if b'"claims: ' not in record.read_bytes():
+            if b'"about to write: ' not in record.read_bytes():
                 record.unlink()
     (source / "c").write_text("text c\n")
     upper_stage(source, tmp_path / "out")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 
-from gristmill.engine.ledger import DoneRecord
+from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.wording import count_of, verb_for
 
