@@ -197,7 +197,7 @@ def test_versions_are_accepted(
     }
     assert versions == {"a": made_with, "b": "99.1", "c": "99.1"}
     again = upper_stage(source, target, stage=stage, options=loud)
-    assert again.ran and again.done.records["upper", "a"].identity["zlib"] == "99.1"
+    assert again.ran and again.records.done.records["upper", "a"].identity["zlib"] == "99.1"
     assert f"zlib {made_with} → 99.1: 1 of 3 tasks of upper runs again" in capsys.readouterr().err
 
 
