@@ -97,6 +97,9 @@ class GenerateConfig:
     """Use the average of the weights, of a run with optim.ema_decay, instead of the weights."""
     tokenizer: Path | None = None
     """The model's tokenizer; by default that of the run's folder, or of the Hugging Face model's."""
+    code: tuple[Path, ...] = ()
+    """Files of yours with the parts of the model that are yours: their code runs, as in training. They have the names
+    that they had there."""
     parallel: Ranks = field(default_factory=Ranks)
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Of the weights, and of what is computed; bf16 takes half the memory."""
@@ -134,6 +137,7 @@ def _generate(config: GenerateConfig) -> None:
     from training.distributed.process_group import init_distributed, main_only
     from training.experimental.parallel_config import ParallelConfig
     from training.language_model import open_language_model
+    from training.own_code import allow_files
 
     is_dialogue = not config.text and config.prompts is None and sys.stdin.isatty()
     prompts = _prompts(config, is_dialogue)
@@ -142,6 +146,7 @@ def _generate(config: GenerateConfig) -> None:
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         # prompts that cannot be read are refused before a model is
         first = [] if is_dialogue else main_only(lambda: list(islice(prompts, size)))
+        allow_files(config.code)
         ranks = config.parallel
         layout = ParallelConfig(tp=ranks.tp, pp=ranks.pp, ep=ranks.ep)
         model = open_language_model(config.model, device, layout, config.precision, config.ema, config.tokenizer)

@@ -50,7 +50,8 @@ def block_features(
             streams -= hidden
         wide += hidden + model.experts + 8 * model.experts_per_token
     # of experts gates, ups and their weighted products
-    features = streams + attention.all + rows + 3 * inner + _MLP_TENSORS.get(str(model.mlp), 2) * dense
+    tensors, of_block = _tensors(model)
+    features = streams + attention.all + rows + 3 * inner + tensors * dense + of_block * hidden
     if recompute == "none":
         return BlockFeatures(features, wide)
     if recompute == "full":  # the input only (Chen et al. 2016)
@@ -62,6 +63,17 @@ def block_features(
     if not by_windows:  # others are copied: rotated, sorted, normed
         as_it_is += attention.kept_as_is
     return BlockFeatures(kept, sums + model.experts * sparse, features - as_it_is, wide - sums)
+
+
+def _tensors(model: ModelConfig) -> tuple[int, int]:
+    """Return tensors that a backward pass needs: of the features inside the MLP, and of the stream for an own block."""
+    usual = _MLP_TENSORS.get(str(model.mlp), 2)
+    if not model.own_names:
+        return usual, 0
+    from training.model.block import kept_by_block  # imports torch
+    from training.model.own_parts import kept_by_mlp
+
+    return kept_by_mlp(model, usual), kept_by_block(model)
 
 
 class _AttentionFeatures(NamedTuple):
@@ -95,5 +107,5 @@ def mlp_features(model: ModelConfig, sparse: bool) -> int:
     """
     if not sparse:
         return 2 * model.ffn_width
-    combined = _MLP_TENSORS.get(str(model.mlp), 2) - 3
+    combined = _tensors(model)[0] - 3
     return ((4 + combined) * model.experts_per_token + 2 * model.shared_experts) * model.expert_width

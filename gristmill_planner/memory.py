@@ -121,9 +121,8 @@ class RankMemory:
         is_here = states.moments == "device" or (states.moments == "cpu" and not on_gpu)
         kind = find_optimizer(states.name)
         of_matrices = kind.matrix_states * held.matrices
-        of_others = kind.other_states * (held.total - held.matrices)
         is_kept = is_here or not kind.can_offload
-        kept = is_kept * (of_matrices + of_others)
+        kept = is_kept * (of_matrices + kind.other_states * (held.total - held.matrices))
         others = held.total * (states.ema + 2 * (self.run.layout.local_steps > 0))
         of_expert = is_kept * kind.matrix_states + states.ema
         return self._wide * self._own(kept + others, of_expert)

@@ -26,6 +26,7 @@ from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
 from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
+from training.own_code import allow_named
 from training.presets.presets import PRESETS
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
@@ -37,6 +38,7 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, TrainConfi
     Raises UsageError if the file cannot be read, or if it does not say how large the vocabulary is.
     """
     options = _read_options(config)
+    allow_named(options.own_names)
     model = _model(options, config)
     usual: Precision = "bf16" if cluster.device.is_gpu else "fp32"
     precision: Precision = "fp16" if (usual, options.precision) == ("bf16", "fp16") else usual

@@ -17,7 +17,7 @@ from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer_kinds import KINDS
 from training.optim.stability import StabilityConfig
-from training.own_code import is_own
+from training.own_code import check_own, is_own
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 
@@ -80,7 +80,7 @@ class TrainConfig:
     def own_names(self) -> dict[str, str]:
         """The options whose value names code of the user's, FILE.py:NAME, with it."""
         values = {"optim.name": self.optim.name, "optim.schedule": self.optim.schedule}
-        return {option: value for option, value in values.items() if is_own(value)}
+        return self.model.own_names | {option: value for option, value in values.items() if is_own(value)}
 
     @property
     def began_from(self) -> dict[str, str]:
@@ -99,6 +99,8 @@ class TrainConfig:
         for section in fields(self):
             if hasattr(options := getattr(self, section.name), "RANGES"):
                 check_ranges(options, f"{section.name}.")
+        for option, value in self.own_names.items():
+            check_own(value, option)
         self.optim.check()
         self.data.check()
         self.profile.check(self.optim.steps)

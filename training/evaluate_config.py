@@ -73,6 +73,9 @@ class EvaluateConfig:
     """Boundaries between ranges of document length, in tokens; the loss of each range is reported."""
     ema: bool = False
     """Evaluate the average of the weights instead of the weights, for a run with optim.ema_decay."""
+    code: tuple[Path, ...] = ()
+    """Files of yours with the parts of the model that are yours: their code runs, as in training. They have the names
+    that they had there."""
     mask_documents: bool | None = None
     """Documents do not see each other, as in training with data.mask_documents; by default as in the run that wrote the
     checkpoint."""

@@ -16,6 +16,7 @@ from gristmill.storage.local import atomic_write_bytes
 from gristmill.wording import count_of
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.record import describe_changed_code
 from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.data.sequences import TokenSequences
@@ -29,6 +30,7 @@ from training.language_model import open_language_model
 from training.memory.memory_config import MemoryConfig
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.own_code import allow_files
 from training.parallel.free_memory import require_memory
 from training.parallel.mesh import build_world
 from training.parallel.parallel_model import ParallelModel
@@ -50,6 +52,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
     each other, InputError for damaged data.
     """
     config.check()
+    allow_files(config.code)
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         losses = _evaluate_sequences(config, device) if config.tokens or config.text else {}
         scores = _run_tasks(config, device) if config.tasks else {}
@@ -106,6 +109,9 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
     path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
     sizes = ModelConfig.from_record(record.model)
+    changed = describe_changed_code(record)
+    if changed and dist.get_rank() == 0:
+        print(changed, file=sys.stderr)
     require(
         config.seq_len <= sizes.context,
         f"seq_len is {config.seq_len}, and the checkpoint's model has a context of {sizes.context} tokens; try "

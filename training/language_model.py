@@ -18,6 +18,7 @@ from gristmill.errors import InputError, UsageError, require
 from gristmill.io.tokenizer_file import AnyTokenizer, find_tokenizer_file, open_tokenizer
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.record import describe_changed_code
 from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_plans import box_array, intersect
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
@@ -167,6 +168,8 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
         read_shards(state, checkpoint, group.process_group)
 
     model = ModelConfig.from_record(record.model)
+    if changed := describe_changed_code(record):
+        _say_once(changed)
     return _Source(model, found, before, record.tokenizer.end_of_document, record.hugging_face, fill)
 
 

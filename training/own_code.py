@@ -6,6 +6,7 @@ name of the file and the class, and neither its code nor where it is.
 
 import hashlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,12 @@ def allow_named(options: Mapping[str, str]) -> None:
         allow_file(path, option)
 
 
+def allow_files(paths: Iterable[Path]) -> None:
+    """Run files that --code names. Raises UsageError as `allow_file`."""
+    for path in paths:
+        allow_file(path, "code")
+
+
 def load_own(value: str, option: str, kind: type | None = None) -> Any:
     """Return the class, or without `kind` the function or class, that a value names; its file must be allowed.
 
@@ -109,7 +116,7 @@ def load_own(value: str, option: str, kind: type | None = None) -> Any:
     file = _files.get(file_name)
     if file is None:
         raise UsageError(
-            f"{option} is {name} of a file {file_name}, whose code is not in the checkpoint and runs only where it is "
+            f"{option} is {name} of a file {file_name}, which is not in the checkpoint, and code runs only where it is "
             f"named; give --{option} PATH/{file_name}:{name} to train, and --code PATH/{file_name} to other commands"
         )
     found = getattr(file.module, name, None)
@@ -137,7 +144,17 @@ def call_own(call: Callable[[], Any], value: str, option: str) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{option}: {recorded_name(value)} fails: {describe_error(error)}") from error
+        raise UsageError(f"{option}: {recorded_name(value)} fails: {_describe(error)}") from error
+
+
+def _describe(error: BaseException) -> str:
+    """Return an error in one line, with the line of the user's code that it came through last."""
+    files = {str(file.path) for file in _files.values()}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    if not frames:
+        return describe_error(error)
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message} ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 def hashes_of(values: Iterable[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
+from training.model.own_checks import check_own_parts
 from training.optim.optimizer_kinds import SOME_HAVE, find_optimizer
 from training.own_code import allow_named, recorded_name
 from training.parallel.mesh import World
@@ -75,6 +76,7 @@ class RunPlan:
             )
         model = given.resolve(vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
+        check_own_parts(model, layout.tp)
         _check_experts(config, model)
         identity = run_identity(config, model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)

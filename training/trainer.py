@@ -14,8 +14,8 @@ from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
 from training.checkpoint.data_state import DataState
-from training.checkpoint.record import CheckpointRecord, require_same_model
-from training.checkpoint.run_file import CHECKPOINTS, OWN_CODE
+from training.checkpoint.record import CheckpointRecord, describe_changed_code, require_same_model
+from training.checkpoint.run_file import CHECKPOINTS
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
@@ -30,7 +30,7 @@ from training.model.decoder import active_parameters, flops_per_token, meta_deco
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import describe_late_decay, learning_rate
 from training.optim.stability import Stability
-from training.own_code import describe_change, hashes_of
+from training.own_code import hashes_of
 from training.parallel.free_memory import require_memory
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
@@ -131,7 +131,7 @@ class Trainer:
         elif self.config.init_from is not None:
             self._load_weights(self.config.init_from)
         step = record.step if record else 0
-        self.changed_code = describe_change(record.start.get(OWN_CODE, {})) if record else ""
+        self.changed_code = describe_changed_code(record) if record else ""
         require(
             record is not None or not self.config.optim.warmup_from,
             f"optim.warmup_from is {self.config.optim.warmup_from}, and this run begins at step 0; try "

@@ -13,8 +13,10 @@ from gristmill.errors import UsageError
 from gristmill.io.token_shards import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.run_file import OWN_CODE
 from training.data.mix import Count, MixPlace
 from training.model.model_config import ModelConfig
+from training.own_code import describe_change
 
 RECORD = "record.json"
 VERSION = 2
@@ -98,6 +100,11 @@ def _matches(path: Path, digest: str) -> bool:
         return sha256_file(path) == digest
     except OSError:
         return False
+
+
+def describe_changed_code(record: CheckpointRecord) -> str:
+    """Say which files of the user's have changed since a checkpoint was written; nothing where none has."""
+    return describe_change(record.start.get(OWN_CODE, {}))
 
 
 def require_same_model(

@@ -154,6 +154,8 @@ def ids_of_tokens(end: int, begin: int) -> dict[str, int | None]:
 
 def find_family(model: ModelConfig) -> ModelFamily:
     """The first family that represents a resolved model. Raises UsageError if none does, with the nearest ones'."""
+    for option, name in model.own_names.items():
+        raise UsageError(f"{option} is {name}, a part of yours, which no Hugging Face architecture has: not exported")
     found = dict[str, list[str]]()
     for family in FAMILIES.values():
         found[family.architecture] = list(_differences(family, model))

@@ -1,19 +1,31 @@
 """Block: attention and MLP, each with its norm, on the residual stream."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
 from torch import Tensor, nn
 
+from gristmill.errors import require
 from training.model.attention import Attention, QueryAttention
 from training.model.dropout import Dropout
 from training.model.latent_attention import LatentAttention
 from training.model.layers import build_norm
 from training.model.mlp import MLP, GatedMLP, build_mlp
 from training.model.model_config import ModelConfig
+from training.model.own_parts import BLOCK_OPTION, OwnMLP, Weight, check_own_block, own_weights
 from training.model.positions import PositionTable
 from training.model.sparse_mlp import SparseMLP
+from training.own_code import call_own, load_own
 
 
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    weights: ClassVar[Mapping[str, Weight]] = {}
+    """Of a block of the user's: what it says of parameters of its own."""
+    kept: ClassVar[int] = 0
+    """Of a block of the user's: tensors of `width` features that its backward pass needs besides those of ours."""
 
     def __init__(self, config: ModelConfig, layer: int, attention: type[Attention] | None = None) -> None:
         super().__init__()
@@ -22,7 +34,9 @@ class Block(nn.Module):
         self.attention = (attention or (LatentAttention if config.kv_lora_rank else Attention))(config, layer)
         self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
-        self.mlp: SparseMLP | GatedMLP | MLP = SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)
+        self.mlp: SparseMLP | GatedMLP | MLP | OwnMLP = (
+            SparseMLP(config) if config.is_sparse(layer) else build_mlp(config)
+        )
         self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
     def apply_mlp(self, x: Tensor, padding: Tensor | None) -> Tensor:
@@ -82,7 +96,35 @@ class QueryBlock(Block):
 
 def build_block(config: ModelConfig, layer: int) -> Block:
     """The block of a layer."""
+    if config.block:
+        return _build_own_block(config, layer)
     if config.query_layer and layer == config.layers - 1:
         return QueryBlock(config, layer)
     blocks: dict[str | None, type[Block]] = {"parallel": ParallelBlock, "deepnorm": DeepNormBlock}
     return blocks.get(config.residual, Block)(config, layer)
+
+
+def _build_own_block(config: ModelConfig, layer: int) -> Block:
+    """The block of a layer by the class that `model.block` names. Raises UsageError for one that breaks our rules."""
+    kind = load_own(config.block, BLOCK_OPTION, Block)
+    block: Block = call_own(lambda: kind(config, layer), config.block, BLOCK_OPTION)
+    require(
+        isinstance(getattr(block, "attention", None), Attention),
+        f"{BLOCK_OPTION}: {config.block} has no attention of ours; expected super().__init__(config, layer) to make it",
+    )
+    check_own_block(block, config.block)
+    return block
+
+
+def kept_by_block(config: ModelConfig) -> int:
+    """Return the tensors of `width` features that a block of the user's keeps besides those of ours."""
+    return int(load_own(config.block, BLOCK_OPTION, Block).kept) if config.block else 0
+
+
+def described_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return placement and shape of the parameters of own parts of a block, by name; nothing without own parts."""
+    with torch.device("meta"):
+        block = build_block(config, layer)
+    shapes = {name: tuple(p.shape) for name, p in block.named_parameters()}
+    weights = own_weights(block).items()
+    return {name: (weight.placement, shapes[name]) for name, weight in weights if weight.placement is not None}

@@ -1,6 +1,7 @@
 """MLP of a block, gated or not."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +10,14 @@ from torch import Tensor, nn
 from training.kernels.dispatch import gelu, swiglu
 from training.model.layers import Linear
 from training.model.model_config import ModelConfig
+from training.model.own_parts import OwnMLP, build_own_mlp, own_activation
+from training.own_code import is_own
 
 
 def gate_function(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """The elementwise part of a gated MLP."""
-    return {"geglu": geglu, "swiglu-clamped": clamped_swiglu}.get(str(config.mlp), swiglu)
+    own = own_activation(config)
+    return own or {"geglu": geglu, "swiglu-clamped": clamped_swiglu}.get(str(config.mlp), swiglu)
 
 
 class GatedMLP(nn.Module):
@@ -55,10 +59,10 @@ class MLP(nn.Module):
         super().__init__()
         self.up = Linear(config.width, config.ffn_width, bias=bool(config.mlp_bias))
         self.down = Linear(config.ffn_width, config.width, bias=bool(config.mlp_bias))
-        self.kind = str(config.mlp)
+        self.activation = own_activation(config) or partial(activate, kind=str(config.mlp))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(activate(self.up(x), self.kind))
+        return self.down(self.activation(self.up(x)))
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
@@ -70,6 +74,8 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return gelu(x, "none" if kind == "gelu-exact" else "tanh")
 
 
-def build_mlp(config: ModelConfig) -> GatedMLP | MLP:
+def build_mlp(config: ModelConfig) -> GatedMLP | MLP | OwnMLP:
     """The MLP of a dense layer, (…, D) to (…, D)."""
+    if is_own(config.mlp) and own_activation(config) is None:
+        return build_own_mlp(config)
     return GatedMLP(config) if config.is_gated else MLP(config)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from gristmill.arguments import one_of
 from gristmill.errors import UsageError, require
 from training.model.layer_options import (
     ROTATED_OR_NOT,
@@ -14,7 +15,8 @@ from training.model.layer_options import (
     latent_defaults,
     rope_defaults,
 )
-from training.model.model_options import ModelOptions
+from training.model.model_options import MLPS, ModelOptions
+from training.own_code import is_own, recorded_name
 from training.presets.presets import find_preset
 
 
@@ -39,6 +41,7 @@ class ModelConfig(ModelOptions):
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
+        self._check_names()
         given = self._with_preset()
         sizes = (given.layers, given.width, given.heads)
         require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; expected every one above 0")
@@ -51,6 +54,30 @@ class ModelConfig(ModelOptions):
         full = given._complete(vocab_size, seq_len)
         full.check(vocab_size, seq_len)
         return full
+
+    def _check_names(self) -> None:
+        """Raise UsageError for an MLP or block that is neither one of ours nor code of the user's."""
+        if self.mlp not in MLPS and not is_own(self.mlp):
+            advice = one_of(str(self.mlp), [name for name in MLPS if name])
+            raise UsageError(f"model.mlp is {self.mlp}; {advice}, and FILE.py:NAME is one of yours")
+        require(
+            not self.block or is_own(self.block),
+            f"model.block is {self.block}; expected FILE.py:CLASS, a block of yours; for ours try --model.residual",
+        )
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The options whose value names code of the user's, FILE.py:NAME, with it."""
+        values = {"model.mlp": str(self.mlp), "model.block": self.block}
+        return {option: value for option, value in values.items() if is_own(value)}
+
+    def own_shapes(self, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return placement and shape of the parameters of own parts in a layer, by their names in it."""
+        if not self.own_names:
+            return {}
+        from training.model.block import described_shapes  # imports torch
+
+        return described_shapes(self, layer)
 
     def _with_preset(self) -> Self:
         """Fill in the preset's values."""
@@ -67,6 +94,8 @@ class ModelConfig(ModelOptions):
         ffn_width = self.ffn_width or (gated if self.is_gated else 4 * self.width)
         return replace(
             self,
+            mlp=self.mlp and recorded_name(self.mlp),
+            block=recorded_name(self.block),
             **given,
             **latent,
             **rope_defaults(self),
@@ -160,6 +189,17 @@ class ModelConfig(ModelOptions):
         require(
             not self.qk_norm_joint or bool(self.qk_norm),
             "model.qk_norm_joint needs model.qk_norm, which is false; try --model.qk_norm true, or leave it out",
+        )
+        require(
+            not self.block or (self.residual == "pre-norm" and not self.query_layer),
+            f"model.block is {self.block}, with model.residual {self.residual} and model.query_layer "
+            f"{str(bool(self.query_layer)).lower()}, which are blocks of ours; try --model.residual pre-norm "
+            "--model.query_layer false",
+        )
+        require(
+            not is_own(self.mlp) or not self.experts,
+            f"model.mlp is {self.mlp}, and model.experts {self.experts}: experts are MLPs of ours; try "
+            "--model.experts 0",
         )
         check_rope(self)
         check_latent(self)

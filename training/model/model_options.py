@@ -5,6 +5,9 @@ from typing import ClassVar, Literal
 
 from gristmill.config import Range
 
+GATED = ("swiglu", "swiglu-clamped", "geglu")
+MLPS = (*GATED, "gelu", "gelu-exact", "gelu-fast", "relu", None)
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -57,9 +60,12 @@ class ModelOptions:
     """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
     position_offset: int | None = None
     """Number of unused rows before the first learned position; by default the preset's (OPT: 2)."""
-    mlp: Literal["swiglu", "swiglu-clamped", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
-    """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
-    the logistic function; swiglu-clamped: gpt-oss's."""
+    mlp: str | None = None
+    """swiglu, swiglu-clamped, geglu, gelu, gelu-exact, gelu-fast, relu, or FILE.py:NAME, an MLP (class) or an
+    activation (function) of yours. gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast
+    on a CPU; gelu-fast: with the logistic function; swiglu-clamped: gpt-oss's."""
+    block: str = ""
+    """FILE.py:CLASS: a block of yours in place of each block; it derives from ours."""
     residual: Literal["pre-norm", "parallel", "deepnorm"] | None = None
     """pre-norm: each sublayer adds to the stream, which it sees normalised; parallel: attention and MLP see the same
     stream, as in GPT-NeoX; deepnorm: the normalised stream is passed on, times (2 layers)^½, as in GLM-130B."""
@@ -233,7 +239,11 @@ class ModelOptions:
     @property
     def is_gated(self) -> bool:
         """True if the MLP has a gate: three matrices instead of two."""
-        return self.mlp in ("swiglu", "swiglu-clamped", "geglu")
+        if self.mlp in MLPS:
+            return self.mlp in GATED
+        from training.model.own_parts import is_gated_by_user  # imports torch
+
+        return is_gated_by_user(str(self.mlp))
 
     @property
     def rotary_dim(self) -> int:

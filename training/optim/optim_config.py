@@ -9,7 +9,7 @@ from gristmill.config import INT64, Range
 from gristmill.errors import UsageError, require
 from training.model.model_config import is_lookup
 from training.optim.optimizer_kinds import check_optimizer_name
-from training.own_code import call_own, check_own, is_own, load_own
+from training.own_code import call_own, is_own, load_own
 
 Part = Literal["hidden", "embeddings", "head", "norms", "biases"]
 MATRICES: tuple[Part, ...] = ("hidden", "embeddings", "head")
@@ -105,11 +105,7 @@ class OptimConfig:
     def check(self) -> None:
         """Raise UsageError for an unknown optimizer or schedule, or a decay that does not fit these or the run."""
         check_optimizer_name(self.name)
-        if is_own(self.name):
-            check_own(self.name, "optim.name")
-        if is_own(self.schedule):
-            check_own(self.schedule, "optim.schedule")
-        elif self.schedule not in SCHEDULES:
+        if self.schedule not in SCHEDULES and not is_own(self.schedule):
             advice = one_of(self.schedule, SCHEDULES)
             raise UsageError(f"optim.schedule is {self.schedule}; {advice}, and FILE.py:FUNCTION is one of yours")
         end = self.last_decay_step

@@ -26,7 +26,7 @@ from training.parallel.expert.dispatch import apply_expert_parallel
 from training.parallel.expert.options import is_expert
 from training.parallel.expert.routing import Routing
 from training.parallel.gradients import RemainingSums
-from training.parallel.initialize import init_shard
+from training.parallel.initialize import InitialValues
 from training.parallel.layout import Layout
 from training.parallel.mesh import World, further_axes
 from training.parallel.parallel_model import ParallelModel
@@ -66,9 +66,10 @@ def parallelize(
     axes = _axes_of(decoder, table, layout, world)
     reducers = [_grad_reducer(part, layout, table, axes, seed) for part in parts]
     params = _sharded_parameters(decoder, parts, reducers, table, axes)
+    initial = InitialValues(decoder, seed)
     with torch.no_grad():
         for param in params:
-            init_shard(param.local, param.name, param.spec, decoder.config, seed)
+            initial.fill(param.local, param.name, param.spec)
             if files is not None:
                 files.drop_pages()
     for part, reducer in zip(parts, reducers, strict=True):

@@ -83,9 +83,26 @@ def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[Paramet
         yield replace(query, of_heads=True)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
     sparse = model.is_sparse(int(layer))
+    own = _own(model, layer, tp)
+    yield from (p for p in own if ".mlp." not in p.name)
+    if any(".mlp." in p.name for p in own):
+        yield from (p for p in own if ".mlp." in p.name)
+        return
     yield from _sparse(model, layer, tp, ep) if sparse else _dense(model, layer, tp, "mlp", model.ffn_width // tp)
     if has_queries:
         yield from _norm(model, f"blocks.{layer}.input_norm", layer)
+
+
+def _own(model: ModelConfig, layer: str, tp: int) -> list[ParameterShape]:
+    """Parameters of own parts of the user's, as they say that they are divided."""
+    found = []
+    for name, (placement, shape) in model.own_shapes(int(layer)).items():
+        divided = placement in ("colwise", "rowwise")
+        dim = 1 if placement == "rowwise" else 0
+        cut = tuple(size // tp if divided and i == dim else size for i, size in enumerate(shape))
+        full = f"blocks.{layer}.{name}"
+        found.append(ParameterShape(full, cut, divided and tp > 1, layer, of_heads=placement == "partial"))
+    return found
 
 
 def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:

@@ -12,7 +12,7 @@ from training.parallel.expert.options import is_expert
 from training.parallel.expert.placements import EXPERT_PARALLEL
 from training.parallel.layout import Layout
 from training.parallel.pipeline.placements import TIED
-from training.parallel.tensor.placements import joint_norms, tensor_parallel_table
+from training.parallel.tensor.placements import joint_norms, own_placements, tensor_parallel_table
 from training.sharding.placement import Placement
 
 
@@ -24,8 +24,9 @@ def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
         table = table | joint_norms(copies)
     tied = bool(decoder.config.tied) and layout.stages > 1
     placements = {}
+    own = own_placements(decoder, layout.sequence_parallel)
     for name, _ in decoder.named_parameters(remove_duplicate=False):
-        found = [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
+        found = [own[name]] if name in own else [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
         assert len(found) == 1, f"{name} has {len(found)} rows in the placement table"
         twice = TIED if tied and name in ("embed.tokens.weight", "head.weight") else Placement()
         data = EXPERT_PARALLEL if is_expert(name) else DATA_PARALLEL

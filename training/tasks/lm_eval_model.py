@@ -22,6 +22,7 @@ from training.generation.sampling import SamplingOptions, text_generator
 from training.generation.scoring import score_continuations
 from training.generation.text import Text
 from training.language_model import LanguageModel, open_language_model
+from training.own_code import allow_files
 
 NAME = "gristmill"
 _TOKENS = 256  # that a text may have if its task does not say
@@ -171,6 +172,7 @@ def _open(
     tokenizer: str = "",
     precision: str = "fp32",
     ema: bool = False,
+    code: str = "",
     tp: int = 1,
     pp: int = 1,
     ep: int = 1,
@@ -181,7 +183,7 @@ def _open(
 ) -> GristmillLM:
     """Open a checkpoint for the rest of the process, as lm_eval closes no model."""
     require(bool(checkpoint), "lm_eval's --model_args name no checkpoint; try --model_args checkpoint=OUT/model")
-    known = "checkpoint, tokenizer, precision, ema, tp, pp, ep"
+    known = "checkpoint, tokenizer, precision, ema, code, tp, pp, ep"
     if others:
         raise UsageError(f"lm_eval's --model_args have {next(iter(others))}; expected {known}")
     kinds: dict[str, Literal["auto", "cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
@@ -190,6 +192,7 @@ def _open(
     atexit.register(stack.close)
     place = stack.enter_context(init_distributed(kind))
     layout = ParallelConfig(tp=tp, pp=pp, ep=ep)
+    allow_files([Path(code)] if code else [])
     path = Path(tokenizer) if tokenizer else None
     model = open_language_model(Path(checkpoint), place, layout, precision, bool(ema), path)
     return GristmillLM(model, int(batch_size) if batch_size and str(batch_size).isdigit() else _BATCH_SIZE)

@@ -60,6 +60,11 @@ class GridOptions(Layout):
             return
         _check_ranks(self)
         require(
+            not model.own_names,
+            f"{' and '.join(model.own_names)} with parallel.tensor {self.tensor}: parts of yours are not divided on a "
+            "grid; try --parallel.tensor 1d",
+        )
+        require(
             not model.experts,
             f"model.experts {model.experts} and parallel.tensor {self.tensor}: experts are not divided on a grid; "
             "try --parallel.tensor 1d",

@@ -1,5 +1,8 @@
 """Placements: which rows or columns of each parameter a tensor-parallel rank has."""
 
+from torch import nn
+
+from training.model.own_parts import own_weights
 from training.sharding.placement import Placement
 
 KV = "kv"
@@ -10,6 +13,19 @@ def joint_norms(copies: int) -> dict[str, Placement]:
     """The rows of norms over all heads together, in place of those of each head: divided like queries and keys."""
     rows = tensor_parallel_table(False, copies)
     return {f"attention.{name}_norm.weight": rows[f"attention.{name}.bias"] for name in ("q", "k")}
+
+
+def own_placements(model: nn.Module, sequence_parallel: bool) -> dict[str, Placement]:
+    """The placements of parameters of own parts of the user's, as these say, by the parameters' names."""
+    outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
+    rows = {
+        "colwise": Placement(shard={"tp": 0}),
+        "rowwise": Placement(shard={"tp": 1}),
+        "partial": Placement(replicated=("tp",), gradient_sum=("tp",)),
+        "replicated": outside,
+    }
+    placed = own_weights(model).items()
+    return {name: rows[weight.placement] for name, weight in placed if weight.placement is not None}
 
 
 def tensor_parallel_table(sequence_parallel: bool, copies: int = 1) -> dict[str, Placement]:

@@ -23,7 +23,8 @@ from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.embedding import Embedding, Head, TokenEmbedding
-from training.model.layers import Linear, RMSNorm
+from training.model.layers import RMSNorm
+from training.model.own_parts import OwnMLP
 from training.model.positions import Alibi, PositionEmbedding, Rotary
 from training.model.sparse_mlp import SparseMLP
 from training.sharding.axis import Axis
@@ -88,10 +89,16 @@ class _Region:
 
 def _shard_block(block: Block, region: _Region) -> None:
     """Make attention and MLP a region each; key dropout by the global heads, or positions, that this rank computes."""
-    for module, last in ((block.attention, "o"), (block.mlp, block.mlp.last)):
+    regions: list[tuple[nn.Module, str]] = [(block.attention, "o")]
+    if not isinstance(block.mlp, OwnMLP) or block.mlp.is_divided:
+        regions.append((block.mlp, block.mlp.last))
+    for module, last in regions:
         module.register_forward_pre_hook(region.enter_hook)
+        if not last:  # an own MLP whose output is a term of the sum
+            module.register_forward_hook(lambda _module, _arguments, output: region.exit(output))
+            continue
         product = getattr(module, last)
-        setattr(module, last, _RowParallelLinear(product, region) if isinstance(product, Linear) else _Exit(region))
+        setattr(module, last, _RowParallelLinear(product, region) if isinstance(product, nn.Linear) else _Exit(region))
     if block.attention.joint_norms:
         block.attention.q_norm = _JointRMSNorm(block.attention.q_norm, region.axis)
         block.attention.k_norm = _JointRMSNorm(block.attention.k_norm, region.axis)
