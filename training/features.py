@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
-from gristmill.io.token_shards import verify_checksums
 from training.checkpoint.checkpoint import CheckpointManager
 from training.data.sequences import TokenSequences
 from training.experimental.compression.bucket import buckets_of
@@ -73,9 +72,9 @@ class ShardVerifier(Plugin):
         world = checkpoints.world
         self._thread = ThreadPoolExecutor(1, "shard verifier")
         self._finished = False
-        shards = [(sequences.folder, record) for sequences in data for record in sequences.manifest.shards]
+        shards = [(sequences, record) for sequences in data for record in sequences.manifest.shards]
         self._reads: deque[Future[None]] = deque(
-            self._thread.submit(verify_checksums, *shard) for shard in shards[world.rank :: world.size]
+            self._thread.submit(sequences.verify, record) for sequences, record in shards[world.rank :: world.size]
         )
 
     def done(self, seconds: float = 0.0) -> bool:

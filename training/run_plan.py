@@ -16,6 +16,7 @@ from training.checkpoint.checkpoint import recorded_model
 from training.config import TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.data.batches import Batches
+from training.data.data_config import DataConfig
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.experimental.local_steps.replicas_config import check_local_steps
@@ -56,12 +57,19 @@ class RunPlan:
         config.check()
         allow_named(config.own_names)
         data = config.data
-        size = data.seq_len, data.ignores_firsts
-        parts = [TokenSequences(folder, *size) for folder in data.train_folders]
+        parts = []
+        cached = 0
+        for folder in data.train_folders:
+            parts.append(_open_tokens(folder, data, cached))
+            cached += parts[-1].cached_bytes
         _require_different_sets(parts)
         train = TokenMix.of(parts, data.weights)
-        holdout = TokenSequences(data.holdout, *size)
-        holdouts = {name: TokenSequences(folder, *size) for name, folder in data.holdouts.items()}
+        holdout = _open_tokens(data.holdout, data, cached)
+        cached += holdout.cached_bytes
+        holdouts = {}
+        for name, folder in data.holdouts.items():
+            holdouts[name] = _open_tokens(folder, data, cached)
+            cached += holdouts[name].cached_bytes
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
@@ -168,6 +176,11 @@ class RunPlan:
             f"micro-batches {split.grad_accum_steps} x sequences {split.micro_batch_size} x length "
             f"{self.train.first.length}{part}"
         )
+
+
+def _open_tokens(folder: Path, data: DataConfig, cached: int) -> TokenSequences:
+    """Open a folder of token shards; `cached` bytes of the cache are those of other folders."""
+    return TokenSequences(folder, data.seq_len, data.ignores_firsts, data.cache_options, cached)
 
 
 def _require_different_sets(parts: Sequence[TokenSequences]) -> None:

@@ -90,7 +90,7 @@ class Trainer:
         self.meter = ThroughputMeter(self.flops_per_token, peak, device)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, plan.split.micro_batch_size, data.mask_documents)
         first = plan.train.first
-        self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed, data.mask_documents)
+        self.sampler = Sampler(first.local, first.manifest, config.eval, config.seed, data.mask_documents)
         self.tasks = TaskEvaluation(config.eval, first, plan.split.micro_batch_size, data.mask_documents)
         self.seen = SeenTokens(self.batches, plan.train, config.metrics.sources)
 

@@ -193,6 +193,7 @@ class Batches:
 
 _MAX_READ_STEPS = 16  # per read
 _MAX_READ_TOKENS = 1 << 20  # per read: 8 MiB of int64
+_READS_AHEAD = 4  # of shards in a bucket, where one may take long
 
 
 class PrefetchLoader:
@@ -209,22 +210,26 @@ class PrefetchLoader:
         self.steps_per_read = min(_MAX_READ_STEPS, max(1, _MAX_READ_TOKENS // tokens))
         self._thread = ThreadPoolExecutor(1, "data")
         self._loaded: dict[int, TokenBatch] = {}  # by step
-        self._next: tuple[int, Future[list[TokenBatch]]] | None = None  # its first step, and the read in progress
+        self._reads_ahead = _READS_AHEAD if any(part.is_remote for part in batches.data.sets) else 1
+        self._next: dict[int, Future[list[TokenBatch]]] = {}  # reads in progress, by their first steps
 
     def batch(self, step: int) -> TokenBatch:
-        """The batch of a step (from 0) on the device; steps may come in any order, but only the next is prefetched."""
+        """The batch of a step (from 0) on the device; steps may come in any order, but only the next are prefetched."""
         if step not in self._loaded:
-            read = self._next if self._next and self._next[0] == step else self._submit(step)
-            self._loaded = dict(enumerate(read[1].result(), step))
-            self._next = self._submit(step + self.steps_per_read)
+            if step not in self._next:  # the run continues at another step
+                for read in self._next.values():
+                    read.cancel()
+                self._next = {step: self._thread.submit(self._read, step)}
+            self._loaded = dict(enumerate(self._next.pop(step).result(), step))
+            for number in range(self._reads_ahead):
+                first = step + (number + 1) * self.steps_per_read
+                if first not in self._next:
+                    self._next[first] = self._thread.submit(self._read, first)
         return self._loaded[step].to(self.device)
 
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown(cancel_futures=True)
-
-    def _submit(self, first: int) -> tuple[int, Future[list[TokenBatch]]]:
-        return first, self._thread.submit(self._read, first)
 
     def _read(self, first: int) -> list[TokenBatch]:
         batches = self.batches.read(first, self.steps_per_read)

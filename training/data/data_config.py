@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gristmill.config import Range
+from gristmill.engine.options import parse_size
 from gristmill.errors import require
+from gristmill.io.shard_cache import CacheOptions
+from gristmill.storage.files import reject_remote, resolved
 
 OrderKind = Literal["keyed", "randperm"]
 PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
@@ -50,6 +53,12 @@ class DataConfig:
     """How to check the token shards. checksum: the ranks compare the SHA-256 of all files, in a thread during the first
     steps, and the first checkpoint waits for it. size: only what is always checked, the manifest, sizes and headers at
     the start, and every id that is read."""
+    cache: Path | None = None
+    """For token shards in a bucket: folder of each machine for copies of what was read, shared by its processes and
+    kept for the next start; by default in the folder for temporary files."""
+    cache_size: str = ""
+    """Disk space for these copies, such as 200GiB; by default half of what is free. What does not fit is fetched each
+    time it is read."""
     order: OrderKind = "keyed"
     """Order of the sequences in an epoch. keyed: a permutation computed index by index, which takes no memory;
     randperm: torch.randperm, which takes 8 bytes per sequence in every process. Use randperm to resume a run of a
@@ -96,9 +105,17 @@ class DataConfig:
         eod = {"data.eod_mask_loss": True} if self.eod_mask_loss and not self.mask_documents else {}
         return {**masked, **eod, **packed}
 
+    @property
+    def cache_options(self) -> CacheOptions:
+        """The options of copies of token shards. Raises UsageError for a size that is none."""
+        size = parse_size(self.cache_size, "data.cache_size") if self.cache_size else 0
+        return CacheOptions(self.cache, size)
+
     def check(self) -> None:
         """Raise UsageError for a holdout without a name, weights that do not fit the folders, or an order of no mix."""
         folders = len(self.train_folders)
+        reject_remote(*filter(None, [self.cache]), option="data.cache")
+        assert self.cache_options.size >= 0  # it is a size
         require(
             all(name.strip() for name in self.holdouts),
             "data.holdouts has a folder with an empty name; expected a name and a folder each; is a variable of your "
@@ -111,7 +128,7 @@ class DataConfig:
             "--data.batch_ramp 8:1000000 16:3000000",
         )
         require(folders > 0, "data.train names no folder; expected one of token shards, or several")
-        twice = [path for path, count in Counter(path.resolve() for path in self.train_folders).items() if count > 1]
+        twice = [path for path, count in Counter(resolved(path) for path in self.train_folders).items() if count > 1]
         require(
             not twice,
             f"data.train names {''.join(map(str, twice[:1]))} twice; expected each once: a weight in data.weights "

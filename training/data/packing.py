@@ -51,6 +51,7 @@ class PackedSequences(DataSet):
         """`folder` keeps the plan; the processes that find none there compute it, and others wait for it."""
         self.data = data
         self.folder = data.folder
+        self.local = data.local
         self.length = data.length
         self.manifest = data.manifest
         self.plan = _open_plan(folder / f"packing-{_fingerprint(data)}", data)
@@ -63,10 +64,13 @@ class PackedSequences(DataSet):
 
     def batch(self, indices: Indices) -> Tensor:
         out = np.full((len(indices), self.length + 1), IGNORE_INDEX, np.int64)
-        for row, index in zip(out, indices, strict=True):
+        pieces = [self._pieces(int(index)) for index in indices]
+        spans = [(start, start + length) for of_row in pieces for start, length in of_row]
+        tokens = iter(self.data.read_all(spans))
+        for row, of_row in zip(out, pieces, strict=True):
             filled = 0
-            for start, length in self._pieces(int(index)):
-                row[filled : filled + length] = self.data.read(start, start + length)
+            for _, length in of_row:
+                row[filled : filled + length] = next(tokens)
                 filled += length
         return torch.from_numpy(out)
 

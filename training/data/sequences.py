@@ -8,7 +8,7 @@ it is.
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import Manifest, map_shard, require_known_ids
+from gristmill.io.shard_cache import CacheOptions, ShardCache, TokenRange, describe_cache
+from gristmill.io.token_shards import Manifest, ShardRecord, map_shard, require_known_ids, verify_checksums
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from training.data.documents import DocumentIndex
 from training.kernels.cross_entropy import IGNORE_INDEX
@@ -34,6 +36,7 @@ class Sequences(ABC):
     """Sequences of T tokens that batches are made of: windows, packed documents, or those of several data sets."""
 
     folder: Path
+    """Where the token shards are."""
     length: int
     """T."""
     has_ignored: bool
@@ -76,10 +79,17 @@ class DataSet(Sequences):
     """The sequences of one folder of token shards."""
 
     manifest: Manifest
+    local: Path
+    """Folder of this machine with all files of the shards but, of those in a bucket, the tokens."""
 
     @property
     def sets(self) -> "Sequence[DataSet]":
         return [self]
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the shards are in a bucket."""
+        return self.local != self.folder
 
     @property
     @abstractmethod
@@ -98,17 +108,32 @@ class DataSet(Sequences):
 class TokenSequences(DataSet, Dataset[Tensor]):
     """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
 
-    def __init__(self, folder: Path, length: int, ignores_firsts: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        length: int,
+        ignores_firsts: bool = False,
+        cache: CacheOptions = CacheOptions(),
+        taken: int = 0,
+    ) -> None:
         """Open the shards of `folder`; `length` is T; `ignores_firsts`: the first token of a document is no target.
 
-        Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
+        `cache` is for shards in a bucket; `taken` bytes of its size are other folders'. Raises UsageError for less than
+        one full sequence, InputError where a shard is not the manifest's.
         """
         self.folder = folder
         self.length = length
         self.manifest = Manifest.load(folder)
         self.has_ignored = self.ignores_firsts = ignores_firsts
+        self.cache: ShardCache | None = None
+        self.local = folder
+        if store_of(folder).needs_copies:
+            self.cache = ShardCache(folder, self.manifest, cache, taken)
+            self.local = self.cache.local
         self.shard = lru_cache(_MAPPED)(self._map)
-        sizes = [len(self._map(number)) for number in range(len(self.manifest.shards))]
+        sizes = [shard.tokens for shard in self.manifest.shards]
+        if self.cache is None:
+            sizes = [len(self._map(number)) for number in range(len(sizes))]
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         if len(self) < 1:
             raise UsageError(
@@ -120,6 +145,15 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         tokens = map_shard(self.folder, self.manifest, self.manifest.shards[number])
         _advise(tokens, mmap.MADV_RANDOM, 0, len(tokens))  # or each page would bring megabytes of pages around it
         return tokens
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of shards in a bucket that copies on this machine may take."""
+        return self.cache.kept_bytes if self.cache is not None else 0
+
+    def notes(self) -> list[str]:
+        """Which part of shards in a bucket is kept on this machine."""
+        return [describe_cache(self.cache)] if self.cache is not None else []
 
     @property
     def tokens(self) -> int:
@@ -139,6 +173,9 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         an id that is not the tokenizer's.
         """
         starts = np.asarray(indices, np.int64) * self.length
+        if self.cache is not None:
+            stops = (starts + self.length + 1).tolist()
+            return torch.from_numpy(np.stack(self.read_all(list(zip(starts.tolist(), stops, strict=True)))))
         out = np.empty((len(starts), self.length + 1), np.int64)
         shards = np.searchsorted(self.starts, starts, side="right") - 1
         inside = starts + self.length < self.starts[shards + 1]
@@ -166,7 +203,14 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     @cached_property
     def documents(self) -> DocumentIndex:
-        return DocumentIndex(self.folder, self.manifest)
+        return DocumentIndex(self.local, self.manifest)
+
+    def verify(self, record: ShardRecord) -> None:
+        """Read one shard and raise InputError where the SHA-256 of one of its files is not the recorded one."""
+        if self.cache is None:
+            verify_checksums(self.folder, record)
+        else:  # its small files were compared as they were copied
+            self.cache.verify(record)
 
     def positions(self, indices: Indices) -> Tensor:
         """A document that started before the sequence counts from the sequence's start."""
@@ -192,6 +236,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""
+        if self.cache is not None:
+            return self.read_all([(start, stop)])[0]
         out = np.empty(stop - start, np.int64)
         filled = 0
         shard = int(np.searchsorted(self.starts, start, side="right")) - 1
@@ -204,6 +250,31 @@ class TokenSequences(DataSet, Dataset[Tensor]):
             filled = filled + len(tokens)
             shard = shard + 1
         return out
+
+    def read_all(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
+        """Read spans of tokens as `read` does; of shards in a bucket, several are fetched at a time."""
+        if self.cache is None:
+            return [self.read(start, stop) for start, stop in spans]
+        ranges: list[TokenRange] = []
+        counts = []
+        for start, stop in spans:
+            own = list(self._ranges(start, stop))
+            ranges += own
+            counts.append(len(own))
+        parts = zip(ranges, self.cache.read(ranges), strict=True)
+        known = iter([self.require_known(part.shard, tokens) for part, tokens in parts])
+        return [np.concatenate([next(known) for _ in range(count)]).astype(np.int64) for count in counts]
+
+    def _ranges(self, start: int, stop: int) -> Iterator[TokenRange]:
+        """Yield the parts of shards that tokens start … stop of all shards are."""
+        shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while start < stop:
+            begin = int(self.starts[shard])
+            end = min(stop, int(self.starts[shard + 1]))
+            if start < end:
+                yield TokenRange(shard, start - begin, end - begin)
+            start = max(start, end)
+            shard += 1
 
     def require_known(self, shard: int, tokens: NDArray[np.integer]) -> NDArray[np.integer]:
         """Return `tokens`, read from a shard. Raises InputError if one is not the tokenizer's."""

@@ -80,7 +80,7 @@ class TextSequences:
 
 def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
     """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""
-    if found := find_tokenizer(data.manifest.tokenizer, [data.folder]):
+    if found := find_tokenizer(data.manifest.tokenizer, [data.local]):
         for path, copy in copies_in(out_dir, found).items():
             atomic_write_bytes(copy, path.read_bytes())
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gristmill.errors import UsageError, require
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import open_tokenizer
-from training.data.text import before_document, is_tokenizer
+from training.data.text import before_document, find_tokenizer
 from training.distributed.process_group import main_only
 from training.generation.sampling import SamplingOptions, draw_token
 from training.parallel.parallel_model import ParallelModel
@@ -35,10 +35,11 @@ class Sampler:
         self.mask_documents = mask_documents
         if not config.sample_tokens:
             return
-        path = folder / manifest.tokenizer.path
-        if not is_tokenizer(path, manifest.tokenizer):
+        path = find_tokenizer(manifest.tokenizer, [folder])
+        if path is None:
             raise UsageError(
-                f"{folder} was made with the tokenizer {path}, which is missing or has changed; "
+                f"{folder} was made with the tokenizer {folder / manifest.tokenizer.path}, which is missing or has "
+                "changed; "
                 "restore it, run tokenize_corpus again, or try --eval.sample_tokens 0"
             )
         try:

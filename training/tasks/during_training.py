@@ -131,7 +131,7 @@ def _padded(rows: Sequence[tuple[list[int], int]], parts: int) -> tuple[Tensor, 
 def _encoder(data: TokenSequences, mask_documents: bool) -> Encode:
     """Return what encodes a text from its beginning, as documents of `data` begin."""
     record = data.manifest.tokenizer
-    path = find_tokenizer(record, [data.folder]) if record.sha256 else None
+    path = find_tokenizer(record, [data.local]) if record.sha256 else None
     if path is None:
         raise UsageError(
             f"eval.tasks need the tokenizer of {data.folder}, which is missing or has changed; restore it, or leave "
