@@ -26,7 +26,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.console import wide_console
-from training.checkpoint.checkpoint import LATEST, RECORD
+from training.checkpoint.checkpoint import RECORD
+from training.checkpoint.run_file import LATEST
 from training.reporting.metrics_file import METRICS, read_metrics
 
 LAYOUTS: dict[str, tuple[int, list[str]]] = {

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
-from gristmill.storage.files import reject_remote
+from gristmill.storage.files import reject_read_only, reject_remote, reject_unknown_scheme
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.data.data_config import DataConfig
 from training.distributed.torch_version import require_torch
@@ -31,7 +31,8 @@ class TrainConfig:
     RANGES: ClassVar[dict[str, Range]] = {"seed": Range(0, INT64), "timeout": Range(0, 10_000_000)}
 
     out_dir: Path
-    """Folder for checkpoints and metrics; if it holds a checkpoint of this run, training resumes from it."""
+    """Folder for checkpoints and metrics, also in a bucket; if it holds a checkpoint of this run, training resumes from
+    it."""
     data: DataConfig
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -91,7 +92,9 @@ class TrainConfig:
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
         check_ranges(self)
-        reject_remote(self.out_dir, *filter(None, [self.memory.folder]))
+        reject_unknown_scheme(self.out_dir)
+        reject_read_only([self.out_dir])
+        reject_remote(*filter(None, [self.memory.folder, self.checkpoint.folder]))
         require(
             self.timeout == 0 or self.timeout >= 1,  # ranks cannot even connect in less
             f"timeout is {self.timeout}; expected 1 or more seconds, or 0 for the default; try --timeout 0",

@@ -25,7 +25,7 @@ def train_as_planned(
     `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
     """
     config = plan.config
-    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from)
+    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from, plan.remote)
     with (
         deterministic_kernels(config.deterministic),
         init_distributed(config.device, config.seconds_to_wait) as device,

@@ -11,8 +11,10 @@ import torch.distributed as dist
 
 from gristmill.errors import require
 from gristmill.io.token_shards import Manifest, TokenizerRecord
+from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from training.checkpoint.checkpoint import recorded_model
+from training.checkpoint.remote_run import RemoteRun
 from training.config import TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.data.batches import Batches
@@ -47,16 +49,24 @@ class RunPlan:
     memory: MemoryConfig
     split: BatchSplit
     identity: dict[str, Any]
+    remote: RemoteRun | None = None
+    """The run's folder in a bucket; `config.out_dir` is then its working copy."""
 
     @classmethod
     def of(cls, config: TrainConfig) -> "RunPlan":
-        """Plan a run of this process group, or of the one that the launcher's WORLD_SIZE promises. Writes nothing.
+        """Plan a run of this process group, or of the one that the launcher's WORLD_SIZE promises.
 
-        Raises UsageError for options that cannot run with these data and processes, InputError for damaged data.
+        Writes nothing but copies of what is in buckets. Raises UsageError for options that cannot run with these data
+        and processes, InputError for damaged data.
         """
         config.check()
         allow_named(config.own_names)
         data = config.data
+        remote = None
+        if store_of(config.out_dir).needs_copies:
+            remote = RemoteRun.of(config.out_dir, config.checkpoint.folder)
+            remote.fetch()
+            config = replace(config, out_dir=remote.local)
         parts = []
         cached = 0
         for folder in data.train_folders:
@@ -90,7 +100,7 @@ class RunPlan:
         memory = config.memory.resolve(config.out_dir)
         check_local_steps(layout, config.replicas, config.optim, memory, config.profile.norms, config.seconds_to_wait)
         split = BatchSplit.of(data, layout, config.replicas.count)
-        return cls(config, train, holdout, holdouts, model, layout, memory, split, identity)
+        return cls(config, train, holdout, holdouts, model, layout, memory, split, identity, remote)
 
     def batches(self, world: World) -> Batches:
         """The batches of this rank: of n replicas that are runs of their own, this one's parts of them."""

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from gristmill.errors import require
+from gristmill.paths import spell_urls
 from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
@@ -96,7 +97,7 @@ class Trainer:
 
         folder = config.out_dir / CHECKPOINTS
         self.checkpoints = CheckpointManager(
-            folder, config.checkpoint.keep, world, self.reporter.say, config.checkpoint.keep_every
+            folder, config.checkpoint.keep, world, self.reporter.say, config.checkpoint.keep_every, plan.remote
         )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
         self.steps_done = 0
@@ -123,7 +124,8 @@ class Trainer:
             self.seen.since = stored.get(COUNTED_FROM, 0)
             read = DataState.of_checkpoint(record, stored, self.plan.identity)
             self.unigram_loss = record.unigram_loss
-            self.origin = f"resuming from {path}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
+            found = spell_urls(str(self.checkpoints.final_path(record.step)))
+            self.origin = f"resuming from {found}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         elif self.config.branch_from is not None:
             source = self._branch(self.config.branch_from)
             record = source.record
@@ -300,14 +302,18 @@ class Trainer:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
         self.checkpoints.wait()
         out_dir = self.config.out_dir
-        checkpoint = self.checkpoints.path(self.steps_done)
+        checkpoint = self.checkpoints.final_path(self.steps_done)
         found = self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
         summary = main_only(lambda: write_summary(out_dir, *found))
+        remote = self.plan.remote
+        if remote is not None:
+            main_only(remote.write_files)
+        folder = spell_urls(str(remote.remote)) if remote is not None else out_dir
+        curve = "" if remote is not None else f"\n    curve       gristmill plot {out_dir}"
         self.reporter.say(
             f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}\n"
             f"    checkpoint  {summary.checkpoint}\n"
-            f"    metrics     {out_dir / METRICS}\n"
-            f"    curve       gristmill plot {out_dir}"
+            f"    metrics     {folder}/{METRICS}{curve}"
         )
         return summary
 

@@ -25,12 +25,12 @@ from gristmill.errors import InputError, OutputError, UsageError, wrap_write_err
 from gristmill.storage.local import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, encode_record, read_record, verify_checkpoint
+from training.checkpoint.remote_run import RemoteRun, local_copy
+from training.checkpoint.run_file import CHECKPOINTS, LATEST
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
 from training.model.model_config import ModelConfig
 from training.parallel.mesh import World
-
-LATEST = "latest"
 
 
 @dataclass
@@ -46,6 +46,8 @@ class CheckpointManager:
     world: World
     say: Callable[[str], None]
     keep_every: int = 0
+    remote: RemoteRun | None = None
+    """The run in a bucket, to which checkpoints are written; `folder` is then of a working copy."""
     _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
     # this rank's shards, and those of them that it writes
@@ -65,6 +67,10 @@ class CheckpointManager:
     def path(self, step: int) -> Path:
         """Path of the checkpoint of a step; it may not exist."""
         return self.folder / f"step-{step:08d}"
+
+    def final_path(self, step: int) -> Path:
+        """Path where the checkpoint of a step is once it is written: in the bucket, if the run is in one."""
+        return self.remote.remote / CHECKPOINTS / self.path(step).name if self.remote else self.path(step)
 
     def save(self, record: CheckpointRecord, state: State) -> Path:
         """Save a checkpoint and return its path. Raises OutputError where it cannot be written."""
@@ -145,6 +151,9 @@ class CheckpointManager:
         final = self.path(record.step)
         temporary = partial_path(final)
         self.group.main_only(lambda: self._begin(temporary))
+        if self.remote is not None:  # the working copy of another machine
+            with wrap_write_errors(temporary):
+                temporary.mkdir(parents=True, exist_ok=True)
         try:
             write_shards(share, temporary, self.group.process_group)
         except OutputError:
@@ -153,7 +162,12 @@ class CheckpointManager:
             raise
         hashes = self.group.gather(lambda: _hashes(temporary, self.world.rank))
         files = {name: digest for part in hashes for name, digest in part.items()}
-        self.group.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
+        record = msgspec.structs.replace(record, files=files)
+        if self.remote is not None:
+            names = list(hashes[self.world.rank])
+            self.remote.publish(record, temporary, names, self.group, self._kept)
+            return self.final_path(record.step)
+        self.group.main_only(lambda: self._commit(record, temporary, final))
         return final
 
     def _begin(self, temporary: Path) -> None:
@@ -177,13 +191,22 @@ class CheckpointManager:
     def _prune(self, final: Path) -> None:
         """Remove checkpoints that are not to be kept, and those later than the one loaded, once."""
         old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
-        if self.keep_every:
-            old = [path for path in old if int(path.name.removeprefix("step-")) % self.keep_every]
-        too_many = max(0, len(old) - (self.keep - 1))
-        for path in [*old[:too_many], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
+        kept = self._kept([path.name for path in old])
+        too_many = [path for path in old if path.name not in kept]
+        for path in [*too_many, *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
             if path != final:
                 _remove(path)
         self._abandoned = []  # the run may come to their steps again
+
+    def _kept(self, names: list[str]) -> list[str]:
+        """Return which of the checkpoints before a new one are kept, of their names in order."""
+        for_ever = [name for name in names if self.keep_every and not _step_of(name) % self.keep_every]
+        others = [name for name in names if name not in for_ever]
+        return [*for_ever, *others[max(0, len(others) - (self.keep - 1)) :]]
+
+
+def _step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
 
 
 def _list_finished(folder: Path, say: Callable[[str], None]) -> tuple[list[Path], list[Path]]:
@@ -200,21 +223,24 @@ def _list_finished(folder: Path, say: Callable[[str], None]) -> tuple[list[Path]
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
     """Find a checkpoint: `folder` itself, or the latest in a folder of checkpoints or in a run's --out_dir.
 
-    Returns its path and record. Raises UsageError where there is none, InputError where it is damaged.
+    One in a bucket is fetched. Returns its path and record. Raises UsageError where there is none, InputError where it
+    is damaged.
     """
+    given = folder
+    folder = group.gather(lambda: local_copy(given))[group.world.rank]
     if (folder / RECORD).is_file():
         record, fault = verify_checkpoint(folder, group)
         if record is None:
             raise InputError(f"the checkpoint {folder} cannot be used ({fault}); restore it, or try another one")
         return folder, record
-    inside = folder / "checkpoints"
+    inside = folder / CHECKPOINTS
     checkpoints = CheckpointManager(inside if inside.is_dir() else folder, 1, group.world, say)
     checkpoints.group = group
     found = checkpoints.latest()
     if found is None:
         of_theirs = (folder / "config.json").is_file()
         raise UsageError(
-            f"{folder}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
+            f"{given}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
             + (f"; this is a model of transformers: try gristmill import-hf {folder} OUT" if of_theirs else "")
         )
     return found
@@ -227,9 +253,10 @@ def find_record(folder: Path) -> CheckpointRecord | None:
 
 def find_checkpoint(folder: Path) -> Path:
     """Return the checkpoint that `open_checkpoint` would find, unverified; `folder` itself if there is none."""
+    folder = local_copy(folder)
     if (folder / RECORD).is_file():
         return folder
-    inside = folder / "checkpoints"
+    inside = folder / CHECKPOINTS
     finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
     return next(iter(finished), folder)
 

@@ -4,7 +4,7 @@ import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,12 +12,13 @@ from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
+from training.checkpoint.remote_run import RemoteRun
 from training.checkpoint.run_file import CHECKPOINTS, INTERVENTIONS, STARTS
+from training.checkpoint.run_file import RUN as RUN
 from training.distributed.process_group import main_only
 from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 from training.own_code import is_own
 
-RUN = "run.json"
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
 _BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
@@ -46,6 +47,8 @@ class RunFolder:
     identity: dict[str, Any]
     optim: OptimConfig
     began_from: Mapping[str, str] = field(default_factory=dict)
+    remote: RemoteRun | None = None
+    """The run in a bucket of which `out_dir` is a working copy."""
 
     def require_same_run(self) -> None:
         """Raise UsageError for a run of another identity, start or length, or one whose learning rate would jump."""
@@ -97,6 +100,7 @@ def lock_run_folder(folder: RunFolder) -> Iterator[None]:
     """
     out_dir = folder.out_dir
     locks: list[Any] = []  # on rank 0 only; the kernel releases it even if the process is killed
+    leases = ExitStack()
 
     def lock() -> None:
         with wrap_write_errors(out_dir):
@@ -108,12 +112,15 @@ def lock_run_folder(folder: RunFolder) -> Iterator[None]:
             raise OutputError(
                 f"{out_dir} is in use by another training run; wait for its end, or try another --out_dir"
             ) from error
+        if folder.remote is not None:
+            leases.enter_context(folder.remote.lease())
 
     try:
         main_only(lock)
         folder.require_same_run()
         yield
     finally:
+        leases.close()
         for file in locks:
             file.close()
 

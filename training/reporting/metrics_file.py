@@ -11,6 +11,7 @@ from typing import Any
 
 from gristmill.config import INT64
 from gristmill.errors import InputError, wrap_read_errors
+from gristmill.paths import spell_urls
 from gristmill.storage.local import atomic_write_bytes
 
 METRICS = "metrics.jsonl"
@@ -123,7 +124,7 @@ def write_summary(
         tokens_per_second=statistics.median(record["tokens_per_second"] for record in logged),
         parameters=parameters,
         processes=processes,
-        checkpoint=str(checkpoint),
+        checkpoint=spell_urls(str(checkpoint)),
         elapsed_seconds=timed.get("elapsed_seconds", 0.0),
         device_hours=timed.get("device_hours", 0.0),
         **{part: evaluated.get(part, {}) for part in _PARTS},
