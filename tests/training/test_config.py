@@ -110,7 +110,7 @@ def test_a_trace_of_steps_that_the_run_does_not_have_is_refused() -> None:
     with_option(CONFIG, "profile.steps", "999:1000").check()
 
 
-@pytest.mark.parametrize("option", ["out_dir", "memory.folder"])
+@pytest.mark.parametrize("option", ["checkpoint.folder", "data.cache", "memory.folder"])
 def test_a_folder_in_a_bucket_is_refused_before_one_of_its_name_is_made_here(option: str) -> None:
     with pytest.raises(UsageError, match="s3://bucket/run: expected a folder of this machine"):
         with_option(CONFIG, option, Path("s3://bucket/run")).check()
