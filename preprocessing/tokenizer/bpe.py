@@ -28,15 +28,17 @@ MAX_SCAN_BYTES = 64  # a longer word is merged with a heap
 SCRATCH = 6 * MAX_SCAN_BYTES  # for merge_by_scan: ids, up to 3 a character, its symbols, and the merges of its pairs
 _SPACE = 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, for multiplicative hashing
+_SECOND_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)  # odd numbers of random bits, as XXH64 has
+_THIRD_MULTIPLIER = np.uint64(0x165667B19E3779F9)
 _LOW = np.uint64(0xFFFFFFFF)  # mask of the low 32 bits
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
 _NO_RANK = np.int32(0x7FFFFFFF)
-MARGIN = 8  # bytes after the last text, and ids after its last, that may be read or written over
+MARGIN = 24  # bytes after the last text, and ids after its last, that may be read or written over
 _LONGEST = 24  # bytes of a word that is cached
 _MOST_IDS = 8  # ids of a word that is cached
 _SIZES = 3  # column of WordCache.rows with the sizes
 _IDS = 8  # column of WordCache.ids with the first id
-_CUT = 1 << 14  # bytes that are cut into words together
+_CUT = 1 << 12  # bytes that are cut into words together: the ends of these words stay in the L1 cache
 _COUNT = np.uint64(0xFFFFFFFF)  # mask of the number of ids
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -126,11 +128,14 @@ def encode_texts(
                     count = merge_by_scan(data, at, end, merges, cache.scratch)
                     n = _append(cache.scratch, count, ids, n, first, unknown)
                 else:
-                    row = _find_row(rows, eights, at, size)
+                    first_eight = eights[at] & _mask(size)
+                    second_eight = eights[at + 8] & _mask(size - 8)
+                    third_eight = eights[at + 16] & _mask(size - 16)
+                    row = _find_row(rows, first_eight, second_eight, third_eight, size)
                     if row < 0:
                         count = merge_by_scan(data, at, end, merges, cache.scratch)
                         n = _append(cache.scratch, count, ids, n, first, unknown)
-                        _store(cache, ~row, eights, at, size, count)
+                        _store(cache, ~row, first_eight, second_eight, third_eight, size, count)
                     elif cached_ids[row, _IDS] == unknown:
                         count = np.int64(rows[row, _SIZES] & _COUNT)
                         n = _append(cached_ids[row, _IDS:], count, ids, n, first, unknown)
@@ -174,45 +179,54 @@ def _cut(data, at, stop, ascii_bigrams, bigram_filter, ends):  # type: ignore[no
 
 
 @kernel(inline="always")
-def _find_row(rows, eights, at, size):  # type: ignore[no-untyped-def]
-    """Row of a word; if it is in none, ~row of the first where it may be."""
-    used = (size + 7) >> 3
-    hashed = np.uint64(size)
-    for i in range(used):
-        hashed = (hashed ^ _eight(eights, at, size, i)) * _MULTIPLIER
-        hashed ^= hashed >> np.uint64(32)
-    first = np.int64(hashed & np.uint64(len(rows) - 2))
-    for row in range(first, first + 2):
-        if rows[row, _SIZES] >> np.uint64(32) == np.uint64(size):
-            i = 0
-            while i < used and rows[row, i] == _eight(eights, at, size, i):
-                i += 1
-            if i == used:
-                if row > first:
-                    for j in range(8):
-                        rows[first, j], rows[row, j] = rows[row, j], rows[first, j]
-                return first
-    return ~first
+def _mask(size):  # type: ignore[no-untyped-def]
+    """Return the mask of the first `size` bytes of eight: of none for less than 0, of all for more than 8."""
+    half = np.uint64(32 - 4 * min(max(size, 0), 8))  # bits; a shift by 64, of no bytes, would be undefined
+    return (_ALL >> half) >> half
 
 
 @kernel(inline="always")
-def _eight(eights, at, size, i):  # type: ignore[no-untyped-def]
-    """Bytes 8 i to 8 i + 7 of a word of `size` bytes, zeros after its end."""
-    found = eights[at + 8 * i]
-    left = size - 8 * i
-    return found if left >= 8 else found & (_ALL >> np.uint64(64 - 8 * left))
+def _find_row(rows, first_eight, second_eight, third_eight, size):  # type: ignore[no-untyped-def]
+    """Return the row of a word, given its bytes with zeros after their end; if in none, ~row of the first it may be in.
+
+    All bytes are hashed and compared, whatever the size: a processor could not foresee how many there are.
+    """
+    hashed = (first_eight * _MULTIPLIER) ^ (second_eight * _SECOND_MULTIPLIER) ^ (third_eight * _THIRD_MULTIPLIER)
+    hashed ^= np.uint64(size) * _SECOND_MULTIPLIER
+    hashed ^= hashed >> np.uint64(29)
+    hashed *= _MULTIPLIER
+    hashed ^= hashed >> np.uint64(32)
+    row = np.int64(hashed & np.uint64(len(rows) - 2))
+    if _is_in_row(rows, row, first_eight, second_eight, third_eight, size):
+        return row
+    if _is_in_row(rows, row + 1, first_eight, second_eight, third_eight, size):
+        for j in range(8):
+            rows[row, j], rows[row + 1, j] = rows[row + 1, j], rows[row, j]
+        return row
+    return ~row
+
+
+@kernel(inline="always")
+def _is_in_row(rows, row, first_eight, second_eight, third_eight, size):  # type: ignore[no-untyped-def]
+    """Return whether a row has this word."""
+    first_differs = rows[row, 0] ^ first_eight
+    second_differs = rows[row, 1] ^ second_eight
+    third_differs = rows[row, 2] ^ third_eight
+    size_differs = (rows[row, _SIZES] >> np.uint64(32)) ^ np.uint64(size)
+    return (first_differs | second_differs | third_differs | size_differs) == 0
 
 
 @kernel
-def _store(cache, row, eights, at, size, count):  # type: ignore[no-untyped-def]
+def _store(cache, row, first_eight, second_eight, third_eight, size, count):  # type: ignore[no-untyped-def]
     """Store a word and its `count` ids (in scratch), unless they are too many; the word of the second row goes."""
     rows = cache.rows
     if count > _MOST_IDS:
         return
     for j in range(8):
         rows[row + 1, j] = rows[row, j]
-    for i in range((size + 7) >> 3):
-        rows[row, i] = _eight(eights, at, size, i)
+    rows[row, 0] = first_eight
+    rows[row, 1] = second_eight
+    rows[row, 2] = third_eight
     rows[row, _SIZES] = np.uint64(size) << np.uint64(32) | np.uint64(count)
     for i in range(count):
         cache.ids[row, _IDS + i] = cache.scratch[i]
