@@ -209,7 +209,7 @@ def sample_mix(
                 size = int((counted * decided.sizes).sum())
                 counts.add(part.source, reason, size, int(counted.sum()))
             is_sampled = times > 0
-            documents = read_chosen(part, decided.rows[is_sampled].tolist())
+            documents = read_chosen(part, decided.rows[is_sampled].tolist(), only_text=True)
             for document, repeats in zip(documents, times[is_sampled].tolist(), strict=True):
                 for _ in range(repeats):
                     file.writelines(_lines_of(document.text, whole))

@@ -59,6 +59,7 @@ from gristmill.io.text_records import (
     Malformed,
     decode_bytes,
     decode_string,
+    decode_text,
     fields_named,
     join_messages,
     line_of,
@@ -229,9 +230,10 @@ def read_documents(
             hold.release()
 
 
-def read_chosen(part: Slice, rows: Sequence[int]) -> Iterator[Document]:
+def read_chosen(part: Slice, rows: Sequence[int], only_text: bool = False) -> Iterator[Document]:
     """Yield the documents of a slice in the given rows, which ascend; other records are not decoded, nor counted.
 
+    With `only_text` other fields of a line of JSON are not decoded: `fields` has the text alone.
     Raises InputError if one of the rows is no document, DamagedFile and InputError as read_documents.
     """
     hold = MemoryReservation()
@@ -240,8 +242,15 @@ def read_chosen(part: Slice, rows: Sequence[int]) -> Iterator[Document]:
     for row, record in _records(part) if rows else ():
         if row != expected or isinstance(record, Skipped):
             continue
+        key = DocKey(part.name, row)
+        text = None
+        if only_text and isinstance(record, bytes) and not part.reading.message:
+            text = decode_text(record, part.text_column)
         try:
-            document = _to_document(record, DocKey(part.name, row), part)
+            if text is None:
+                document = _to_document(record, key, part)
+            else:
+                document = Document(text, key, {part.text_column: text}, part.text_column)
         except Malformed as error:
             raise InputError(
                 f"{part.path} line {line_of(record, row)} is malformed ({error}), but was a document before: run the "
@@ -250,7 +259,7 @@ def read_chosen(part: Slice, rows: Sequence[int]) -> Iterator[Document]:
         if len(document.text) > _LONG_TEXT:
             hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
         found = [document]
-        del document
+        del document, text
         record = b""
         yield found.pop()  # a large document is the caller's alone, and gone before the next is read
         hold.release()

@@ -12,6 +12,7 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +99,24 @@ def decode_string(raw: msgspec.Raw, name: str) -> str:
     if content.startswith(b'"'):
         raise Malformed("lone surrogate")
     raise Malformed(f"{name} is null" if content == b"null" else f"{name} is not a string")
+
+
+def decode_text(line: bytes, column: str) -> str | None:
+    """Return the text of a line of JSON without its other fields, in half the time; None where parse_fields must say.
+
+    >>> decode_text(b'{"text": "a", "x": [1.0]}', "text")
+    'a'
+    """
+    try:
+        text: str = _text_decoder(column).decode(line).text
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return text
+
+
+@cache
+def _text_decoder(column: str) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(msgspec.defstruct("Record", [("text", str)], rename={"text": column}))
 
 
 def decode_value(raw: msgspec.Raw) -> Any:

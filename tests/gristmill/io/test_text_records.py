@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.io.text_records import Malformed, decode_string, decode_value, parse_fields
+from gristmill.io.text_records import Malformed, decode_string, decode_text, decode_value, parse_fields
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -100,3 +100,24 @@ def test_the_reason_is_named(line: bytes, reason: str) -> None:
 def test_a_text_that_is_none_has_a_reason(raw: bytes, reason: str) -> None:
     with pytest.raises(Malformed, match=reason):
         decode_string(msgspec.Raw(raw), "body")
+
+
+@given(st.dictionaries(st.sampled_from(["text", "x", "te xt"]), VALUES), st.booleans(), st.binary(max_size=2))
+@example({"text": "\u00e9", "x": float("nan")}, False, b"")
+@example({"text": "a"}, True, b"\xff")
+def test_a_text_read_alone_is_the_field_or_left_to_the_reader_of_all_fields(
+    record: dict, ascii: bool, end: bytes
+) -> None:
+    line = json.dumps(record, ensure_ascii=ascii).encode("utf-8", "surrogatepass") + end
+    text = decode_text(line, "text")
+    if text is not None:
+        assert text == decode_string(parse_fields(line)["text"], "text")
+    elif isinstance(record.get("text"), str) and not end and b"NaN" not in line and b"Infinity" not in line:
+        with pytest.raises(Malformed):
+            decode_string(parse_fields(line)["text"], "text")
+
+
+def test_of_two_texts_of_a_line_the_last_one_counts_when_read_alone() -> None:
+    assert decode_text(b'{"text":"a","x":1,"te\\u0078t":"b"}', "text") == "b"
+    assert decode_text(b'{"text":"\xff"}', "text") is None
+    assert decode_text(b'{"odd name":"a"}', "odd name") == "a"
