@@ -2,17 +2,18 @@
 
 `mix` has decided which documents are in the mix and how often. A task for each slice of the corpus encodes them, and
 writes a row of tokens for each copy to a random part's bucket, as pass1 does with lines; beyond some hundred files or
-parts these are gathered in levels. Each part is then sorted into a random order, and parts are joined into shards. So
-text is read once, and what is moved are tokens. All files but the shards are temporary.
+parts these are gathered in levels. Each part is then sorted into a random order, and written to its shard, of one part
+or several. So text is read once, and what is moved are tokens. All files but the shards are temporary.
 """
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+from gristmill.batches import batched
 from gristmill.budget import Budget
 from gristmill.command import command
 from gristmill.counts import Counts
@@ -24,12 +25,12 @@ from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype
+from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype, with_suffix
 from preprocessing.mixing.decided_corpus import find_decisions, open_mix, reject_other_corpus
 from preprocessing.mixing.mix import gather
 from preprocessing.mixing.mix_manifest import ORDER, OrderRecord, mix_manifest_path, write_order
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
-from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, part_files, write_token_part
+from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, write_token_shard
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
     TokenizerFacts,
@@ -41,6 +42,7 @@ from preprocessing.tokenizer.shard_files import (
     shard_tasks,
     stage_of,
 )
+from preprocessing.tokenizer.shard_joining import shard_name
 
 STAGE = Stage("encode", version=1, libraries=("zstandard", "pyarrow", "sentencepiece"))
 TRAIN = "train"
@@ -49,6 +51,7 @@ MIN_PARTS = 8  # for the workers
 MAX_PART_BYTES = 128 << 20  # of tokens, estimated; twice as many if measured
 FAN_OUT = 256  # files that a task opens at once; a corpus of more slices or parts is gathered in levels
 _BYTES_A_TOKEN = 3  # of text, assumed
+_UNEVEN = 1.05  # some parts are larger than the mean, as documents are drawn at random
 
 
 def encode(
@@ -77,7 +80,7 @@ def encode(
             one; or a repository ORG/NAME of the Hugging Face Hub. All but SentencePiece need gristmill[tokenizers].
         out_dir: OUT/tokens, the folder of both sets of token shards.
         options: Workers, memory, and when to stop; they change no output.
-        shard_size: Most bytes of a shard's .bin. A part of the shuffle, of some 128 MiB, is not divided.
+        shard_size: Bytes of a shard's .bin, about. A part of the shuffle, of some 128 MiB, is not divided.
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
         eos: The token that ends each document: none, model, or a token of the vocabulary.
         text_column: The column or field of the corpus that holds the text.
@@ -119,12 +122,15 @@ def encode(
         order = OrderRecord(len(buckets_of_parts))
         order_path = out_dir / ORDER
         run.step("order", [Task("order", write_order, {"record": order, "path": order_path}, (order_path,))])
-        sources = sorted(manifest.weights)
-        parts = run.step("shuffle", _part_tasks(run, buckets_of_parts, sources, facts, options))
-        for number, (name, target) in enumerate(targets.items()):
-            joined = run.step(f"join {name}", _join_tasks(run, parts, number, shard_bytes, target))
-            run.step(f"manifest {name}", [manifest_task(joined, tokenizer, facts, target)])
-        counts = run.finish(parts.counts)
+        shards = _group_parts(buckets_of_parts, encoded, shard_bytes)
+        shards_to_write = _shard_tasks(run, shards, sorted(manifest.weights), facts, targets[TRAIN], options)
+        shuffled = run.step("shuffle", shards_to_write)
+        of_train = [train for train, _ in shuffled.values(list[ShardReport])]
+        run.step(f"manifest {TRAIN}", [manifest_task(of_train, tokenizer, facts, targets[TRAIN])])
+        held_out = run.step(f"join {HOLDOUT}", _join_tasks(run, shuffled, shard_bytes, targets[HOLDOUT]))
+        of_holdout = held_out.values(ShardReport)
+        run.step(f"manifest {HOLDOUT}", [manifest_task(of_holdout, tokenizer, facts, targets[HOLDOUT])])
+        counts = run.finish(shuffled.counts)
     if not options.quiet:
         note_engines_that_differed([report.differed for report in encoded.values(EncodedGroup)])
     return counts
@@ -161,27 +167,43 @@ def _gather(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
     return found
 
 
-def _part_tasks(
-    run: StageRun, parts: Sequence[PartRows], sources: list[str], facts: TokenizerFacts, options: RunOptions
-) -> Iterator[Task]:
-    """Yield the task of each part, which writes its documents to a part of the train set, and one of the holdout."""
-    memory = Budget.of(options.memory_bytes, min(options.processes, len(parts))).share
-    for number, (share, files) in enumerate(parts):
-        train, holdout = part_files(run.work / "shuffled", number)
+def _group_parts(parts: list[PartRows], encoded: StepResult, shard_bytes: int) -> list[list[PartRows]]:
+    """Return the parts of each shard: as many as are expected to have at most `shard_bytes`, or one."""
+    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
+    part_bytes = _UNEVEN * row_bytes / len(parts)
+    count = len(parts)
+    if part_bytes:
+        count = max(1, int(shard_bytes / part_bytes))
+    return list(batched(parts, count))
+
+
+def _shard_tasks(
+    run: StageRun, shards: list[list[PartRows]], sources: list[str], facts: TokenizerFacts, train_dir: Path,
+    options: RunOptions,
+) -> Iterator[Task]:  # fmt: skip
+    """Yield the task of each shard of the train set, which also writes a part of the holdout."""
+    memory = Budget.of(options.memory_bytes, min(options.processes, len(shards))).share
+    for number, parts in enumerate(shards):
+        train = _shard_files(train_dir / shard_name(number))
+        holdout = _shard_files(run.work / "holdout" / f"part_{number:05}")
         arguments = {
-            "share": share, "files": files, "sources": sources, "dtype": token_dtype(facts.vocab_size).name,
-            "train": train[0], "holdout": holdout[0],
+            "shares": [share for share, _ in parts], "files": [files for _, files in parts], "sources": sources,
+            "dtype": token_dtype(facts.vocab_size).name, "train": train[0], "holdout": holdout[0],
         }  # fmt: skip
-        yield Task(f"part {number}", write_token_part, arguments, (*train, *holdout), memory=memory)
+        yield Task(f"shard {number}", write_token_shard, arguments, (*train, *holdout), memory=memory)
 
 
-def _join_tasks(run: StageRun, parts: StepResult, number: int, shard_bytes: int, target: Path) -> Iterator[Task]:
-    """Return the tasks that join the parts of the train set (number 0), or of the holdout (1), into shards."""
-    count = len(SHARD_SUFFIXES)
-    outputs = [record.outputs[number * count : (number + 1) * count] for record in parts.records]
+def _shard_files(prefix: Path) -> tuple[Path, ...]:
+    """Return the files of a shard: .bin, .idx and .sources."""
+    return tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
+
+
+def _join_tasks(run: StageRun, shuffled: StepResult, shard_bytes: int, target: Path) -> Iterator[Task]:
+    """Return the tasks that join the parts of the holdout, one of each shard of the train set, into shards."""
+    outputs = [record.outputs[len(SHARD_SUFFIXES) :] for record in shuffled.records]
     files = [tuple(map(run.ledger.path, three)) for three in outputs]
     sizes = [three[0].size for three in outputs]
-    reports = [both[number] for both in parts.values(list[ShardReport])]
+    reports = [holdout for _, holdout in shuffled.values(list[ShardReport])]
     return shard_tasks(files, sizes, reports, shard_bytes, target)
 
 

@@ -102,7 +102,7 @@ def tokenize_corpus(
         parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
         sizes = [record.outputs[0].size for record in encoded.records]
         joined = run.step("join", shard_tasks(parts, sizes, encoded.values(ShardReport), target, out_dir))
-        run.step("manifest", [manifest_task(joined, tokenizer, facts, out_dir)])
+        run.step("manifest", [manifest_task(joined.values(ShardReport), tokenizer, facts, out_dir)])
         counts = run.finish(encoded.counts)
     if not options.quiet:
         note_engines_that_differed([report.differed for report in joined.values(ShardReport)])

@@ -21,12 +21,10 @@ from gristmill.errors import InputError
 from gristmill.io.documents import Document, Slice
 from gristmill.io.readers import read_chosen
 from gristmill.io.token_shards import (
-    SHARD_SUFFIXES,
     ShardRecord,
     SourceRecord,
     TokenShardWriter,
     token_dtype,
-    with_suffix,
     write_sources,
 )
 from gristmill.io.vocabulary import ESCAPED_SPACE
@@ -109,7 +107,7 @@ class _RowEncoder:
         return sum(frame.line_bytes for frame in writer.frames)
 
     def _add_slice(self, scatter: Scatter, part: Slice, decided: DecidedFile) -> None:
-        documents = read_chosen(part, decided.rows.tolist())
+        documents = read_chosen(part, decided.rows.tolist(), only_text=True)
         done = 0
         for batch in batched(documents, size=_BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
@@ -208,10 +206,16 @@ class _Rows:
         return pa.record_batch(columns, schema=NUMBERS)
 
 
-def write_token_part(
-    share: Share, files: FileSet, sources: list[str], dtype: str, train: Path, holdout: Path, memory: int
+def write_token_shard(
+    shares: Sequence[Share],
+    files: Sequence[FileSet],
+    sources: list[str],
+    dtype: str,
+    train: Path,
+    holdout: Path,
+    memory: int,
 ) -> Result:
-    """Task: shuffle one part: sort its rows, and write the tokens of each to `train` or to `holdout` (.bin).
+    """Task: shuffle the parts of a shard, one after another, and write tokens to `train` or to `holdout` (.bin).
 
     `memory` is that of ordered_rows. The value is the ShardReport of both.
     """
@@ -220,11 +224,12 @@ def write_token_part(
         _PartWriter(train, sources, dtype, counts) as in_train,
         _PartWriter(holdout, sources, dtype, counts) as held_out,
     ):
-        for rows, order in ordered_rows(share, files, sources, train, memory):
-            is_held_out = (numbers_of(rows, "holdout")[order] & np.uint64(_IS_HELD_OUT)) != 0
-            in_train.write(rows, order[~is_held_out])
-            held_out.write(rows, order[is_held_out])
-            del rows
+        for share, of_part in zip(shares, files, strict=True):
+            for rows, order in ordered_rows(share, of_part, sources, train, memory):
+                is_held_out = (numbers_of(rows, "holdout")[order] & np.uint64(_IS_HELD_OUT)) != 0
+                in_train.write(rows, order[~is_held_out])
+                held_out.write(rows, order[is_held_out])
+                del rows
     reports = [in_train.report(), held_out.report()]
     for report, reason in zip(reports, (WRITTEN, HELD_OUT), strict=True):
         for source, record in report.sources.items():
@@ -276,12 +281,3 @@ class _PartWriter(TokenShardWriter):
             digest,
         )  # fmt: skip
         return ShardReport(record, sources, self._lossy)
-
-
-def part_files(folder: Path, part: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files of a part of the train set, and of the holdout: .bin, .idx and .sources of each."""
-    train = folder / "train" / f"part_{part:05}"
-    holdout = folder / "holdout" / f"part_{part:05}"
-    of_train = tuple(with_suffix(train, suffix) for suffix in SHARD_SUFFIXES)
-    of_holdout = tuple(with_suffix(holdout, suffix) for suffix in SHARD_SUFFIXES)
-    return of_train, of_holdout

@@ -10,7 +10,6 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
-from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.files import is_unfinished, rejects_path
@@ -149,13 +148,13 @@ def shard_tasks(
 
 
 def manifest_task(
-    joined: StepResult, tokenizer: Path, facts: TokenizerFacts, out_dir: Path, name: str = "manifest"
+    reports: Sequence[ShardReport], tokenizer: Path, facts: TokenizerFacts, out_dir: Path, name: str = "manifest"
 ) -> Task:
     """Return the task that writes the manifest of a folder, and copies the tokenizer to it."""
     manifest = out_dir / MANIFEST
     data_path = out_dir / DATA_PATH
     copies = copies_in(out_dir, tokenizer)
-    arguments = {"reports": joined.values(ShardReport), "facts": facts, "copies": list(copies.items()),
+    arguments = {"reports": list(reports), "facts": facts, "copies": list(copies.items()),
                  "manifest": manifest, "data_path": data_path}  # fmt: skip
     return Task(name, write_manifest, arguments, (manifest, data_path, *copies.values()))
 

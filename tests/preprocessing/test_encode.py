@@ -180,8 +180,8 @@ def test_nothing_is_encoded_twice(
     counted = Counter[str]()
     original = readers.read_chosen
 
-    def note(part, rows):
-        for document in original(part, rows):
+    def note(part, rows, only_text):
+        for document in original(part, rows, only_text):
             counted[str(document.key)] += 1
             yield document
 
