@@ -115,7 +115,7 @@ def generate_exact_pairs(
 def pair_exact_copies(
     facts_dir: Path, out_file: Path, scope: Scope = "global", options: RunOptions = RunOptions()
 ) -> Counts:
-    """Write exact copies as generate_exact_pairs does, from the facts of a pass with the step FormDigest.
+    """Write exact copies as generate_exact_pairs does, from the facts of a pass with the step Fingerprint.
 
     Args:
         facts_dir: Folder of facts that prepare wrote.

@@ -22,7 +22,7 @@ from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
-from dedup.steps.minhash_signature import SHINGLES, SIGNATURE, memory_to_sign
+from dedup.steps.fingerprint import SHINGLES, SIGNATURE, memory_to_sign
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
@@ -144,7 +144,7 @@ def to_hash(
 def select_signatures(
     facts_dir: Path, output_dir: Path, sketch: Sketch, skip: Path | None = None, options: RunOptions = RunOptions()
 ) -> Counts:
-    """Write signature shards as to_hash does, from the facts of a pass with the step MinHashSignature.
+    """Write signature shards as to_hash does, from the facts of a pass with the step Fingerprint.
 
     Args:
         facts_dir: Folder of facts that prepare wrote.

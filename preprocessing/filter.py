@@ -99,7 +99,7 @@ def list_short(
     options: RunOptions = RunOptions(),
     unit: SizeUnit = "character",
 ) -> Counts:
-    """List the short documents as `filter` does, from the facts of a pass with the step FormDigest: no text is read.
+    """List the short documents as `filter` does, from the facts of a pass with the step Fingerprint: no text is read.
 
     Args:
         facts_dir: Folder of facts that prepare wrote.

@@ -16,7 +16,7 @@ from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, wi
 from dedup.candidates.document_ids import ALONE, SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn, digest_texts
-from dedup.steps.form_digest import FORM_DIGEST
+from dedup.steps.fingerprint import FORM_DIGEST
 from gristmill.batches import batched
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged

@@ -2,12 +2,13 @@
 
 A shingle is `width` consecutive units of the matching form: characters, or words with the single spaces between them.
 Where words are asked for, a text without spaces between them, as in Chinese or Thai, has shingles of 13 characters.
-Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and cut into units (`find_shingles`).
+Texts are packed into UTF-8 (`pack`), rewritten (`write_form`, or `pack_forms` for all) and cut into units
+(`find_shingles`).
 """
 
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +123,31 @@ def _ascii_table() -> NDArray[np.uint16]:
     return table
 
 
+class PackedForms(NamedTuple):
+    """Some texts and their matching forms.
+
+    Text i is the UTF-8 bytes data[offsets[i] : offsets[i + 1]], its form forms[bounds[i] : bounds[i + 1]]; PADDING
+    bytes follow the last form.
+    """
+
+    texts: slice  # among all that were given
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    forms: NDArray[np.uint8]
+    bounds: NDArray[np.int64]
+    are_ascii: NDArray[np.bool_]  # the forms
+
+
+def pack_forms(texts: Sequence[str]) -> Iterator[PackedForms]:
+    """Yield chunks of texts as `pack` does, with their matching forms."""
+    for chunk, data, offsets in pack(texts):
+        forms = np.empty(form_size(len(data)), np.uint8)
+        bounds = np.zeros(len(offsets), np.int64)
+        are_ascii = np.empty(len(offsets) - 1, np.bool_)
+        _write_forms(data, offsets, forms, bounds, are_ascii)
+        yield PackedForms(chunk, data, offsets, forms, bounds, are_ascii)
+
+
 _ASCII_TABLE = _ascii_table()
 _PAGE_NUMBERS, _LOWER_CASE = _lower_case_pages()
 
@@ -158,6 +184,16 @@ def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
     if size and form[size - one] == 32:
         size -= one
     return int(np.int64(size)), is_ascii
+
+
+@kernel
+def _write_forms(
+    data: np.ndarray, offsets: np.ndarray, forms: np.ndarray, bounds: np.ndarray, are_ascii: np.ndarray
+) -> None:
+    """Write the matching form of packed text i to forms[bounds[i] : bounds[i + 1]]."""
+    for i in range(len(offsets) - 1):
+        size, are_ascii[i] = write_form(data[offsets[i] : offsets[i + 1]], forms[bounds[i] :])
+        bounds[i + 1] = bounds[i] + size
 
 
 @kernel(inline="always")

@@ -14,7 +14,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.matching_form import Unit, check_texts, find_shingles, form_size, pack, write_form
+from dedup.minhash.matching_form import (
+    PackedForms,
+    Unit,
+    check_texts,
+    find_shingles,
+    form_size,
+    pack,
+    pack_forms,
+    write_form,
+)
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed
 from dedup.minhash.xxh64 import STRIPE, xxh64, xxh64_fixed
 from gristmill.errors import UsageError
@@ -132,7 +141,8 @@ def digest_texts(texts: Sequence[str], on: MatchOn = "matching_form", salt: byte
     salted = hashlib.sha256(salt)
     found = []
     as_bytes = (text.encode("utf-8", "surrogatepass") for text in texts)
-    for data in _matching_forms(texts) if on == "matching_form" else as_bytes:
+    as_forms = (form for packed in pack_forms(texts) for form in _forms_or_bytes(packed))
+    for data in as_forms if on == "matching_form" else as_bytes:
         digest = salted.copy()
         digest.update(data)
         found.append(digest.digest()[:16])
@@ -151,26 +161,17 @@ def compared_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character
     return sets
 
 
-def digest_forms(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the digests (n × 2) that digest_texts gives, and the bytes (n) and characters (n) of the matching forms.
+def digest_forms(packed: PackedForms) -> NDArray[np.uint64]:
+    """Return the digests (n × 2) that digest_texts gives of some texts."""
+    digests = b"".join(hashlib.sha256(form).digest()[:16] for form in _forms_or_bytes(packed))
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
-    >>> digests, sizes, characters = digest_forms(["Hello, world!", "Ça  va?", "!?"])
-    >>> bool((digests == digest_texts(["Hello, world!", "Ça  va?", "!?"])).all()), sizes.tolist(), characters.tolist()
-    (True, [11, 6, 0], [11, 5, 0])
-    """
-    digests = list[bytes]()
-    sizes = np.empty(len(texts), np.int64)
-    characters = np.empty(len(texts), np.int64)
-    for packed, data, offsets in pack(texts):
-        forms = np.empty(form_size(len(data)), np.uint8)
-        bounds = np.zeros(len(offsets), np.int64)
-        _write_forms(data, offsets, forms, bounds)
-        sizes[packed] = np.diff(bounds)
-        _count_characters(forms, bounds, characters[packed])
-        for (start, end), (first, last) in zip(pairwise(bounds.tolist()), pairwise(offsets.tolist()), strict=True):
-            form = forms.data[start:end] if start < end else data.data[first:last]
-            digests.append(hashlib.sha256(form).digest()[:16])
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2), sizes, characters
+
+def count_characters(packed: PackedForms) -> NDArray[np.int64]:
+    """Return the characters (n) of the matching forms of some texts."""
+    characters = np.empty(len(packed.are_ascii), np.int64)
+    _count_characters(packed.forms, packed.bounds, characters)
+    return characters
 
 
 @kernel
@@ -183,18 +184,9 @@ def _count_characters(forms: np.ndarray, bounds: np.ndarray, characters: np.ndar
         characters[i] = count
 
 
-def _matching_forms(texts: Sequence[str]) -> Iterator[memoryview]:
-    for _, data, offsets in pack(texts):
-        forms = np.empty(form_size(len(data)), np.uint8)
-        bounds = np.zeros(len(offsets), np.int64)
-        _write_forms(data, offsets, forms, bounds)
-        for (start, end), (first, last) in zip(pairwise(bounds.tolist()), pairwise(offsets.tolist()), strict=True):
-            yield forms.data[start:end] if start < end else data.data[first:last]
-
-
-@kernel
-def _write_forms(data: np.ndarray, offsets: np.ndarray, forms: np.ndarray, bounds: np.ndarray) -> None:
-    """Write the matching form of packed text i to forms[bounds[i] : bounds[i + 1]]."""
-    for i in range(len(offsets) - 1):
-        size, _ = write_form(data[offsets[i] : offsets[i + 1]], forms[bounds[i] :])
-        bounds[i + 1] = bounds[i] + size
+def _forms_or_bytes(packed: PackedForms) -> Iterator[memoryview]:
+    """Yield the matching form of each text, or its bytes where that is empty."""
+    of_forms = pairwise(packed.bounds.tolist())
+    of_texts = pairwise(packed.offsets.tolist())
+    for (start, end), (first, last) in zip(of_forms, of_texts, strict=True):
+        yield packed.forms.data[start:end] if start < end else packed.data.data[first:last]

@@ -1,6 +1,6 @@
 """MinHash signatures of texts: matching form, shingles, hashes and minima, in one compiled call per chunk of texts.
 
-matching_form.py writes the matching form and finds its shingles; message_words.py lays shingles
+matching_form.py writes the matching forms and finds their shingles; message_words.py lays shingles
 out side by side for xxh32.py or sha1.py to hash; schemes.py turns hashes into a signature, and names
 the combinations.
 """
@@ -14,7 +14,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.matching_form import Unit, check_texts, find_shingles, form_size, pack, write_form
+from dedup.minhash.matching_form import PADDING, PackedForms, Unit, check_texts, find_shingles, pack_forms
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
 from dedup.minhash.schemes import (
     EMPTY,
@@ -93,23 +93,44 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     """
     check_sketch(sketch)
     check_texts(texts)
-    values = np.full((len(texts), sketch.permutations), EMPTY, np.uint32)
-    shingles = np.zeros(len(texts), np.int64)
-    is_fixed = _has_fixed_shingles(sketch) and all(text.isascii() for text in texts)
-    scratch = _scratch(sketch, 0, is_fixed)
-    for packed, data, offsets in pack(texts):
-        needed = form_size(int(np.max(np.diff(offsets))))
-        if needed > len(scratch[0]):
-            scratch = _scratch(sketch, needed, is_fixed)
-        _sign_texts(data, offsets, *_parameters(sketch), *scratch, values[packed], shingles[packed])
-    return values, shingles
+    signer = Signer(sketch, len(texts))
+    for packed in pack_forms(texts):
+        signer.sign(packed)
+    return signer.values, signer.shingles
+
+
+class Signer:
+    """Signs texts, chunk by chunk: `values` are their signatures, `shingles` how many each has, as of signatures."""
+
+    def __init__(self, sketch: Sketch, count: int) -> None:
+        """Prepare for `count` texts."""
+        self.values = np.full((count, sketch.permutations), EMPTY, np.uint32)
+        self.shingles = np.zeros(count, np.int64)
+        self._sketch = sketch
+        self._starts = np.empty(0, np.int32)
+        self._hashes = np.empty(0 if _is_fss(sketch) else _CHUNK, np.uint32)
+
+    def sign(self, packed: PackedForms) -> None:
+        """Sign a chunk of texts."""
+        longest = int(np.max(np.diff(packed.bounds)))
+        is_fixed = _has_fixed_shingles(self._sketch) and bool(packed.are_ascii.all())
+        if not is_fixed and len(self._starts) <= longest:
+            self._starts = np.empty(longest + PADDING, np.int32)
+        if _is_fss(self._sketch) and len(self._hashes) < longest:
+            self._hashes = np.empty(longest, np.uint32)
+        _sign_forms(
+            packed.forms, packed.bounds, packed.are_ascii, *_parameters(self._sketch), self._starts, self._hashes,
+            self.values[packed.texts], self.shingles[packed.texts],
+        )  # fmt: skip
 
 
 def note_compilation(sketch: Sketch, quiet: bool = False) -> None:
     """Print a note on standard error if the kernels for this sketch have to be compiled."""
-    (_, data, offsets), values = next(pack(["a"])), np.zeros((1, 1), np.uint32)
-    arguments = (data, offsets, *_parameters(sketch), *_scratch(sketch, 1), values, offsets)
-    kernels.note_compilation(_sign_texts, *arguments, seconds=10, quiet=quiet)
+    packed = next(pack_forms(["a"]))
+    scratch = (np.empty(PADDING, np.int32), np.empty(PADDING, np.uint32))
+    results = (np.zeros((1, 1), np.uint32), np.zeros(1, np.int64))
+    arguments = (packed.forms, packed.bounds, packed.are_ascii, *_parameters(sketch), *scratch, *results)
+    kernels.note_compilation(_sign_forms, *arguments, seconds=10, quiet=quiet)
 
 
 def _has_fixed_shingles(sketch: Sketch) -> bool:
@@ -118,16 +139,13 @@ def _has_fixed_shingles(sketch: Sketch) -> bool:
     return sketch.unit == "character" and sketch.width <= longest
 
 
-def _scratch(
-    sketch: Sketch, size: int, is_fixed: bool = False
-) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32]]:
-    """`form`, `starts` and `hashes` of _sign_texts, for forms of `size` bytes; no `starts` if shingles are fixed."""
-    hashes = np.empty(size if HASH_FAMILIES[sketch.hash].scheme == FSS else _CHUNK, np.uint32)
-    return np.empty(size, np.uint8), np.empty(0 if is_fixed else size, np.int32), hashes
+def _is_fss(sketch: Sketch) -> bool:
+    """Whether all hashes of a text are needed at once."""
+    return HASH_FAMILIES[sketch.hash].scheme == FSS
 
 
 def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bool | None, Coefficients, Coefficients]:
-    """`width`, `by_word`, `sha1`, `mersenne`, `fss`, `a` and `b` of _sign_texts."""
+    """`width`, `by_word`, `sha1`, `mersenne`, `fss`, `a` and `b` of _sign_forms."""
     family, (a, b) = HASH_FAMILIES[sketch.hash], _coefficients(sketch)
     sha1 = family.shingle_hash == SHA1
     mersenne = family.scheme == MERSENNE
@@ -151,24 +169,25 @@ def _coefficients(sketch: Sketch) -> tuple[Coefficients, Coefficients]:
 
 
 @kernel
-def _sign_texts(
-    data: np.ndarray, offsets: np.ndarray, width: int, by_word: bool, sha1: bool | None, mersenne: bool | None,
-    fss: bool | None, a: np.ndarray, b: np.ndarray, form: np.ndarray, starts: np.ndarray, hashes: np.ndarray,
+def _sign_forms(
+    forms: np.ndarray, bounds: np.ndarray, are_ascii: np.ndarray, width: int, by_word: bool, sha1: bool | None,
+    mersenne: bool | None, fss: bool | None, a: np.ndarray, b: np.ndarray, starts: np.ndarray, hashes: np.ndarray,
     values: np.ndarray, shingles: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the signatures `values` (texts × slots) and the shingle counts of packed texts.
+    """Write the signatures `values` (texts × slots) and the shingle counts of matching forms, as of PackedForms.
 
     `sha1`, `mersenne` and `fss` are True or None rather than a bool: numba leaves out the branches of a None, so
     that only the hash family that is used is compiled. Without them: XXH32, affine.
-    Scratch: `form` (uint8) and `starts` (int32) for the longest matching form, `hashes` (uint32) for a chunk.
+    Scratch: `starts` (int32) for the longest form that is not ASCII, `hashes` (uint32) for a chunk.
     """
     words = np.empty((WORDS, _BLOCK + MAX_BYTES), np.uint32)
     scratch = np.empty((5, _BLOCK + MAX_BYTES), np.uint32)  # 4 rows of XXH32 accumulators; shingle lengths
     a32 = a.astype(np.uint32)
     b32 = b.astype(np.uint32)
-    for i in range(len(offsets) - 1):
-        size, is_ascii = write_form(data[offsets[i] : offsets[i + 1]], form)
-        is_fixed = is_ascii and not by_word and width <= (MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES)
+    for i in range(len(are_ascii)):
+        form = forms[bounds[i] :]
+        size = bounds[i + 1] - bounds[i]
+        is_fixed = are_ascii[i] and not by_word and width <= (MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES)
         count = max(size - width + 1, 0)
         units = width
         are_words = by_word

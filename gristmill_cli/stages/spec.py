@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dedup.steps.form_digest import FormDigest
-from dedup.steps.minhash_signature import MinHashSignature
+from dedup.steps.fingerprint import Fingerprint
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
@@ -52,7 +51,7 @@ class RunContext:
     def fact_steps(self) -> list[DocumentStep]:
         """The steps that note what documents are filtered, compared and mixed by."""
         scores = [score_step(name, options) for name, options in self.config.scores.items()]
-        steps: list[DocumentStep] = [TextDigest(), FormDigest(), MinHashSignature(self.config.sketch), *scores]
+        steps: list[DocumentStep] = [TextDigest(), Fingerprint(self.config.sketch), *scores]
         if self.config.counting_tokenizer:
             steps.append(TokenCount.of(self.config.counting_tokenizer))
         return steps

@@ -22,8 +22,7 @@ import pytest
 from dedup.candidates.signature_shards import SUFFIX, open_shard
 from dedup.generate_exact_pairs import generate_exact_pairs, pair_exact_copies
 from dedup.minhash.signatures import Sketch
-from dedup.steps.form_digest import FormDigest
-from dedup.steps.minhash_signature import MinHashSignature
+from dedup.steps.fingerprint import Fingerprint
 from dedup.to_hash import select_signatures, to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions
@@ -106,7 +105,7 @@ def recipe(tmp_path: Path) -> str:
 
 def steps_of(recipe: str = "") -> list[DocumentStep]:
     rules = [RecipeRules.of(recipe)] if recipe else []
-    return [Normalise(), *rules, TextDigest(), FormDigest(), MinHashSignature(SKETCH)]
+    return [Normalise(), *rules, TextDigest(), Fingerprint(SKETCH)]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -276,7 +275,7 @@ def test_what_has_changed_is_done_again_and_nothing_else(raw: Path, recipe: str,
 
     assert tasks_run(steps_of(recipe))
     assert not tasks_run(steps_of(recipe))
-    assert tasks_run([*steps_of(recipe)[:4], MinHashSignature(replace(SKETCH, seed=2))])
+    assert tasks_run([*steps_of(recipe)[:3], Fingerprint(replace(SKETCH, seed=2))])
     (tmp_path / "domains.txt").write_text("bad.com\ngood.org\n")
     assert tasks_run(steps_of(recipe))
     assert not tasks_run(steps_of(recipe))

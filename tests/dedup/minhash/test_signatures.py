@@ -237,7 +237,7 @@ def test_families_draw_different_signatures() -> None:
 def test_other_threads_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python takes the interpreter from no thread here, so another one runs only if the kernel releases it."""
     text = "".join(random.Random(1).choices(string.ascii_lowercase, k=100_000))
-    kernel, begun, ended = minhash._sign_texts, threading.Event(), threading.Event()
+    kernel, begun, ended = minhash._sign_forms, threading.Event(), threading.Event()
 
     def watched(*arguments: Any) -> None:
         begun.set()
@@ -253,7 +253,7 @@ def test_other_threads_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
             return not ended.is_set()
 
     signatures([text], Sketch(permutations=1024))  # compiled
-    monkeypatch.setattr(minhash, "_sign_texts", watched)
+    monkeypatch.setattr(minhash, "_sign_forms", watched)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e6)
     try:

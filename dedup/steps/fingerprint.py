@@ -1,0 +1,65 @@
+"""Step: note what documents are compared by: the digest and size of the matching form, and the MinHash signature."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dedup.minhash.matching_form import pack_forms
+from dedup.minhash.shingles import count_characters, digest_forms
+from dedup.minhash.signatures import Signer, Sketch
+from gristmill.budget import reserve_memory
+from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS
+from gristmill.io.lines import MEMORY_A_BYTE
+from gristmill.steps import Batch, DocumentStep, Outcome
+
+FORM_DIGEST = ("form_high", "form_low")  # halves of 128 bits
+SHINGLES = "shingles"
+SIGNATURE = "signature"
+_MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
+
+
+@dataclass(frozen=True)
+class Fingerprint(DocumentStep):
+    """Note the digest, bytes and characters of the matching form, the number of its shingles, and its signature.
+
+    Documents of equal digests are exact copies. One without a shingle has no signature, one full of EMPTY.
+    """
+
+    name = "fingerprint"
+    libraries = ("unicode",)
+    sketch: Sketch = field(default_factory=Sketch)
+
+    @property
+    def makes(self) -> dict[str, str]:
+        facts = dict.fromkeys(FORM_DIGEST, "uint64") | dict.fromkeys((FORM_CHARACTERS, FORM_BYTES, SHINGLES), "int64")
+        return facts | {SIGNATURE: f"uint32[{self.sketch.permutations}]"}
+
+    def apply(self, batch: Batch) -> Outcome:
+        signer = Signer(self.sketch, len(batch))
+        digests = np.empty((len(batch), 2), np.uint64)
+        sizes = np.empty(len(batch), np.int64)
+        characters = np.empty(len(batch), np.int64)
+        with reserve_memory(memory_to_sign(batch.texts), "a document"):
+            for packed in pack_forms(batch.texts):
+                signer.sign(packed)
+                digests[packed.texts] = digest_forms(packed)
+                sizes[packed.texts] = np.diff(packed.bounds)
+                characters[packed.texts] = count_characters(packed)
+        high, low = digests.T
+        return Outcome(
+            facts={
+                FORM_DIGEST[0]: high,
+                FORM_DIGEST[1]: low,
+                FORM_BYTES: sizes,
+                FORM_CHARACTERS: characters,
+                SHINGLES: signer.shingles,
+                SIGNATURE: signer.values,
+            }
+        )
+
+
+def memory_to_sign(texts: Sequence[str]) -> int:
+    """Return the bytes that the longest text takes while it is signed; others, packed together, take little."""
+    longest = max(texts, key=len, default="")
+    return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
