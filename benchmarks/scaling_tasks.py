@@ -42,7 +42,7 @@ from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_num
 from preprocessing.mixing.mix_manifest import write_mix_manifest
 from preprocessing.mixing.sampling import choose_bin, find_kth
 from preprocessing.mixing.split import split_part
-from preprocessing.mixing.token_rows import EncodedGroup, encode_group, write_token_part
+from preprocessing.mixing.token_rows import EncodedGroup, encode_group, write_token_shard
 from preprocessing.tokenize_corpus import encode_slices
 from preprocessing.tokenizer.shard_files import ShardReport, TokenizerFacts, read_tokenizer, write_shard
 
@@ -109,7 +109,7 @@ class TaskModel:
             write_holdout_numbers: lambda _: DOCUMENTS,
             decide_groups: lambda given: [(SLICE_BYTES, SLICE_BYTES // 600)] * len(given["groups"]),
             encode_group: lambda _: EncodedGroup(_TOKEN_BYTES),
-            write_token_part: _part_reports,
+            write_token_shard: _part_reports,
         }
         make = made.get(task.function)
         return make(task.arguments) if make else None
@@ -124,8 +124,8 @@ class TaskModel:
             return 24 * DOCUMENTS * len(task.arguments["facts"].paths)
         if task.function is digest_slices:
             return 24 * DOCUMENTS * len(task.arguments["group"])
-        if task.function is write_token_part:
-            return MAX_PART_BYTES if path == task.arguments["train"] else _SOME_BYTES
+        if task.function is write_token_shard:
+            return len(task.arguments["shares"]) * MAX_PART_BYTES if path == task.arguments["train"] else _SOME_BYTES
         if task.function is process_slices and path in task.arguments["outputs"]:
             return SLICE_BYTES
         sizes = {encode_slices: _TOKEN_BYTES, write_signed: SIGNATURE_BYTES * DOCUMENTS, split_part: SLICE_BYTES}

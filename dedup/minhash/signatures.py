@@ -108,7 +108,7 @@ class Signer:
         self.shingles = np.zeros(count, np.int64)
         self._sketch = sketch
         self._starts = np.empty(0, np.int32)
-        self._hashes = np.empty(0 if _is_fss(sketch) else _CHUNK, np.uint32)
+        self._hashes = np.empty(1 if _is_fss(sketch) else _CHUNK, np.uint32)
 
     def sign(self, packed: PackedForms) -> None:
         """Sign a chunk of texts."""
