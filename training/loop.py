@@ -45,6 +45,10 @@ def train_as_planned(
         while (step := trainer.steps_done + 1) <= config.optim.steps:
             on_step()
             stopping = trainer.step(step, stop.received)
+            if trainer.unfinished:
+                trainer.save_unsaved()
+                trainer.finish_early(trainer.steps_done)
+                sys.exit(128 + trainer.world.all_reduce_max(stop.received))
             step = trainer.steps_done  # a replica that was away continues at the step of the others
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)

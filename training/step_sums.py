@@ -14,7 +14,7 @@ class StepSums(NamedTuple):
 
     `loss` and `z_loss`: means over the global batch, nats/token; `z_loss` is None if there is none. `grad_norm`: the
     gradient's 2-norm; of ranks with gradients of their own (`World.outer`) the root of their mean square. `own_norm`:
-    that of this rank's gradient. `stop`: a rank was asked to stop.
+    that of this rank's gradient. `stop`: a rank was asked to stop. `seconds`: the mean of the ranks'.
     """
 
     loss: float
@@ -22,11 +22,12 @@ class StepSums(NamedTuple):
     own_norm: float
     stop: bool
     z_loss: float | None
+    seconds: float = 0.0
 
     @classmethod
     def of(
         cls, world: World, targets: int, loss_scale: float, loss: Tensor, squares: Tensor, stop_signal: int = 0,
-        z_loss: Tensor | None = None,
+        z_loss: Tensor | None = None, seconds: float = 0.0,
     ) -> "StepSums":  # fmt: skip
         """Sum this rank's terms of the loss, the squared gradient norm and the z-loss, 0-d; collective.
 
@@ -35,8 +36,9 @@ class StepSums(NamedTuple):
         outer = world.outer
         by_replica = squares.new_zeros(outer.size)
         by_replica[outer.rank] = squares
-        local = [loss.double(), torch.full_like(squares, stop_signal), *([] if z_loss is None else [z_loss.double()])]
-        total, stop, *rest = world.all_reduce(torch.cat([torch.stack(local), by_replica])).tolist()
+        local = [loss.double(), torch.full_like(squares, stop_signal), torch.full_like(squares, seconds)]
+        local += [] if z_loss is None else [z_loss.double()]
+        total, stop, all_seconds, *rest = world.all_reduce(torch.cat([torch.stack(local), by_replica])).tolist()
         squared = rest[-outer.size :]
         return cls(
             loss=total / targets,
@@ -44,4 +46,5 @@ class StepSums(NamedTuple):
             own_norm=math.sqrt(squared[outer.rank]) / loss_scale,
             stop=stop > 0,
             z_loss=None if z_loss is None else rest[0] / targets,
+            seconds=all_seconds / world.size,
         )

@@ -1,6 +1,7 @@
 """Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
 import gc
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,12 @@ from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
 from training.step_sums import StepSums
 from training.tasks.during_training import TaskEvaluation, score_lines
+
+_LONG_STEP_SECONDS = 5.0
+
+
+class StepUnfinishedError(Exception):
+    """A signal to stop came between two micro-batches of a step."""
 
 
 class Trainer:
@@ -101,6 +108,11 @@ class Trainer:
         )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
         self.steps_done = 0
+        self.saved = 0  # step of the last checkpoint
+        self.unfinished = 0  # step that a signal left unfinished
+        self._step_seconds = 0.0  # of the last step, on average of the ranks
+        if plan.layout.compression == "none":  # a part of a step would change what it remembers
+            model.before_micro_batch = self._stop_within_step
         self._warned = False
         self.unreported = list[StepMetrics]()
         self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
@@ -122,6 +134,7 @@ class Trainer:
             self._continue(record, path)
             stored = main_only(lambda: read_run(self.config.out_dir / RUN)) or {}
             self.seen.since = stored.get(COUNTED_FROM, 0)
+            self.saved = record.step
             read = DataState.of_checkpoint(record, stored, self.plan.identity)
             self.unigram_loss = record.unigram_loss
             found = spell_urls(str(self.checkpoints.final_path(record.step)))
@@ -207,8 +220,18 @@ class Trainer:
     def step(self, step: int, stop_signal: int = 0) -> bool:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
-        True if any rank has a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for bad shards.
+        True if any rank has a `stop_signal`; a signal that comes between micro-batches leaves the step `unfinished`.
+        Raises UsageError if `stability` ends the run, InputError for bad shards.
         """
+        try:
+            return self._step(step, stop_signal)
+        except StepUnfinishedError:
+            self.optimizer.zero_grad()
+            self.unfinished = step
+            return True
+
+    def _step(self, step: int, stop_signal: int) -> bool:
+        started = time.perf_counter()
         with self.plugins.step(step):
             lr = learning_rate(step - 1, self.config.optim)
             loss_scale = self.stability.scale
@@ -219,7 +242,11 @@ class Trainer:
             squared_norm = squared_grad_norm(self.model.params, self.world.device)
             z_loss = self.model.take_z_loss()
             targets = self.batches.read_target_count(step - 1)
-            sums = StepSums.of(self.world, targets, loss_scale, local_loss, squared_norm, stop_signal, z_loss)
+            seconds = time.perf_counter() - started
+            sums = StepSums.of(
+                self.world, targets, loss_scale, local_loss, squared_norm, stop_signal, z_loss, seconds
+            )  # fmt: skip
+            self._step_seconds = sums.seconds
             if self.stability.accepts(step, sums.loss, sums.grad_norm):
                 self._update(lr, loss_scale, sums.own_norm)
             self.optimizer.zero_grad()
@@ -228,6 +255,25 @@ class Trainer:
         skipped = self.stability.fault
         self.unreported.append(StepMetrics(step, lr, sums.loss, sums.grad_norm, scale, skipped, sums.z_loss))
         return sums.stop or self.plugins.is_stopping
+
+    def _stop_within_step(self) -> None:
+        """Raise StepUnfinishedError on all ranks if one of them has a signal to stop; collective.
+
+        A GPU is waited for, or all micro-batches would be in its queue before the first is done: only in long steps.
+        """
+        if self.world.device.type == "cuda":
+            if self._step_seconds < _LONG_STEP_SECONDS:
+                return
+            torch.cuda.current_stream().synchronize()
+        if self.world.all_reduce_max(self.stop_signals.received):
+            raise StepUnfinishedError
+
+    def _describe_short_stop(self, step_seconds: float) -> str:
+        """Say that a launcher does not wait long enough for a step, or where it can stop within one, a micro-batch."""
+        parts = self.plan.layout.micro_batches
+        if parts == 1 or self.model.pipeline is not None or self.plan.layout.compression != "none":
+            return describe_short_stop("a step", step_seconds)
+        return describe_short_stop("a micro-batch", step_seconds / parts)
 
     def _update(self, lr: float, loss_scale: float, norm: float) -> None:
         """Update the weights by gradients of the loss times `loss_scale`, clipped by their `norm`."""
@@ -252,7 +298,7 @@ class Trainer:
         speed = self.meter.measure(len(self.unreported), tokens)
         self.reporter.log_steps(self.unreported, self.config.optim.steps, speed, self.plugins.log_records())
         self.unreported.clear()
-        if not self._warned and (warning := describe_short_stop(speed.step_seconds)):
+        if not self._warned and (warning := self._describe_short_stop(speed.step_seconds)):
             self._warned = True
             self.reporter.say(warning)
         self.meter.restart()
@@ -287,6 +333,7 @@ class Trainer:
             skipped=self.batches.skipped,
             start=self.start_record,
         )
+        self.saved = step
         in_thread = self.config.checkpoint.async_save and not self.config.memory.on_disk  # too large to copy to memory
         (self.checkpoints.save_async if in_thread else self.checkpoints.save)(record, self._state())
         self.meter.restart()
@@ -319,7 +366,16 @@ class Trainer:
 
     def finish_early(self, step: int) -> None:
         """Say that the run has stopped, after the checkpoint of `step`."""
-        self.reporter.say(f"stopped after step {step}; run the same command to resume")
+        left = f", with step {self.unfinished} left unfinished" if self.unfinished else ""
+        self.reporter.say(f"stopped after step {step}{left}; run the same command to resume")
+
+    def save_unsaved(self) -> None:
+        """Report and save the steps since the last checkpoint, if there are any, and wait for that."""
+        if self.unreported:
+            self.report()
+        if self.steps_done > self.saved:
+            self.save(self.steps_done)
+        self.checkpoints.wait()
 
     def __enter__(self) -> Self:
         return self

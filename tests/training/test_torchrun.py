@@ -75,6 +75,54 @@ def test_a_stop_and_a_user_s_error_have_their_own_exit_codes(corpus: Path, tmp_p
     assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in (tmp_path / "wrong.log").read_text()
 
 
+def test_tasks_of_srun_end_with_the_code_of_the_signal(corpus: Path, tmp_path: Path) -> None:
+    """As the script of the page asks of srun, which ends with the highest code of its tasks."""
+    trainer = ["-m", "gristmill_cli", "train", *small_run(corpus), *OFTEN.split(), *LONG]
+    step = {"SLURM_JOB_ID": "9", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    step |= {"SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    out_dir = tmp_path / "run"
+    tasks = []
+    try:
+        for number in ("0", "1"):
+            environment = os.environ | step | {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+            environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+            command = [sys.executable, *trainer, "--out_dir", str(out_dir)]
+            tasks.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        wait_until(lambda: steps_done(out_dir) >= 3, tasks[0])
+        for task in tasks:
+            task.terminate()
+        assert [task.wait(patience(60)) for task in tasks] == [143, 143]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
+    assert checkpoints(out_dir) == [steps_done(out_dir)]
+
+
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_a_stop_within_a_long_step_saves_the_step_before(
+    corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None], zero: str
+) -> None:
+    """A step of 256 micro-batches is left at once; resumed, the losses are those of a run that was never stopped."""
+    options = ["--parallel.micro_batches", "256", "--data.batch_size", "512", "--precision", "fp64"]
+    options += ["--optim.schedule", "constant", "--checkpoint.every", "1000", "--parallel.zero", zero]
+    command = [*OURS, "--standalone", "--nproc_per_node=2"]
+    with running(command, corpus, out_dir := tmp_path / "run", *options, "--optim.steps", "1000") as launcher:
+        wait_until(lambda: steps_done(out_dir) >= 1, launcher)
+        launcher.terminate()
+        assert launcher.wait(patience(60)) == 143
+    done = steps_done(out_dir)
+    assert checkpoints(out_dir) == [done]
+    said = (tmp_path / "run.log").read_text()
+    assert f"stopped after step {done}, with step {done + 1} left unfinished; run the same command to resume" in said
+    more = [*small_run(corpus), *OFTEN.split(), *options, "--optim.steps", str(done + 1)]
+    (out_dir / "run.json").write_text((out_dir / "run.json").read_text().replace('"steps": 1000', f'"steps": {done}'))
+    train_in_ranks(1, out_dir, [*more, "--parallel.zero", "0"])
+    train_in_ranks(1, tmp_path / "whole", [*more, "--parallel.zero", "0"])
+    losses = [dict(metric_values(folder, "step", "loss")) for folder in (tmp_path / "whole", out_dir)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9) and len(losses[0]) == done + 1
+
+
 def test_ranks_of_a_killed_launcher_stop_with_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     with running(command, corpus, out_dir := tmp_path / "run", *LONG) as launcher:
@@ -147,13 +195,15 @@ def test_at_a_stop_the_checkpoint_comes_before_the_evaluation(
 
 def test_a_step_that_torchrun_would_not_wait_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command line of the parent, which is torchrun's."""
-    assert launchers.describe_short_stop(100.0, {}) == ""  # no torchrun
+    assert launchers.describe_short_stop("a step", 100.0, {}) == ""  # no torchrun
     under = {"TORCHELASTIC_RUN_ID": "1"}
     said = "a step takes 20 s, and torchrun kills its processes 30 s after a signal, perhaps before they have saved a "
-    assert launchers.describe_short_stop(20.0, under) == said + "checkpoint; try torchrun --shutdown-timeout 120"
-    assert launchers.describe_short_stop(14.0, under) == ""
-    assert launchers.describe_short_stop(20.0, under | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}) == ""
+    assert (
+        launchers.describe_short_stop("a step", 20.0, under) == said + "checkpoint; try torchrun --shutdown-timeout 120"
+    )
+    assert launchers.describe_short_stop("a step", 14.0, under) == ""
+    assert launchers.describe_short_stop("a step", 20.0, under | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}) == ""
     command = ["python", "-m", "torch.distributed.run", "--shutdown_timeout=40", "train.py"]
     monkeypatch.setattr("psutil.Process.cmdline", lambda _: command)
-    assert launchers.describe_short_stop(20.0, under) == ""
-    assert "--shutdown-timeout 480" in launchers.describe_short_stop(110.0, under)
+    assert launchers.describe_short_stop("a step", 20.0, under) == ""
+    assert "--shutdown-timeout 480" in launchers.describe_short_stop("a step", 110.0, under)

@@ -46,8 +46,11 @@ def stop_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
         signal_at_death_of_parent(signal.SIGTERM)
 
 
-def describe_short_stop(step_seconds: float, environ: Mapping[str, str] = os.environ) -> str:
-    """Say that torchrun kills its processes before a step of this length ends and is saved; nothing if it waits."""
+def describe_short_stop(part: str, seconds: float, environ: Mapping[str, str] = os.environ) -> str:
+    """Say that torchrun kills its processes before a part of this length ends and is saved; nothing if it waits.
+
+    `part`: after which a run can stop, a step or a micro-batch.
+    """
     if _BY_TORCHRUN not in environ:
         return ""
     try:
@@ -55,11 +58,11 @@ def describe_short_stop(step_seconds: float, environ: Mapping[str, str] = os.env
     except psutil.Error:  # it has ended
         return ""
     limit = shutdown_timeout(command, environ)
-    if 2 * step_seconds <= limit:
+    if 2 * seconds <= limit:
         return ""
     return (
-        f"a step takes {step_seconds:.0f} s, and torchrun kills its processes {limit} s after a signal, perhaps before "
-        f"they have saved a checkpoint; try torchrun --shutdown-timeout {max(120, 60 * math.ceil(step_seconds / 15))}"
+        f"{part} takes {seconds:.0f} s, and torchrun kills its processes {limit} s after a signal, perhaps before "
+        f"they have saved a checkpoint; try torchrun --shutdown-timeout {max(120, 60 * math.ceil(seconds / 15))}"
     )
 
 

@@ -1,6 +1,6 @@
 """ParallelModel: this rank's part of a model, with the forward and backward passes that all ranks run together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,8 @@ class ParallelModel:
     routing: Routing | None
 
     def __post_init__(self) -> None:
+        self.before_micro_batch: Callable[[], None] = lambda: None
+        """Called before each of several micro-batches that are in no pipeline; may raise, on all ranks alike."""
         self.z_loss = ZLoss(0.0)
         self.sequence_losses = SequenceLosses()
         self._sources: Tensor | None = None
@@ -220,6 +222,8 @@ class ParallelModel:
         count = self.layout.micro_batches
         total = torch.zeros((), device=self.world.device)
         for micro_batch in batch.chunk(count):
+            if count > 1:
+                self.before_micro_batch()
             loss = part(
                 micro_batch.ids, micro_batch.targets, micro_batch.sample_ids, micro_batch.positions, micro_batch.padding
             )

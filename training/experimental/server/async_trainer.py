@@ -54,7 +54,6 @@ class AsyncTrainer(Trainer):
         self.server = GradientServer(
             self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait, config.workers
         )
-        self.saved = 0  # step of the last checkpoint
         self.plugins.plugins.append(_DoneAhead(self))
         self.model.forward_backward = self._gradients_of_workers  # type: ignore[method-assign, assignment]
 
@@ -69,10 +68,10 @@ class AsyncTrainer(Trainer):
         try:
             return super().step(step, stop_signal)
         except NoWorkersError:
-            self._save_unsaved()
+            self.save_unsaved()
             raise
         except StoppedError:
-            self._save_unsaved()
+            self.save_unsaved()
             self.finish_early(self.steps_done)
             sys.exit(128 + self.stop_signals.received)
 
@@ -82,16 +81,6 @@ class AsyncTrainer(Trainer):
         workers = self.server.most_workers()
         self.meter.peak_flops = peak_flops(self.world.device, self.config.precision, metrics.peak_tflops, workers)
         super().report()
-
-    def save(self, step: int) -> None:
-        super().save(step)
-        self.saved = step
-
-    def _save_unsaved(self) -> None:
-        if self.unreported:
-            self.report()
-        if self.steps_done > self.saved:
-            self.save(self.steps_done)
 
     def _gradients_of_workers(self, _batch: TokenBatch, scale: float) -> Tensor:
         """Return the sum of the losses of the parts whose gradients an update has, in place of the model's own."""
