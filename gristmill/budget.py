@@ -89,8 +89,8 @@ class MemoryReservation:
         budget = self._gate.budget
         needed = -(-size * budget.total // budget.most // _MIB)
         return UsageError(
-            f"{what} takes about {-(-size // _MIB):,} MiB of memory, but --memory {budget.total // _MIB}MiB leaves "
-            f"{budget.most // _MIB:,} MiB to one worker: give --memory {needed}MiB or more"
+            f"{what} takes about {-(-size // _MIB):,} MiB of memory, but --memory {_spell(budget.total)} leaves "
+            f"{_spell(budget.most)} to one worker: give --memory {needed}MiB or more"
         )
 
     def grow(self, size: int) -> None:
@@ -265,3 +265,14 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def _spell(size: int) -> str:
+    """Return a size as --memory takes it.
+
+    >>> _spell(3 << 20), _spell(1500), _spell(512)
+    ('3MiB', '1KiB', '512B')
+    """
+    if size >= _MIB:
+        return f"{size // _MIB}MiB"
+    return f"{size >> 10}KiB" if size >= 1024 else f"{size}B"

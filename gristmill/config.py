@@ -206,8 +206,37 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
             members = typing.get_args(kind)  # of a table, or an array of tables, of Structs
             known = next(member.__struct_fields__ for member in members if hasattr(member, "__struct_fields__"))
             raise UsageError(f"{where}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
+        if fault := _table_fault(value, kind, where):
+            raise UsageError(fault) from error
         detail = f" ({error})" if typing.get_origin(kind) is dict else ""
-        raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}") from error
+        is_list = typing.get_origin(kind) is tuple and isinstance(value, str) and value != ""
+        advice = f"; try {json.dumps([value])}" if is_list else ""
+        raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}{advice}") from error
+
+
+def _table_fault(value: Any, kind: Any, where: str) -> str:
+    """Return what is wrong with the first value of a table, or array of tables, of Structs; '' if none is wrong."""
+    members = [member for member in typing.get_args(kind) if hasattr(member, "__struct_fields__")]
+    file, _, key = where.rpartition(": ")
+    if not members:
+        return ""
+    if isinstance(value, dict):
+        tables = {f"[{key}.{name}]": table for name, table in value.items()}
+    elif isinstance(value, list):
+        tables = {f"[[{key}]] number {number}": table for number, table in enumerate(value, 1)}
+    else:
+        return ""
+    types = typing.get_type_hints(members[0])
+    for header, table in tables.items():
+        at = f"{file}: {header}" if file else header
+        if not isinstance(table, dict):
+            return f"{at}: expected a table, got {table!r}"
+        for name, given in table.items():
+            try:
+                msgspec.convert(given, types[name], dec_hook=_read_path)
+            except (msgspec.ValidationError, TypeError):
+                return f"{at} {name}: expected {expected(types[name])}, got {given!r}"
+    return ""
 
 
 def _number_fault(value: Any, kind: Any) -> str:

@@ -9,6 +9,7 @@ no documents, under `not read: <reason>`.
 
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
+from pathlib import Path
 from statistics import median
 from typing import Self
 
@@ -27,7 +28,7 @@ WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
-FAILED = "failed"  # begins the reason of a document on which a user's function failed
+FAILED = "failed"  # begins the reason of a document on which a function failed
 SKIPPED = "skipped"  # records of a web archive that are no documents, such as images
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents
@@ -133,16 +134,25 @@ class Counts(msgspec.Struct):
         self.damaged[name] = damage
         self.add(source, f"{DAMAGED}: {damage.fault}", size, documents=0, files=int(is_new))
 
-    def check_failed(self, stage: str, limit: float) -> None:
-        """Raise UsageError if a user's functions failed on more than `limit`, a fraction, of the documents read."""
+    def check_failed(self, stage: str, limit: float, table: Path | None) -> None:
+        """Raise UsageError if functions failed on more than `limit`, a fraction, of the documents read.
+
+        `table` lists these documents, if there is one.
+        """
         failed = sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(f"{FAILED}: "))
         read = self.documents_read()
         if failed > limit * read:
+            listed = f"All are listed in {table}. " if table else ""
             raise UsageError(
-                f"{stage}: functions of yours failed on {failed:,} of {count_of(read, 'document')}, more than "
-                f"--max_failed {limit:.2%} allows: {'; '.join(self.failures)}. All are in the table of removed "
-                "documents, next to the output. Mend the function, or raise --max_failed to leave them out"
+                f"{stage}: functions failed on {failed:,} of {count_of(read, 'document')}, more than "
+                f"--max_failed {limit:.2%} allows: {'; '.join(self.failures)}. {listed}Fix the function, or raise "
+                "--max_failed to leave them out"
             )
+
+    @property
+    def has_failures(self) -> bool:
+        """Return whether a function failed on a document, or a damaged file was left out."""
+        return bool(self.failures or self.damaged)
 
     def add_failure(self, text: str) -> None:
         """Keep the description of a document on which a function failed; only the first MAX_EXAMPLES are kept."""
@@ -367,3 +377,9 @@ def file_columns(counts: Counts) -> dict[str, Callable[[str | None], Text]]:
     if counts.unread_files():
         columns["files not read"] = lambda source: Text(counts.unread_files(source))
     return columns
+
+
+def check_max_failed(limit: float) -> None:
+    """Raise UsageError unless a limit for check_failed is a fraction below 1."""
+    if not 0 <= limit < 1:
+        raise UsageError(f"--max_failed {limit}: expected a fraction of 0 or more and less than 1, such as 0.001")

@@ -78,10 +78,19 @@ class _Handler:
 
 @contextmanager
 def ends_at_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, without a traceback of half-imported modules, until the block ends."""
+    """Let Ctrl-C end the process at once, with a word and no traceback of half-imported modules, until the block ends.
+
+    It ends by the signal itself: a shell script that called it ends, too.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        os.write(2, b"interrupted\n")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.getsignal(signal.SIGINT)
     if before == signal.default_int_handler:  # not where a shell has it ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:

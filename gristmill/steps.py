@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gristmill.counts import FAILED
 from gristmill.errors import GristmillError, UsageError
 
-_MANY_FAILING = 20  # documents: if so many fail, and most of a batch, the function is wrong and not the documents
+MANY_FAILING = 20  # documents: if so many fail, and most of a batch, the function is wrong and not the documents
 VALUE_TYPES = ("bool", "int64", "uint64", "float32", "float64", "string")
 VECTOR = "uint32["  # begins the type of a fact that is a row of numbers, such as uint32[128]
 Facts = Mapping[str, NDArray[Any]]
@@ -186,9 +186,8 @@ class Processed:
 def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
     """Run steps one after another on a batch; each sees the documents that those before it kept.
 
-    A document on which a user's function fails, and others do not, is removed, for a reason that begins with FAILED.
-    Raises UsageError, which names the step and the document, if another step raises an error, or a user's on most
-    documents, or if one returns what it may not.
+    A document on which a step fails, and on others not, is removed, for a reason that begins with FAILED. Raises
+    UsageError, which names the step and the document, if one fails on most documents, or returns what it may not.
     """
     count = len(batch)
     done = Processed([*batch.texts], np.zeros(count, np.bool_), [""] * count, [None] * count, [""] * count, {})
@@ -201,8 +200,8 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
         try:
             outcome = _apply(step, current)
         except StepError:
-            errors = _find_failing(step, current) if step.foreign else {}
-            is_systematic = len(errors) >= _MANY_FAILING and len(errors) > len(current) // 2
+            errors = _find_failing(step, current)
+            is_systematic = len(errors) >= MANY_FAILING and len(errors) > len(current) // 2
             if not errors or is_systematic:
                 raise
             left, facts = _set_aside(step, done, left, facts, errors)

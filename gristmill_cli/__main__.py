@@ -7,7 +7,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -203,6 +202,8 @@ def _clean_name(name: str) -> list[str]:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of a second
+
     try:
         return version("gristmill")
     except PackageNotFoundError:  # a checkout that was not installed

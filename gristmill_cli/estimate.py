@@ -162,7 +162,7 @@ def estimate(config: EstimateConfig) -> Estimate:
 def _check(config: EstimateConfig) -> tuple[int, int]:
     """The positions of the first stage and after the last one. Raises UsageError for an option out of range."""
     replace(super(EstimateConfig, config).run_options, shard="").check()
-    for option in ("dry_run", "explain", "explain_tasks", "accept_versions"):
+    for option in ("dry_run", "explain", "explain_tasks", "accept_versions", "retry_failed"):
         require(
             not getattr(config, option), f"--{option} has no effect on an estimate, which resumes no run: leave it out"
         )

@@ -13,7 +13,7 @@ from typing import get_type_hints
 import msgspec
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
-from gristmill.io.corpus import ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
+from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.steps import check_steps
@@ -58,6 +58,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             found = scan_inputs(config, config.corpus)
             web_libraries(file.name for file in found.files)  # raises if they are missing
         _note_texts(found)
+        _note_arc(found)
         sources = {file.source for file in found.files}
     for stage in STAGES:
         with _section(stage.section):
@@ -102,6 +103,17 @@ def _note_texts(corpus: Corpus) -> None:
         print(
             f"note: {count_of(count, f'.{kind} file')} of {source!r} not read, and it has no others: "
             f"--normalize.read_also {kind} reads them",
+            file=sys.stderr,
+        )
+
+
+def _note_arc(corpus: Corpus) -> None:
+    """Say that web archives of the format before WARC are not read, and what makes them WARC files."""
+    files = [file for file in corpus.unread if file.reason in ARC.values()]
+    if files:
+        print(
+            f"note: {count_of(len(files), 'ARC file')} not read, such as {files[0].name}: expected WARC, the format "
+            "since 2009; try `warcio recompress FILE.arc.gz FILE.warc.gz`, which converts one",
             file=sys.stderr,
         )
 

@@ -290,7 +290,8 @@ class RunConfig(RunOptions, _Corpus):
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     max_failed: float = 0.0
-    """Fraction of the documents on which functions in [[steps]] may fail: these are left out, and listed."""
+    """Fraction of the documents on which functions of yours, or a stage's own steps, may fail: these are left out, and
+    listed in the table of removed documents, or OUT/applied.failed.parquet."""
     keep: tuple[Kept, ...] = ()
     """What to keep besides tokens: train_text (OUT/train_deduped and OUT/holdout, the mixed text as JSON lines)."""
     keep_list: Path | None = None

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,25 +13,29 @@ import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import PARTS, Counts, Tally
+from gristmill.counts import FAILED, PARTS, Counts, Tally, check_max_failed
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError, require
+from gristmill.io.artefacts import write_rows
 from gristmill.io.documents import PART_FIELD, Document
-from gristmill.io.readers import Rejects, Slice, read_documents
+from gristmill.io.readers import Rejects, Slice, read_chosen, read_documents
 from gristmill.io.writers import open_jsonl_writer
-from gristmill.steps import describe_error
+from gristmill.steps import MANY_FAILING, describe_error
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
+from preprocessing.document_pass import REMOVED
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 from preprocessing.user_code import load_function, version_of
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
+_MAX_SEARCHED = 4096  # documents before the last one given, among which one that fails is looked for
 _WHOLE = 1
 _PART = 2
+_FailedRow = tuple[str, int, str, float | None, str, str | None]  # as REMOVED
 DocumentFunction = Callable[[Iterator[Document]], Iterable[Document]]
 _NAN, _INFINITY, _MINUS_INFINITY = (msgspec.Raw(name) for name in (b"NaN", b"Infinity", b"-Infinity"))
 
@@ -44,6 +48,7 @@ def apply(
     *,
     format: OutputFormat = "jsonl",
     text_column: str = "text",
+    max_failed: float = 0.0,
 ) -> Counts:
     """Run your own function over every document of a corpus; it yields the documents to keep.
 
@@ -52,6 +57,11 @@ def apply(
     yields `document.part(text)` for each. It is called once for each file, or for each 64 MiB of a large file, in any
     order and in several processes, so its results must depend on these documents alone. Processes that it starts must
     end before it returns. Values that it sets must be of types of JSON or NumPy.
+
+    A document on which it fails, alone too, is set aside: the function is called again for the others of the file, and
+    the table TARGET_DIR.failed.parquet has its file, row, error and id. Is that more than `max_failed` of the
+    documents, the stage ends with an error after all others, and the same command with a higher limit runs nothing
+    again. With --retry_failed these files are given to the function again.
 
     It always runs in a worker process, even with --workers 1; if a worker dies, the error names the function.
 
@@ -68,42 +78,78 @@ def apply(
         format: Format of the output files: jsonl, compressed like the input, or parquet, where each field has one type
             in all files of a source and nested fields are structs and lists.
         text_column: The column or field that holds the text, which is `document.text`.
+        max_failed: Fraction of the documents on which the function may fail, such as 0.001.
 
     Returns:
-        Documents read, written, and dropped by the function, per source.
+        Documents read, written, dropped by the function, and failed, per source.
     """
+    check_max_failed(max_failed)
     is_mix = is_file(data_dir / MANIFEST_NAME)
     require(
         not is_mix,
         f"{data_dir}: expected a corpus, got the mix before its shuffle; try train or normalized, next to it",
     )
     arguments = {"function": function, "version": version_of(function)}
-    with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format) as (run, files, targets):
-        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function)
-        return run.finish(done.counts)
+    table = failed_path(target_dir)
+    with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
+        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function, table)
+        counts = done.counts
+        counts.check_failed(STAGE.name, max_failed, table)
+        return run.finish(counts)
+
+
+def failed_path(target_dir: Path) -> Path:
+    """Return the table of the documents on which the function failed, next to its output."""
+    return target_dir.with_name(f"{target_dir.name}.failed.parquet")
 
 
 @leaves_out_damaged
-def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str) -> Counts:
-    """Task: call the function for each slice of a group, and write what it yields into its output."""
+def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str, rows: Path) -> Counts:
+    """Task: call the function for each slice of a group, and write what it yields into its output.
+
+    Writes a table of the documents on which it fails.
+    """
     counts = Counts({}, [])
     loaded = load_function(function)
     if version_of(function) != version:
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
+    failed = list[_FailedRow]()
     for part, output in zip(group, outputs, strict=True):
-        call = _Call(function, part, read_documents(part, counts, Rejects(output)))
-        with open_jsonl_writer(output) as sink:
-            for document in call.run(loaded):
-                size, line = call.encode(document)
-                sink.write(line)
-                if document.is_further_part:
-                    counts.add(part.source, PARTS, size)
-                counts.add_written(part.source, size, size if document.is_further_part else document.size)
-        if call.dropped.documents:
-            counts.add(
-                part.source, f"dropped by {function.partition(':')[2]}", call.dropped.bytes, call.dropped.documents
-            )
+        errors = dict[int, str]()
+        while True:
+            attempt = Counts({}, [])
+            call = _Call(function, part, read_documents(part, attempt, Rejects(output)), attempt, errors)
+            try:
+                call.write(loaded, output)
+                break
+            except _Failed as error:
+                errors |= _find_failing(loaded, call, error)
+        counts.merge(attempt)
+        failed += call.failed
+    write_rows(rows, REMOVED, failed)
     return counts
+
+
+def _find_failing(loaded: "DocumentFunction", call: "_Call", error: "_Failed") -> dict[int, str]:
+    """Return the rows and errors of documents on which the function fails alone: the last one given, or all before it.
+
+    Raises the error as a UsageError if it fails on none alone, and where it fails on most documents.
+    """
+    rows = call.rows
+    if len(call.errors) >= MANY_FAILING and len(call.errors) > len(rows) // 2:
+        raise UsageError(str(error)) from error
+    for chosen in (rows[-1:], rows[-_MAX_SEARCHED:-1]):
+        found = dict[int, str]()
+        for document in read_chosen(call.part, chosen):
+            alone = _Call(call.name, call.part, iter([document]), Counts({}, []), {})
+            try:
+                for _ in alone.run(loaded):
+                    pass
+            except _Failed as own:
+                found[document.key.row] = own.detail
+        if found:
+            return found
+    raise UsageError(str(error)) from error
 
 
 class GivenDocument(Document):
@@ -125,12 +171,29 @@ class GivenDocument(Document):
         return type(self)(text, self.key, own, self.text_column, text, self.size, number=self.parts - 1)
 
 
-class _Call:
-    """One call of a user's function: what it was given, and what of that it has not yielded."""
+class _Failed(Exception):
+    """The user's function raised an error; `detail` says which one."""
 
-    def __init__(self, name: str, part: Slice, documents: Iterator[Document]) -> None:
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class _Call:
+    """One call of a user's function: what it was given, and what of that it has not yielded.
+
+    Documents in the rows of `errors`, on which it fails, are not given, but counted and listed in `failed`.
+    """
+
+    def __init__(
+        self, name: str, part: Slice, documents: Iterator[Document], counts: Counts, errors: Mapping[int, str]
+    ) -> None:
         self.name = name
         self.part = part
+        self.counts = counts
+        self.errors = errors
+        self.failed: list[_FailedRow] = []
+        self.rows: list[int] = []  # of the documents that were given
         self.given = self._give(documents)
         self.last = "no document"  # the key and the line of the last one given
         self.dropped = Tally()
@@ -144,8 +207,13 @@ class _Call:
                 text = document.text
                 key = document.key
                 size = utf8_size(document.text)
+                place = f"{key} ({self.part.path} line {key.row + 1})"
+                if key.row in self.errors:
+                    self._set_aside(document, size, place)
+                    continue
+                self.rows.append(key.row)
                 self.dropped.add(1, size)
-                self.last = f"{key} ({self.part.path} line {key.row + 1})"
+                self.last = place
                 given = [GivenDocument(text, key, document.fields, document.text_column, text, size)]
                 del document, text
                 yield given.pop()  # a large one is the function's alone, and gone before the next is read
@@ -153,8 +221,34 @@ class _Call:
             self.error = error
             raise
 
+    def _set_aside(self, document: Document, size: int, place: str) -> None:
+        """Count and list a document on which the function fails."""
+        rule = f"{FAILED}: {self.short_name}"
+        detail = self.errors[document.key.row]
+        self.counts.add(self.part.source, rule, size)
+        self.counts.add_failure(f"{self.name} failed on {place}: {detail}")
+        self.failed.append((*document.key, rule, None, detail, document.own_id))
+
+    @property
+    def short_name(self) -> str:
+        """The function's name without its module."""
+        return self.name.partition(":")[2]
+
+    def write(self, function: DocumentFunction, output: Path) -> None:
+        """Write what the function yields, and count it and what it drops. Raises _Failed if it fails."""
+        with open_jsonl_writer(output) as sink:
+            for document in self.run(function):
+                size, line = self.encode(document)
+                sink.write(line)
+                if document.is_further_part:
+                    self.counts.add(self.part.source, PARTS, size)
+                self.counts.add_written(self.part.source, size, size if document.is_further_part else document.size)
+        if self.dropped.documents:
+            reason = f"dropped by {self.short_name}"
+            self.counts.add(self.part.source, reason, self.dropped.bytes, self.dropped.documents)
+
     def run(self, function: DocumentFunction) -> Iterator[GivenDocument]:
-        """Yield what the function yields. UsageError, with the place, if it fails; the reader's errors pass through."""
+        """Yield what the function yields. Raises _Failed, with the place, if it fails; errors of the reader pass."""
         try:
             documents: object = function(self.given)
             if not isinstance(documents, Iterable):
@@ -165,8 +259,9 @@ class _Call:
         except GristmillError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"{self.name} failed after it was given {self.last}: {describe_error(error)}"
-            raise self.error or UsageError(message) from error
+            detail = describe_error(error)
+            message = f"{self.name} failed after it was given {self.last}: {detail}"
+            raise self.error or _Failed(message, detail) from error
         if self.error:
             raise self.error
         for _ in self.given:  # the function may end early

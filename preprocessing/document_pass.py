@@ -117,7 +117,7 @@ class NotedRejects(Rejects):
         super().__init__(output)
         self._noted: list[tuple[int, str, int]] = []
 
-    def note(self, row: int, reason: str, size: int) -> None:
+    def note(self, row: int, reason: str, size: int, url: str = "") -> None:  # noqa: ARG002
         self._noted.append((row, reason, size))
 
     def take(self) -> list[tuple[int, str, int]]:
@@ -228,6 +228,10 @@ class _SliceWorker:
 
     def _reject_changes(self, done: Processed, is_written: NDArray[np.bool_], batch: Batch) -> None:
         changed = np.flatnonzero(done.is_rewritten | ~is_written)
+        for number in changed.tolist():
+            if done.reasons[number].startswith(f"{FAILED}: "):
+                step = done.reasons[number].removeprefix(f"{FAILED}: ")
+                raise UsageError(f"step {step!r} failed at {batch.place(number)}: {done.details[number]}")
         if len(changed):
             names = ", ".join(step.name for step in self.steps)
             raise UsageError(

@@ -73,8 +73,8 @@ def prepare(
         sources: Folder, text field and format of each source, where these differ; others are not read then.
         sums: Facts to add up over the documents that are written.
         removed: Output, a table of the documents that steps removed: raw file and row, rule, value, detail and id.
-        max_failed: Fraction of the documents on which functions of yours may fail; they are left out, and listed in
-            `removed`. Beyond it the stage ends with an error, after the other documents.
+        max_failed: Fraction of the documents on which steps may fail; they are left out, and listed in `removed`.
+            Beyond it the stage ends with an error, after the other documents.
         stage: The name and version under which records are kept, where the pass stands for another stage.
 
     Returns:
@@ -109,7 +109,7 @@ def prepare(
             if removed:
                 arguments = {"facts": FileSet(tuple(facts)), "output": removed}
                 run.step("removed", [Task("removed", list_removed, arguments, (removed,))])
-            counts.check_failed(stage.name, max_failed)
+            counts.check_failed(stage.name, max_failed, removed)
             counts.merge(run.note("files that are not read", corpus.count_unread()))
             totals = {name: sum(group.sums[name] for group in done.values(GroupNotes)) for name in sums}
             return run.finish(counts), totals

@@ -58,6 +58,8 @@ class RunOptions:
     accept_versions: bool = False
     """Keep what other versions of libraries wrote (pyarrow, zlib, Unicode's tables, …), though those of today may write
     other bytes. What has to be written anew is written by today's."""
+    retry_failed: bool = False
+    """Run the tasks again in which functions failed on documents, or that left out damaged files."""
     quiet: bool = False
     """Print no progress and no summary line."""
     explain: bool = False
@@ -140,7 +142,7 @@ class RunOptions:
         return self.memory_bytes // self.processes
 
 
-_SHARED = {"accept_versions"}  # options in which the processes of one run agree
+_SHARED = {"accept_versions", "retry_failed"}  # options in which the processes of one run agree
 OWN_OPTIONS = frozenset(field.name for field in fields(RunOptions)) - _SHARED  # of each process
 _FLAGS = ("quiet", "explain", "explain_tasks")
 

@@ -36,6 +36,7 @@ METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read
 CACHE = "cache of Hugging Face datasets"
 ODD_NAME = "name that is no key"
 ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
+ARC = {suffix: f"{suffix}, which is not WARC" for suffix in (".arc", ".arc.gz")}  # the format before
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
 _NAMED = 8  # folders that an error lists
@@ -172,7 +173,8 @@ def _unread_reason(name: str, read_also: Collection[str]) -> str:
     """Return why a file of this name is not read; '' if it is."""
     parts = parse_name(name)
     if parts is None:
-        return unknown_suffix(name)
+        suffix = unknown_suffix(name)
+        return ARC.get(suffix, suffix)
     if parts.format in TEXT_FORMATS and parts.format not in read_also:
         return ASKED_FOR[parts.format]
     if name in _METADATA_FILES:

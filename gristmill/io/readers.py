@@ -168,8 +168,8 @@ class Rejects:
             with wrap_write_errors(self.path):
                 self.path.unlink(missing_ok=True)
 
-    def note(self, row: int, reason: str, size: int) -> None:
-        """Do nothing: a subclass may note the row of a record that is no document, why, and its size in bytes."""
+    def note(self, row: int, reason: str, size: int, url: str = "") -> None:
+        """Do nothing: a subclass may note the row of a record that is no document, why, its size in bytes and url."""
 
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
@@ -207,7 +207,7 @@ def read_documents(
         if isinstance(record, Skipped):
             counts.add(part.source, READ, 0)
             counts.add(part.source, f"{SKIPPED}: {record.reason}", 0)
-            rejects.note(row, f"{SKIPPED}: {record.reason}", 0)
+            rejects.note(row, f"{SKIPPED}: {record.reason}", 0, record.url)
             continue
         try:
             document = _to_document(record, DocKey(part.name, row), part)
@@ -274,6 +274,20 @@ Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a r
 
 
 def _records(part: Slice) -> Iterator[tuple[int, Record | Skipped]]:
+    """Yield the records of a slice. Raises DamagedFile for any error of a library, too, as for damage it knows."""
+    try:
+        yield from _records_of(part)
+    except (GristmillError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise DamagedFile(
+            part.path,
+            f"{type(error).__name__} of its reader",
+            f"its reader failed with {type(error).__name__}: {error}. Fix it, or remove it to continue without it.",
+        ) from error
+
+
+def _records_of(part: Slice) -> Iterator[tuple[int, Record | Skipped]]:
     kind = _format(part.name)
     if kind in TABLE_FORMATS:
         return _read_table(part)
@@ -362,7 +376,15 @@ def _read_text(part: Slice, kind: str) -> Iterator[tuple[int, dict[str, Any] | B
             reason = error.reason if isinstance(error, Malformed) else str(error)
             yield 0, BadRecord(reason, content, len(content))
             return
-        fields: dict[str, Any] = {part.text_column: text_of_page(text, part.reading.extract) if is_page else text}
+        if is_page:
+            try:
+                text = text_of_page(text, part.reading.extract)
+            except (GristmillError, MemoryError):
+                raise
+            except Exception as error:  # of a library
+                yield 0, BadRecord(f"page that fails with {type(error).__name__}", content, len(content))
+                return
+        fields: dict[str, Any] = {part.text_column: text}
         if replaced:
             fields[REPLACED] = replaced
         yield 0, fields

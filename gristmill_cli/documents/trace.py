@@ -1,5 +1,6 @@
 """Command: what became of one document, stage by stage, from its raw file to its place among the tokens, and back."""
 
+import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,10 +31,12 @@ from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_options
 from gristmill_cli.run_records import load_record
+from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
 from gristmill_cli.stages.remove_lines import LINES
+from preprocessing.apply import failed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
@@ -112,7 +115,7 @@ class Tracer:
         elif _KEY.fullmatch(document):
             yield from self._by_key(DocKey.parse(document), is_raw=True, is_mixed=True)
         else:
-            yield from self._by_key(self._key_of_id(document), is_raw=True, is_mixed=False)
+            yield from self._by_id(document)
 
     def keys_in_tokens(self, set_name: str, numbers: Iterable[int]) -> dict[int, DocKey]:
         """Return the keys in what was mixed of documents of the train set or the holdout, by their numbers there."""
@@ -150,6 +153,12 @@ class Tracer:
         if key is None:
             return fates
         if self.config.apply.function:
+            failed = failed_path(self.out / ApplyFunction.output)
+            if is_file(failed):
+                with local_copies([failed]) as (copy,):
+                    rows = _select(copy, None, {"file": key.file, "row": key.row})
+                if rows:
+                    return [*fates, Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}")]
             fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
             return fates
         for stage, table in (("remove_lines", LINES), ("decontaminate", SPANS)):
@@ -307,24 +316,66 @@ class Tracer:
             before += shard.documents
         raise UsageError(f"tokens/{set_name} has no shard {shard_name}: expected one such as tokens_00000")
 
-    def _key_of_id(self, wanted: str) -> DocKey:
-        """Return the raw key of the document with this id or url. Raises UsageError unless it is one."""
+    def _by_id(self, wanted: str) -> Iterator[tuple[str, list[Fate]]]:
+        """Yield what became of the record with this id or url: a document, else a malformed or a skipped record.
+
+        Raises UsageError unless it is one.
+        """
         keys = list[DocKey]()
         with tempfile.TemporaryDirectory() as folder:
+            rejects = _Search(Path(folder) / "malformed", wanted)
             files = scan_inputs(self.config, self.config.corpus).files
             web_libraries(file.name for file in files)  # raises if they are missing
             for file in files:
                 with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
                     (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
-                    for document in read_documents(part, Counts({}, []), Rejects(Path(folder) / "malformed")):
+                    for document in read_documents(part, Counts({}, []), rejects.of(file.name)):
                         if wanted in (document.own_id, str(document.value("url"))):
                             keys.append(document.key)
+        keys = keys or rejects.malformed
+        if not keys and rejects.skipped:
+            for key, reason in rejects.skipped:
+                yield f"{wanted} in {key.file}", [Fate(FIRST_STAGE, f"removed: {reason}")]
+            return
         if not keys:
             raise UsageError(f"{self.config.corpus} has no document with the id or url {wanted!r}; try a key FILE@ROW")
         if len(keys) > 1:
             named = ", ".join(map(str, keys[:_MAX_KEYS]))
             raise UsageError(f"{len(keys):,} documents have the id or url {wanted!r}: give the key of one, of {named}")
-        return keys[0]
+        yield from self._by_key(keys[0], is_raw=True, is_mixed=False)
+
+
+class _Search(Rejects):
+    """Looks for an id or url in records that are no documents; writes nothing."""
+
+    def __init__(self, output: Path, wanted: str) -> None:
+        super().__init__(output)
+        self._wanted = wanted
+        self._quoted = {json.dumps(wanted), json.dumps(wanted, ensure_ascii=False)}
+        self._file = ""
+        self._row = 0
+        self.malformed: list[DocKey] = []
+        self.skipped: list[tuple[DocKey, str]] = []
+
+    def of(self, file: str) -> Self:
+        """Return this, for the records of a file."""
+        self._file = file
+        return self
+
+    def note(self, row: int, reason: str, size: int, url: str = "") -> None:  # noqa: ARG002
+        self._row = row
+        if url == self._wanted:
+            self.skipped.append((DocKey(self._file, row), reason))
+
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:  # noqa: ARG002
+        """Note a malformed record in which the id is a value, as far as it can be read."""
+        if isinstance(record, bytes):
+            text = record.decode(errors="replace")
+            is_wanted = text == self._wanted or any(quoted in text for quoted in self._quoted)
+        else:
+            is_wanted = self._wanted in map(str, (record.get("id"), record.get("url")))
+        if is_wanted:
+            self.malformed.append(DocKey(self._file, self._row))
 
 
 def _to_record(row: dict[str, Any]) -> RawRecord:

@@ -26,9 +26,15 @@ class ApplyFunction(StageSpec):
 
     def call(self, run: RunContext) -> Counts:
         """Write what the function yields for each document."""
-        function = str(run.config.apply.function)
-        text_column = run.config.text_column
-        return apply(run.corpus, self.path(run.config), function, text_column=text_column, options=run.options)
+        config = run.config
+        return apply(
+            run.corpus,
+            self.path(config),
+            str(config.apply.function),
+            text_column=config.text_column,
+            max_failed=config.max_failed,
+            options=run.options,
+        )
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the function, and its version or the beginning of its source's SHA-256."""

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gristmill.counts import WRITTEN, Counts
+from gristmill.counts import WRITTEN, Counts, check_max_failed
 from gristmill.engine.staleness.ledger import Ledger
-from gristmill.errors import require
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
@@ -50,7 +49,7 @@ class NormalizeText(StageSpec):
         steps += [UserFunction.of(options) for options in config.steps]
         if _has_rules(config):
             steps.append(RecipeRules.of(config.recipe))
-        removes = len(steps) > 1
+        removes = len(steps) > 1 or config.max_failed > 0
         if run.is_last_writer:
             steps += run.fact_steps
         counts, sums = prepare(
@@ -88,14 +87,7 @@ class NormalizeText(StageSpec):
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise UsageError if ftfy is asked for and missing, or for a share of failures that is none."""
-        require(
-            0 <= config.max_failed < 1,
-            f"--max_failed {config.max_failed}: expected a fraction of 0 or more and less than 1, such as 0.001",
-        )
-        require(
-            not config.max_failed or bool(config.steps),
-            "--max_failed has no effect without functions of yours: leave it out, or name them in [[steps]]",
-        )
+        check_max_failed(config.max_failed)
         if config.normalize.ftfy:
             check_ftfy()
 

@@ -128,8 +128,14 @@ def test_ctrl_c_ends_a_process_at_once_only_while_it_imports() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(UsageError), ends_at_ctrl_c():
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
             raise UsageError("a wrong option")
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_a_process_imports_says_so() -> None:
+    code = "import os; from gristmill.processes import ends_at_ctrl_c\nwith ends_at_ctrl_c(): os.kill(os.getpid(), 2)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")

@@ -19,7 +19,7 @@ from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import open_shards
 from gristmill_cli.documents.trace import Fate, Tracer, trace
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
 
@@ -178,3 +178,38 @@ def test_a_page_of_an_archive_is_found_beside_skipped_records_and_a_damaged_file
     run(config)
     ((title, fates),) = Tracer(config).find("https://a.example/new")
     assert title.startswith("web/a.warc.gz@") and fates[0].outcome.startswith("kept as ")
+    ((title, fates),) = Tracer(config).find("https://a.example/old")
+    assert title == "https://a.example/old in web/a.warc.gz"
+    assert fates == [Fate("normalize_text", "removed: skipped: status other than 200")]
+
+
+def test_a_malformed_record_is_found_by_its_id(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus" / "web"
+    folder.mkdir(parents=True)
+    lines = ['{"text": "fine", "id": "a"}', '{"text": 5, "id": "b"}', '{"text": "cut", "url": "https://ä.example/", ']
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, max_malformed=1.0, filter=Filter(0), until="filter"
+    )
+    run(config)
+    ((title, fates),) = Tracer(config).find("b")
+    assert title == "web/a.jsonl@1" and fates[0].outcome.startswith("removed: malformed: ")
+    ((title, fates),) = Tracer(config).find("https://ä.example/")
+    assert title == "web/a.jsonl@2" and fates[0].outcome == "removed: malformed: broken JSON"
+
+
+def test_a_document_on_which_a_function_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus" / "web").mkdir(parents=True)
+    write_records(tmp_path / "corpus" / "web" / "a.jsonl", [{"text": "x" * size, "id": f"a{size}"} for size in (3, 4)])
+    name = f"fails_{abs(hash(str(tmp_path)))}"
+    function = "def f(documents):\n    for document in documents:\n        {} / (len(document.text) - 3)\n"
+    (tmp_path / f"{name}.py").write_text(function.format(1) + "        yield document\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, apply=Apply(f"{name}:f"), max_failed=0.9, until="apply"
+    )
+    run(config)
+    ((_, fates),) = Tracer(config).find("a3")
+    assert fates[-1].outcome.startswith("removed: failed: f, ZeroDivisionError: ")
+    ((_, fates),) = Tracer(config).find("a4")
+    assert fates[-1].outcome.startswith("a function of yours read it")

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.engine.options import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
+from gristmill.io.files import reject_unfinished
 from preprocessing.apply import apply
 from tests.gristmill.engine.sandbox import run_here, sandboxed
 from tests.patience import patience
@@ -268,7 +271,7 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("same_part_twice", r"yielded part 0 of book/a\.jsonl@0 twice: expected each document at most once, or each"),
         ("whole_and_part", r"yielded book/a\.jsonl@0 twice"),
         ("texts", r"yielded a str after book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): expected a generator"),
-        ("fails", r"failed after it was given book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
+        ("fails", r":fails failed on book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
         ("predicate", "returned a bool: expected a generator"),
         ("strange", "book/a.jsonl@0 with a text of type NoneType"),
@@ -277,7 +280,7 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("nests", "book/a.jsonl@0, which cannot be written as JSON: maximum recursion depth"),
         ("adds_a_set", "which cannot be written as JSON: a set has no fixed order; give a sorted list"),
         ("adds_an_object", "which cannot be written as JSON: a object cannot be written as JSON; give text, numbers"),
-        ("leaves", r"failed after it was given book/a\.jsonl@0 .*: SystemExit"),
+        ("leaves", r"failed on book/a\.jsonl@0 .*: SystemExit"),
         ("is_talkative", r"/a\.jsonl line 1\): ValueError: one two \(.*py, line \d+"),
         ("asks_for_more", r"/a\.jsonl line 1\): RuntimeError: generator raised StopIteration \("),
         ("yields_none", r"yielded a NoneType after book/a\.jsonl@0 "),
@@ -289,7 +292,86 @@ def test_functions_that_do_something_else_are_told_so(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         apply(source, tmp_path / "out", f"{module}:{function}", quiet)
-    assert not list((tmp_path / "out").glob("*/*.jsonl"))
+    if (tmp_path / "out").exists():
+        with pytest.raises(InputError, match="is not complete"):
+            reject_unfinished(tmp_path / "out")
+
+
+def test_a_document_on_which_a_function_fails_is_set_aside(
+    tmp_path: Path, quiet: RunOptions, write, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are as without it, for a function of batches, too; more than allowed fail the stage at its end."""
+    name = f"poisoned_{abs(hash(str(tmp_path)))}"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text(
+        textwrap.dedent("""
+            from itertools import islice
+            from pathlib import Path
+
+            READY = Path(__file__).with_name("ready")
+
+
+            def in_batches(documents):
+                while batch := list(islice(documents, 4)):
+                    for document in batch:
+                        document.fields["share"] = 1 / (len(document.text) - 3)
+                    yield from batch
+
+
+            def at_last(documents):
+                for document in documents:
+                    if len(document.text) == 3 and not READY.exists():
+                        raise OSError("not ready")
+                    yield document
+
+
+            def as_a_whole(documents):
+                if len(list(documents)) > 3:
+                    raise ValueError("too many")
+                yield from ()
+            """)
+    )
+    texts = ["a text", "bad", "more", "words", "here", "bad", "and there", "x" * 9]
+    write(tmp_path / "in/book/a.jsonl", [{"text": text} for text in texts])
+    write(tmp_path / "in/book/b.jsonl", [{"text": "fine"}])
+    function = f"{name}:in_batches"
+    said = r"apply: functions failed on 2 of 9 documents, more than --max_failed 0\.00% allows: .*in_batches failed on "
+    with pytest.raises(
+        UsageError, match=said + r"book/a\.jsonl@1 .* line 2\): ZeroDivisionError: .*out\.failed\.parquet"
+    ):
+        apply(tmp_path / "in", tmp_path / "out", function, quiet)
+    before = (tmp_path / "out/book/a.jsonl").stat().st_mtime_ns
+    counts = apply(tmp_path / "in", tmp_path / "out", function, quiet, max_failed=0.3)
+    assert (tmp_path / "out/book/a.jsonl").stat().st_mtime_ns == before
+    assert (counts.total("written").documents, counts.total("failed: in_batches").documents) == (7, 2)
+    assert [document["text"] for document in read(tmp_path / "out")] == [
+        *[text for text in texts if text != "bad"],
+        "fine",
+    ]
+    rows = pq.read_table(tmp_path / "out.failed.parquet").to_pylist()
+    assert [(row["file"], row["row"], row["rule"]) for row in rows] == [
+        ("book/a.jsonl", 1, "failed: in_batches"), ("book/a.jsonl", 5, "failed: in_batches"),
+    ]  # fmt: skip
+    assert rows[0]["detail"].startswith("ZeroDivisionError: division by zero (")
+
+    options = replace(quiet, quiet=False)
+    again = f"{name}:at_last"
+    apply(tmp_path / "in", tmp_path / "later", again, options, max_failed=0.3)
+    (tmp_path / "ready").touch()
+    assert apply(tmp_path / "in", tmp_path / "later", again, options, max_failed=0.3).total("written").documents == 7
+    retried = apply(tmp_path / "in", tmp_path / "later", again, replace(options, retry_failed=True))
+    assert retried.total("written").documents == 9 and not pq.read_table(tmp_path / "later.failed.parquet").num_rows
+
+    with pytest.raises(UsageError, match=r"as_a_whole failed after it was given book/a\.jsonl@7 .*too many"):
+        apply(tmp_path / "in", tmp_path / "whole", f"{name}:as_a_whole", quiet, max_failed=0.9)
+
+
+def test_a_function_that_fails_on_most_documents_fails_the_stage_at_once(
+    tmp_path: Path, quiet: RunOptions, module: str, write
+) -> None:
+    write(tmp_path / "in/book/a.jsonl", [{"text": "words"}] * 50)
+    with pytest.raises(UsageError, match=r"fails failed after it was given book/a\.jsonl@20 "):
+        apply(tmp_path / "in", tmp_path / "out", f"{module}:fails", quiet, max_failed=0.9)
 
 
 @pytest.mark.parametrize(

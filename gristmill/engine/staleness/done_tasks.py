@@ -43,7 +43,9 @@ class DoneTasks:
         is_changed: Whether `records` is to be written to the ledger.
     """
 
-    def __init__(self, stage: Stage, ledger: Ledger, work: Path, accept_versions: bool = False) -> None:
+    def __init__(
+        self, stage: Stage, ledger: Ledger, work: Path, accept_versions: bool = False, retry_failed: bool = False
+    ) -> None:
         self.stage = stage
         self.ledger = ledger
         self.tags = FileTags(own=ledger.outputs(), own_ledger=Path(name_of(ledger.file)))
@@ -59,6 +61,7 @@ class DoneTasks:
         self.kept_versions: dict[str, tuple[str, str]] = {}
         self.is_changed = False
         self._accept_versions = accept_versions
+        self._retry_failed = retry_failed
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
         self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
@@ -77,7 +80,7 @@ class DoneTasks:
     def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
         """Return the record of an earlier run of this very task, if its outputs are as recorded."""
         record = self.before.get((step, task.name))
-        if record is None:
+        if record is None or (self._retry_failed and record.counts.has_failures):
             return None
         kept_versions = differing_libraries(record.identity, identity)
         if kept_versions is None or (kept_versions and not self._accept_versions):

@@ -49,7 +49,7 @@ class StageRecords:
         self.marks = marks
         self.name = ledger.file.stem
         self.work = ledger.root / STATE_DIR / f"{self.name}.work"
-        self.done = DoneTasks(stage, ledger, self.work, options.accept_versions)
+        self.done = DoneTasks(stage, ledger, self.work, options.accept_versions, options.retry_failed)
         self.owned = Ownership(self.done, reads, marks.files, inputs_vary)
         self.temporary = TemporaryFiles(self.done, self._list_folders_of)
         self._hash_files = hash_files

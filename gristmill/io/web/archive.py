@@ -108,7 +108,14 @@ class _Parser:
             yield record
             del record
             self._hold.release()
-        if stream.place and not is_known:
+        if not stream.place:
+            raise DamagedFile(
+                self._path,
+                "empty archive",
+                "expected records of a web archive, and it is empty: fetch the file again, or remove it to continue "
+                "without it.",
+            )
+        if not is_known:
             raise DamagedFile(
                 self._path,
                 "no web archive",

@@ -15,6 +15,7 @@ _MAGIC = b"\x1f\x8b"
 _MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
 _FIRST = b"WARC/"  # with which a member begins that can be continued with
 _INPUT = 1 << 16  # bytes decompressed at a time
+_SHOWN = 20  # bytes of the beginning of a file that is no archive
 _HELD = 1 << 20  # decompressed bytes of a member that are held back until its checksum is verified
 _PROBE = 4096  # compressed bytes of which the first few are decompressed to recognise a member
 _FREE_RETRIES = 64 << 20  # compressed bytes that may be read again, besides as many as were read
@@ -80,6 +81,8 @@ class _Member:
         if not data:
             return
         if not data.startswith(_MAGIC[: len(data)]):
+            if self._start == 0:
+                raise zlib.error(f"it is neither gzip nor a web archive: it begins with {data[:_SHOWN]!r}")
             raise zlib.error("no member of gzip begins where the one before ends")
         stream = zlib.decompressobj(31)
         held = io.BytesIO()

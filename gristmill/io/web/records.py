@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gristmill.budget import MemoryReservation
+from gristmill.errors import GristmillError
 from gristmill.io.text_records import BadRecord
 from gristmill.io.web.archive import KNOWN_TYPES, DamagedRecord, Record, read_records
 from gristmill.io.web.encodings import NoText, decode_page
@@ -38,9 +39,10 @@ _OTHER_TYPE = "neither HTML nor text"
 
 
 class Skipped(NamedTuple):
-    """A record of an archive that is no document, and why: one of a few reasons, to count by."""
+    """A record of an archive that is no document, and why: one of a few reasons, to count by; and its address."""
 
     reason: str
+    url: str = ""
 
 
 class _Page(NamedTuple):
@@ -79,13 +81,17 @@ def _read(
 ) -> dict[str, Any] | BadRecord | Skipped:
     """Return the document of a record."""
     if record.type not in KNOWN_TYPES or record.type in _UNREAD:
-        return Skipped(_UNREAD.get(record.type, "a record of unknown type"))
+        return Skipped(_UNREAD.get(record.type, "a record of unknown type"), _url(record))
     try:
         page = _page_of(record, extract, hold, where)
     except (NoText, Undecodable) as error:
-        return Skipped(str(error))
+        return Skipped(str(error), _url(record))
     except TooLong:
         return BadRecord(f"page over {MAX_PAGE_BYTES:,} bytes", _url(record).encode(), record.length)
+    except (GristmillError, MemoryError):
+        raise
+    except Exception as error:  # of a library: one page is not to stop all others
+        return BadRecord(f"page that fails with {type(error).__name__}", _url(record).encode(), record.length)
     if page is None:
         return BadRecord("response without HTTP headers", _url(record).encode(), record.length)
     fields: dict[str, Any] = {column: page.text}

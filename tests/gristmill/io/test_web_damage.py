@@ -9,10 +9,13 @@ import pytest
 import zstandard
 
 from gristmill.budget import MemoryReservation
+from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import DamagedFile, TooManyMalformed
+from gristmill.io import readers
+from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_chunks
-from gristmill.io.web import archive, gzip_members
+from gristmill.io.web import archive, gzip_members, records
 from gristmill.io.web.archive import DamagedRecord, Record, read_records
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.io.test_web_archives import gzipped, page, record, response
@@ -134,6 +137,8 @@ RUBBISH = {
     "e.warc.gz": gzip.compress(b"rubbish"),
     "f.warc.zst": zstandard.compress(b'{"text": "a"}\n'),
     "g.wet": b"\0" * 99,
+    "h.warc": b"",
+    "i.warc.gz": gzip.compress(b""),
 }
 
 
@@ -143,10 +148,42 @@ def test_a_file_without_a_known_record_is_refused(tmp_path: Path, name: str) -> 
         went(tmp_path, name, RUBBISH[name])
 
 
+def test_a_text_that_is_called_an_archive_is_named_as_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        DamagedFile, match=r"it is neither gzip nor a web archive: it begins with b'A text, and no archi"
+    ):
+        went(tmp_path, "a.warc.gz", b"A text, and no archive.")
+
+
+def test_a_page_on_which_a_library_fails_is_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are read; an error of the reader itself is damage of the file."""
+
+    def fail(page: str, extract: str) -> str:
+        raise IndexError(page)
+
+    monkeypatch.setattr(records, "text_of_page", fail)
+    monkeypatch.setattr(readers, "text_of_page", fail)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.warc").write_bytes(b"".join(PAGES[:2]))
+    (tmp_path / "in/b.html").write_text("<p>A page.</p>")
+    counts = Counts()
+    for file in list_corpus(tmp_path / "in", read_also=("html",)):
+        (part,) = readers.plan_slices(file)
+        assert not list(readers.read_documents(part, counts, readers.Rejects(tmp_path / "out")))
+    assert counts.total("malformed: page that fails with IndexError").documents == 3
+
+    def fail_at_once(*_: object) -> None:
+        raise IndexError("no such index")
+
+    monkeypatch.setattr(readers, "read_archive", fail_at_once)
+    (file,) = list_corpus(tmp_path / "in")
+    with pytest.raises(DamagedFile, match=r"a\.warc: its reader failed with IndexError: no such index\. Fix it, or"):
+        list(readers.read_corpus(file.path))
+
+
 def test_an_archive_without_documents_is_read(tmp_path: Path) -> None:
     about = record("warcinfo", "", b"software: test\r\n", "application/warc-fields")
     assert went(tmp_path, "a.warc.gz", gzipped([about])) == ([""], 0)
-    assert went(tmp_path, "a.warc", b"") == ([], 0)
 
 
 def test_bare_newlines_and_names_in_lower_case_are_read(tmp_path: Path) -> None:
