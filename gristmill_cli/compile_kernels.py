@@ -21,6 +21,7 @@ from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Dedup, Mix, RunConfig, Tokenizer
 from preprocessing.quality.recipe import load_recipe
 from preprocessing.quality.words import WordSplitter
+from preprocessing.train_scorer import train_scorer
 
 _TEXT = "the mill grinds grain and bread is baked from flour in an oven by those who rise early ё é ß "
 
@@ -34,7 +35,7 @@ def compile_kernels() -> None:
     start = time.perf_counter()
     print("compiling kernels (once per installation, about half a minute) …", file=sys.stderr, flush=True)
     with LocalExecutor(workers=2) as executor:
-        list(executor.run([Call(_run_pipeline, {}), Call(_sign_with_other_families, {})]))
+        list(executor.run([Call(_run_pipeline, {}), Call(_sign_with_other_families, {}), Call(_train_scorer, {})]))
     print(f"compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
@@ -69,6 +70,15 @@ def _write_corpus(corpus: Path, texts: list[str]) -> Path:
     lines = (msgspec.json.encode({"text": text}) + b"\n" for text in texts)
     (corpus / "made_up/a.jsonl").write_bytes(b"".join(lines))
     return corpus
+
+
+def _train_scorer() -> None:
+    """Train a model, which then scores what was held out."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        positive = _write_corpus(folder / "positive", [f"{_TEXT}{i}" for i in range(40)])
+        negative = _write_corpus(folder / "negative", [f"{i}{_TEXT}" for i in range(40)])
+        train_scorer(positive, negative, folder / "model.bin", dim=2, bucket=10, holdout=0.5)
 
 
 def _sign_with_other_families() -> None:

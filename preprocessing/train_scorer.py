@@ -20,6 +20,8 @@ from gristmill.storage.local import sha256_file
 from gristmill.text import text_digest
 from gristmill.wording import count_of
 from preprocessing.mixing.sampling import check_seed, random_number
+from preprocessing.scoring.fasttext_file import PREFIX
+from preprocessing.scoring.fasttext_scores import FastTextScorer
 from preprocessing.scoring.fasttext_training import Texts, TrainingOptions, train_fasttext
 
 LABELS = ("positive", "negative")
@@ -110,6 +112,7 @@ def train_scorer(
     _check_options(documents, holdout, dim, word_ngrams, bucket, min_count, epochs, lr)
     require(positive.resolve() != negative.resolve(), f"--positive and --negative are both {positive}: expected two")
     texts = Texts()
+    held_texts = list[str]()
     is_held = list[bool]()
     labels = list[int]()
     for label, folder in enumerate((positive, negative)):
@@ -121,6 +124,8 @@ def train_scorer(
         for text in sample:
             texts.add(text)
             is_held.append(_draw(text, seed) < holdout * (1 << 64))
+            if is_held[-1]:
+                held_texts.append(text)
             labels.append(label)
     held = [number for number, is_out in enumerate(is_held) if is_out]
     trained = [number for number, is_out in enumerate(is_held) if not is_out]
@@ -134,7 +139,7 @@ def train_scorer(
     options = TrainingOptions(dim, word_ngrams, bucket, min_count, epochs, lr, seed)
     model = train_fasttext(texts, trained, of_trained, LABELS, options)
     model.save(out)
-    scores = model.score(texts, held, 0)
+    scores = FastTextScorer.read(out, PREFIX + LABELS[0]).score(held_texts)
     weights = model.weights(0, 1)
     return TrainedScorer(
         out,

@@ -1,4 +1,4 @@
-"""What a fastText model's file says of itself: its kind, its labels, and whether it is whole. A library computes.
+"""What a fastText model's file says of itself: its kind, its sizes, its labels, and whether it is whole.
 
 The file is little-endian: a magic number, a version, 12 arguments as int32 and one as float64; then the dictionary:
 entries, words, labels as int32, tokens and pruned entries as int64, and for each entry, words first, its text and a
@@ -22,7 +22,15 @@ DICTIONARY = struct.Struct("<iiiqq")
 SHAPE = struct.Struct("<qq")
 _VERSIONS = (11, 12)
 _KINDS = {1: "cbow", 2: "skipgram", 3: "supervised"}
-_KIND = 9  # place of the kind of model among the header's numbers: after magic, version and seven arguments
+# Places among the header's numbers, of which magic and version are the first:
+_DIM = 2
+_WORD_NGRAMS = 7
+_LOSS = 8
+_KIND = 9
+_BUCKET = 10
+_MIN_SUBWORD = 11
+_MAX_SUBWORD = 12
+_NO_SUBWORDS = 11  # the version whose supervised models have none, whatever they say
 _AFTER_TEXT = 9  # bytes of an entry after its text: count and type
 _CHUNK = 1 << 22
 _CENTROIDS = 256  # of a quantizer, for each dimension
@@ -30,9 +38,24 @@ _SHOWN = 8  # labels in a message
 
 
 class FastTextFile(NamedTuple):
-    """The labels of a supervised model, as they are stored: with __label__, most often."""
+    """A supervised model: its labels, as they are stored (with __label__, most often), and its sizes.
+
+    `bucket` vectors are for word n-grams of up to `word_ngrams` words and for subwords of `min_subword` to
+    `max_subword` characters; they follow those of the `words`. `dictionary` is where the dictionary's entries begin in
+    the file, `pruned` how many entries were pruned, or -1.
+    """
 
     labels: tuple[str, ...]
+    words: int
+    loss: int
+    dim: int
+    word_ngrams: int
+    bucket: int
+    min_subword: int
+    max_subword: int
+    pruned: int
+    is_quantized: bool
+    dictionary: int
 
     def find_label(self, path: Path, given: str) -> str:
         """Return the label that is meant by a name with or without __label__. UsageError for none of the model's."""
@@ -45,7 +68,7 @@ class FastTextFile(NamedTuple):
 
 
 def read_fasttext(path: Path) -> FastTextFile:
-    """Return the labels of a model. UsageError for a model of another kind, InputError for a file that is none.
+    """Return what a model's file says. UsageError for another kind of model or of file, InputError for a cut one.
 
     The file is read again only if its size or time differ.
     """
@@ -60,19 +83,32 @@ def _read(path: Path, size: int, _time: int) -> FastTextFile:
         head = file.read(HEADER.size)
         numbers = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0)
         if numbers[0] != MAGIC or numbers[1] not in _VERSIONS:
-            raise InputError(f"{path}: expected a fastText model (.bin or .ftz), got another file")
+            raise UsageError(f"{path}: expected a fastText model (.bin or .ftz), got another file")
         kind = _KINDS.get(numbers[_KIND], "unknown")
         if kind != "supervised":
             raise UsageError(f"{path}: expected a supervised fastText model, got one of kind {kind}; it has no labels")
         try:
             _, words, labels, _, pruned = DICTIONARY.unpack(file.read(DICTIONARY.size))
+            dictionary = file.tell()
             entries = _read_entries(file, words + labels)
-            end = _end_of_matrices(file, file.tell() + 8 * max(pruned, 0))
+            is_quantized, end = _find_end(file, file.tell() + 8 * max(pruned, 0))
         except (struct.error, EOFError) as error:
             raise _cut(path) from error
         if size < end:
             raise _cut(path)
-    return FastTextFile(tuple(text.decode("utf-8", "replace") for text in entries[words:]))
+    return FastTextFile(
+        tuple(text.decode("utf-8", "replace") for text in entries[words:]),
+        words,
+        numbers[_LOSS],
+        numbers[_DIM],
+        numbers[_WORD_NGRAMS],
+        numbers[_BUCKET],
+        numbers[_MIN_SUBWORD],
+        0 if numbers[1] == _NO_SUBWORDS else numbers[_MAX_SUBWORD],
+        pruned,
+        is_quantized,
+        dictionary,
+    )
 
 
 def _read_entries(file: BinaryIO, count: int) -> list[bytes]:
@@ -95,14 +131,17 @@ def _read_entries(file: BinaryIO, count: int) -> list[bytes]:
     return entries
 
 
-def _end_of_matrices(file: BinaryIO, start: int) -> int:
-    """Return where the file ends, given where its matrices start. Raises struct.error if it ends before a header."""
+def _find_end(file: BinaryIO, start: int) -> tuple[bool, int]:
+    """Return whether the matrices that begin at `start` are quantized, and where they end.
+
+    Raises struct.error if the file ends before one of their headers.
+    """
     file.seek(start)
     is_quantized = _flag(file)
     _skip_matrix(file, is_quantized)
     is_output_quantized = _flag(file)
     _skip_matrix(file, is_quantized and is_output_quantized)
-    return file.tell()
+    return is_quantized, file.tell()
 
 
 def _skip_matrix(file: BinaryIO, is_quantized: bool) -> None:

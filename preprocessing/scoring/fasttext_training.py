@@ -53,6 +53,8 @@ class Texts:
     def add(self, text: str) -> None:
         """Add a text, which counts as one line."""
         for word in text.encode().translate(_SPACES).split(b" "):
+            if word == END:  # fastText reads no further
+                break
             if word and not word.startswith(self._label):  # which fastText would take for a label
                 self.words.append(self.numbers.setdefault(word, len(self.numbers)))
         self.words.append(0)
@@ -96,19 +98,6 @@ class FastTextModel:
     hashes: NDArray[np.int64]
     vectors: NDArray[np.float32]
     outputs: NDArray[np.float32]
-
-    def score(self, texts: Texts, chosen: Sequence[int], label: int) -> NDArray[np.float32]:
-        """Return the probability of a label for some texts, as fastText predicts it."""
-        options = self.options
-        words = np.frombuffer(texts.words, np.int32)
-        spans = texts.spans[np.asarray(chosen, np.int64)]
-        logits = score_texts(
-            words, spans, self.rows, self.hashes, options.word_ngrams, options.bucket, len(self.words),
-            self.vectors, self.outputs,
-        )  # fmt: skip
-        powers = np.exp(logits - logits.max(1, keepdims=True))
-        shares = powers / powers.sum(1, keepdims=True)
-        return np.exp(np.log(shares[:, label] + 1e-5)).astype(np.float32)  # as fastText takes a logarithm between
 
     def weights(self, label: int, other: int) -> list[tuple[str, float]]:
         """Return each word of the vocabulary with how much it says for a label against another, greatest first."""
@@ -212,37 +201,6 @@ def find_features(
             found[count] = first_bucket + np.int64(joined % np.uint64(bucket))
             count += 1
     return count
-
-
-@kernel
-def score_texts(
-    words: NDArray[np.int32],
-    spans: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    hashes: NDArray[np.int64],
-    word_ngrams: int,
-    bucket: int,
-    first_bucket: int,
-    vectors: NDArray[np.float32],
-    outputs: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """Return W h for texts: (n, labels)."""
-    logits = np.zeros((len(spans), len(outputs)), np.float32)
-    longest = 1
-    for number in range(len(spans)):
-        longest = max(longest, spans[number, 1] - spans[number, 0])
-    found = np.empty(longest * word_ngrams, np.int64)
-    hidden = np.empty(vectors.shape[1], np.float32)
-    for number in range(len(spans)):
-        own = words[spans[number, 0] : spans[number, 1]]
-        count = find_features(own, rows, hashes, word_ngrams, bucket, first_bucket, found)
-        mean_vector(found, count, vectors, hidden)
-        for label in range(len(outputs)):
-            total = np.float32(0)
-            for d in range(len(hidden)):
-                total += outputs[label, d] * hidden[d]
-            logits[number, label] = total
-    return logits
 
 
 @kernel

@@ -20,6 +20,7 @@ from gristmill.errors import UsageError, require
 from gristmill.steps import Batch, DocumentStep, Outcome
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
+from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.user_code import load_function, version_of
 
 Of = Literal["source", "all"]
@@ -125,34 +126,45 @@ def score_step(name: str, options: ScoreOptions) -> ModelScore:
         return ClassifierScore(
             name, found.version, found.files, found.output, found.is_multi, options.max_tokens, options.device
         )
-    require(
-        find_spec("fasttext") is not None,
-        f"[scores.{name}]: a fastText model needs the library fasttext: pip install 'gristmill[fasttext]'",
-    )
     model = Path(options.fasttext)
     require(model.is_file(), f"[scores.{name}]: {model}: expected a fastText model, and there is no such file")
-    label = read_fasttext(model).find_label(model, options.label)
-    return FastTextScore(name, version_of_file(model), model, label)
+    content = read_fasttext(model)
+    label = content.find_label(model, options.label)
+    uses_library = not can_score(content)
+    require(
+        not uses_library or find_spec("fasttext") is not None,
+        f"[scores.{name}]: {model}, a model that is quantized, has many labels or no softmax, needs the library "
+        "fasttext: pip install 'gristmill[fasttext]'",
+    )
+    return FastTextScore(name, version_of_file(model), model, label, uses_library)
 
 
 @dataclass(frozen=True)
 class FastTextScore(ModelScore):
     """Score texts by a fastText model's probability of `label`; line ends count as spaces.
 
-    Where the model says nothing of a text, such as an empty one, the score is 0.
+    Where the model says nothing of a text, such as an empty one, the score is 0. fastText's library computes only what
+    FastTextScorer does not.
     """
 
     model: Path
     label: str
+    uses_library: bool
+
+    @property
+    def version(self) -> int:
+        return 2
 
     def describe(self) -> str:
         return f"{self.fact} {self.model.name} {self.label}"
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        return ("fasttext-predict",)
+        return ("fasttext-predict",) if self.uses_library else ()
 
     def compute(self, texts: tuple[str, ...]) -> np.ndarray:
+        if not self.uses_library:
+            return _load_scorer(self.model, self.model_version, self.label).score(texts)
         model = _load_fasttext(self.model, self.model_version)
         return np.fromiter((self._score(model, text) for text in texts), np.float32, len(texts))
 
@@ -208,6 +220,12 @@ class FunctionScore(ModelScore):
             kind = type(scores).__name__
             raise TypeError(f"{self.function} returned a {kind}: expected a list with a score for each text")
         return np.asarray([float(score) for score in scores], np.float32)
+
+
+@lru_cache(maxsize=4)
+def _load_scorer(path: Path, _version: str, label: str) -> FastTextScorer:
+    """Return a model, which stays in memory."""
+    return FastTextScorer.read(path, label)
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.steps import Batch, DocumentStep, Outcome, run_steps
 from preprocessing.prepare import prepare
 from preprocessing.scoring.fasttext_file import read_fasttext
-from preprocessing.steps.model_score import ScoreOptions, finite_scores, score_step
+from preprocessing.steps.model_score import FastTextScore, ScoreOptions, finite_scores, score_step
 from tests.preprocessing.fasttext_models import SUPERVISED, TEXTS, scores_of, write_model
 
 
@@ -42,6 +42,8 @@ def test_scores_are_fasttexts_own(tmp_path: Path, name: str) -> None:
     expected = [max(score, 0) for score in scores_of(name)]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert max(expected) > 0.99 and min(expected) < 0.01
+    assert isinstance(step, FastTextScore) and step.uses_library == (name != "softmax.bin")
+    assert step.libraries == (("fasttext-predict",) if step.uses_library else ())
 
 
 def test_scores_are_facts_named_by_the_models_version_whatever_the_workers(
@@ -85,8 +87,8 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
             "have no effect on a.bin",
         ),
         ({"fasttext": "none.bin"}, UsageError, "none.bin: expected a fastText model, and there is no such file"),
-        ({"fasttext": "text.bin"}, InputError, "text.bin: expected a fastText model .*, got another file"),
-        ({"fasttext": "empty.bin"}, InputError, "empty.bin: expected a fastText model"),
+        ({"fasttext": "text.bin"}, UsageError, "text.bin: expected a fastText model .*, got another file"),
+        ({"fasttext": "empty.bin"}, UsageError, "empty.bin: expected a fastText model"),
         ({"fasttext": "cut.bin", "label": "hq"}, InputError, "cut.bin is truncated: expected a whole fastText model"),
         ({"fasttext": "skip.bin", "label": "hq"}, UsageError, "expected a supervised fastText model, got one of kind"),
         ({"fasttext": "a.bin"}, UsageError, "expected label to be one of hq, cc, got ''"),

@@ -10,6 +10,7 @@ import pytest
 
 from gristmill.errors import UsageError
 from preprocessing.scoring.fasttext_file import read_fasttext
+from preprocessing.scoring.fasttext_scores import FastTextScorer
 from preprocessing.scoring.fasttext_training import (
     Texts,
     TrainingOptions,
@@ -26,6 +27,7 @@ ODD = [
     "two\nlines \x0b of\x00the\fmill\r",
     "naïve 東京 😀 Ünïcode",
     "__label__positive click here",
+    "the mill </s> click here",
     "unseen " * 9,
 ]
 
@@ -75,7 +77,7 @@ def test_fasttext_predicts_the_same_with_the_model(tmp_path: Path, word_ngrams: 
     options = TrainingOptions(dim=5, word_ngrams=word_ngrams, bucket=300, min_count=3, epochs=3, lr=0.5)
     model = train_fasttext(texts, range(160), [0] * 80 + [1] * 80, ["positive", "negative"], options)
     model.save(tmp_path / "m.bin")
-    own = model.score(texts, range(len(lines)), 0)
+    own = FastTextScorer.read(tmp_path / "m.bin", "__label__positive").score(lines)
     library = fasttext.load_model(str(tmp_path / "m.bin"))
     expected = [dict(zip(*library.predict(line.replace("\n", " "), k=-1), strict=True)) for line in lines]
     scores = [found["__label__positive"] for found in expected]

@@ -1,0 +1,124 @@
+"""Kernels score as fastText's own library does, for 10,000 documents of all scripts and models of any shape."""
+
+import random
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import fasttext
+import numpy as np
+import pytest
+
+from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
+from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
+
+SCRIPTS = [
+    ("the mill grinds wheat into flour and bread is baked at dawn", " "),
+    ("Größe naïve façade Ærø İstanbul łódź", " "),
+    ("мельница мелет зерно в муку каждый день", " "),
+    ("ο μύλος αλέθει το σιτάρι", " "),
+    ("المطحنة تطحن القمح إلى دقيق", " "),
+    ("הטחנה טוחנת חיטה לקמח", " "),
+    ("चक्की गेहूँ को आटे में पीसती है", " "),
+    ("โรงสีบดข้าวสาลีเป็นแป้ง ทุกวัน", " "),
+    ("방앗간은 밀을 밀가루로 빻는다", " "),
+    ("水車小屋 は 小麦 を 挽く", "\u3000"),
+    ("磨坊 把 小麦 磨成 面粉", " "),
+    ("😀 👩‍👩‍👧‍👦 🇩🇪 ☕️ 𝔐𝔦𝔩𝔩", " "),
+]
+SPECIAL = ["</s>", "__label__a", "__label__new", "__label__", "_", "<", ">", "a" * 300, "\u00a0", "\ufeff", "\x1c"]
+SPACES = [" ", "  ", "\n", "\t", "\r\n", "\v", "\f", "\0"]
+
+
+def texts_of_all_scripts(count: int) -> list[str]:
+    """Texts of words of one script, or of several, with some that are special to fastText, of 0 to 400 words."""
+    chance = random.Random(11)
+    words = [sentence.split(space) for sentence, space in SCRIPTS]
+    every = [word for script in words for word in script]
+    texts = ["", " ", "\n\n", *SPECIAL]
+    while len(texts) < count:
+        script = chance.choice([*words, every])
+        chosen = chance.choices(script, k=int(400 ** chance.random()))
+        if chance.random() < 0.2:
+            chosen[chance.randrange(len(chosen))] = chance.choice(SPECIAL)
+        chosen = [word[::-1] if chance.random() < 0.1 else word for word in chosen]  # unknown ones
+        texts.append("".join(word + chance.choice(SPACES) for word in chosen))
+    return texts
+
+
+@dataclass(frozen=True)
+class Shape:
+    word_ngrams: int = 2
+    min_subword: int = 0
+    max_subword: int = 0
+    labels: tuple[str, ...] = ("__label__a", "__label__b")
+    has_end: bool = True
+    scale: float = 0.15  # of the vectors; with large ones fastText's sums in float32 are off by more than 1e-6
+    version: int = 12
+
+
+def write_random_model(path: Path, shape: Shape) -> Path:
+    """Write a softmax model with random vectors, whose vocabulary has every second word of SCRIPTS."""
+    random = np.random.default_rng(5)
+    words = [word.encode() for sentence, space in SCRIPTS for word in sentence.split(space)[::2]]
+    words = list(dict.fromkeys([*([b"</s>"] if shape.has_end else []), *words]))
+    bucket = 1000 if shape.word_ngrams > 1 or shape.max_subword else 0
+    numbers = [12, 5, 5, 1, 5, shape.word_ngrams, 3, 3, bucket, shape.min_subword, shape.max_subword, 100]
+    entries = [(word, 9, 0) for word in words] + [(label.encode(), 5, 1) for label in shape.labels]
+    rows = len(words) + bucket
+    with path.open("wb") as file:
+        file.write(HEADER.pack(MAGIC, shape.version, *numbers, 1e-4))
+        file.write(DICTIONARY.pack(len(entries), len(words), len(shape.labels), 100, -1))
+        for word, count, kind in entries:
+            file.write(word + b"\0" + struct.pack("<qb", count, kind))
+        for matrix in (random.normal(size=(rows, 12)), random.normal(size=(len(shape.labels), 12))):
+            file.write(b"\0" + SHAPE.pack(*matrix.shape) + (matrix * 3 * shape.scale).astype("<f4").tobytes())
+    return path
+
+
+SHAPES = {
+    "words": Shape(1),
+    "bigrams": Shape(),
+    "trigrams": Shape(3),
+    "five-grams": Shape(5),
+    "subwords": Shape(1, 3, 5),
+    "subwords of one character": Shape(2, 1, 3),
+    "subwords that version 11 does not have": Shape(2, 3, 5, version=11),
+    "labels": Shape(2, 2, 4, ("__label__a", "__label__b", "__label__c", "__label__mill")),
+    "other prefix": Shape(labels=("__class__a", "wheat", "磨成")),
+    "no end": Shape(has_end=False),
+    "words alone, no end": Shape(1, has_end=False),
+    "large numbers": Shape(scale=4.0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_scores_are_the_librarys_for_10_000_documents(tmp_path: Path, name: str) -> None:
+    path = write_random_model(tmp_path / "m.bin", SHAPES[name])
+    assert can_score(read_fasttext(path))
+    texts = texts_of_all_scripts(10_000)
+    library = fasttext.load_model(str(path))
+    predicted = [
+        dict(zip(*library.predict(text.replace("\n", " "), k=-1, threshold=-1), strict=True)) for text in texts
+    ]
+    for label in SHAPES[name].labels:
+        expected = np.array([of_text.get(label, 0.0) for of_text in predicted])
+        found = FastTextScorer.read(path, label).score(texts)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 if SHAPES[name].scale < 1 else 1e-4)
+        assert expected.max() - expected.min() > 0.15
+
+
+def test_products_that_are_large_have_more_digits(tmp_path: Path) -> None:
+    kinds = {}
+    for name in ("bigrams", "large numbers"):
+        path = write_random_model(tmp_path / f"{name}.bin", SHAPES[name])
+        kinds[name] = FastTextScorer.read(path, "__label__a").products.dtype
+    assert kinds == {"bigrams": np.float32, "large numbers": np.float64}
+
+
+def test_batches_change_nothing(tmp_path: Path) -> None:
+    scorer = FastTextScorer.read(write_random_model(tmp_path / "m.bin", Shape(3, 2, 4)), "__label__b")
+    texts = texts_of_all_scripts(500)
+    alone = np.concatenate([scorer.score([text]) for text in texts])
+    assert scorer.score(texts).tobytes() == alone.tobytes()
+    assert scorer.score([]).tolist() == []
