@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.budget import reserve_memory
 from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
 from preprocessing.scoring.fasttext_file import PREFIX, SHAPE, FastTextFile, read_fasttext
@@ -104,14 +105,24 @@ class FastTextScorer:
     def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the probability of the label for each text; 0 for one that the model says nothing of."""
         encoded = [text.encode() for text in texts]
-        content = np.frombuffer(b"".join(encoded), np.uint8)
-        ends = np.cumsum([len(data) for data in encoded], dtype=np.int64)
+        sizes = [len(data) for data in encoded]
         scores = np.empty(len(texts), np.float32)
-        score_texts(
-            content, ends, self.products, self.slots, self.content, self.starts, self.words, self.end_row,
-            self.word_ngrams, self.bucket, self.min_subword, self.max_subword, scores,
-        )  # fmt: skip
+        max_features = self._max_features(max(sizes, default=0))
+        with reserve_memory(2 * sum(sizes) + 4 * max_features, "a document"):
+            content = np.frombuffer(b"".join(encoded), np.uint8)
+            ends = np.cumsum(sizes, dtype=np.int64)
+            rows = np.empty(max_features, np.int32)
+            score_texts(
+                content, ends, self.products, self.slots, self.content, self.starts, self.words, self.end_row,
+                self.word_ngrams, self.bucket, self.min_subword, self.max_subword, rows, scores,
+            )  # fmt: skip
         return scores
+
+    def _max_features(self, size: int) -> int:
+        """Return how many features a text of so many bytes has at most."""
+        words = size // 2 + 2  # a word and the space after it, and the word that ends a line
+        lengths = max(self.max_subword - self.min_subword + 1, 0) if self.max_subword else 0
+        return words * max(self.word_ngrams, 1) + 2 * (size + 1) * lengths
 
 
 def _matrix(content: mmap.mmap, start: int) -> tuple[NDArray[np.float32], int]:
@@ -231,70 +242,97 @@ def score_texts(
     bucket: int,
     min_subword: int,
     max_subword: int,
+    rows: NDArray[np.int32],
     scores: NDArray[np.float32],
 ) -> None:
-    """Write the score of each text; they follow one another in `text`, and end at `text_ends`."""
-    end_key = hash_bytes(_END, 0, len(_END))
+    """Write the score of each text; they follow one another in `text`, and end at `text_ends`.
+
+    `rows` has room for the features of the longest one.
+    """
     sums = np.empty(products.shape[1], np.float64)
-    begun = np.empty(max(word_ngrams - 2, 1), np.uint64)  # hashes of n-grams of two words and more that go on
-    previous = np.uint64(0)  # hash of the previous word
     first = 0
     for number in range(len(text_ends)):
-        stop = text_ends[number]
-        total = 0.0  # of the first column, in a register; those of the others are in `sums`
-        sums[:] = 0
-        features = 0
-        count = 0  # of words, the one that ends the line included
-        at = first
-        is_end = False
-        while not is_end:
-            while at < stop and _IS_SPACE[text[np.uint64(at)]]:
-                at += 1
-            start = at
-            key = _FNV_START
-            while at < stop and not _IS_SPACE[text[np.uint64(at)]]:
-                key = hash_byte(key, text[np.uint64(at)])
-                at += 1
-            if start == at:
-                row = end_row
-                key = end_key
-                is_end = True
-            else:
-                row = find_entry(key, text, start, at, slots, content, starts)
-                if row >= words or (row < 0 and is_label(text, start, at)):
-                    continue
-                # The word that ends a line does so also within a text, which fastText reads no further then.
-                is_end = key == end_key and is_equal(_END, 0, len(_END), text, start, at)
-            if row >= 0:
-                total += add_product(products, row, sums)
+        count = find_features(
+            text, first, text_ends[number], slots, content, starts, words, end_row, word_ngrams, bucket, min_subword,
+            max_subword, rows,
+        )  # fmt: skip
+        # All at once, as this waits for memory far less than one at a time.
+        add_products(rows, count, products, sums)
+        scores[number] = probability(sums, count)
+        first = text_ends[number]
+
+
+@kernel(error_model="numpy")
+def find_features(
+    text: NDArray[np.uint8],
+    first: int,
+    stop: int,
+    slots: NDArray[np.uint64],
+    content: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    words: int,
+    end_row: int,
+    word_ngrams: int,
+    bucket: int,
+    min_subword: int,
+    max_subword: int,
+    rows: NDArray[np.int32],
+) -> int:
+    """Write the rows of the features of `text[first:stop]` to `rows`; return how many there are."""
+    end_key = hash_bytes(_END, 0, len(_END))
+    begun = np.empty(max(word_ngrams - 2, 1), np.uint64)  # hashes of n-grams of two words and more that go on
+    previous = np.uint64(0)  # hash of the previous word
+    features = 0
+    count = 0  # of words, the one that ends the line included
+    at = first
+    is_end = False
+    while not is_end:
+        while at < stop and _IS_SPACE[text[np.uint64(at)]]:
+            at += 1
+        start = at
+        key = _FNV_START
+        while at < stop and not _IS_SPACE[text[np.uint64(at)]]:
+            key = hash_byte(key, text[np.uint64(at)])
+            at += 1
+        if start == at:
+            row = end_row
+            key = end_key
+            is_end = True
+        else:
+            row = find_entry(key, text, start, at, slots, content, starts)
+            if row >= words or (row < 0 and is_label(text, start, at)):
+                continue
+            # The word that ends a line does so also within a text, which fastText reads no further then.
+            is_end = key == end_key and is_equal(_END, 0, len(_END), text, start, at)
+        if row >= 0:
+            rows[features] = row
+            features += 1
+        if max_subword and not is_end:
+            features = add_subwords(text, start, at, min_subword, max_subword, bucket, words, rows, features)
+        hashed = np.uint64(np.int64(np.int32(key)))
+        if count and word_ngrams > 1:
+            joined = previous * _MULTIPLIER + hashed
+            rows[features] = words + int(joined % np.uint64(bucket))
+            features += 1
+            for i in range(min(count - 1, word_ngrams - 2)):
+                begun[i] = begun[i] * _MULTIPLIER + hashed
+                rows[features] = words + int(begun[i] % np.uint64(bucket))
                 features += 1
-            if max_subword and not is_end:
-                product, added = add_subwords(text, start, at, min_subword, max_subword, bucket, words, products, sums)
-                total += product
-                features += added
-            hashed = np.uint64(np.int64(np.int32(key)))
-            if count and word_ngrams > 1:
-                joined = previous * _MULTIPLIER + hashed
-                total += add_product(products, words + int(joined % np.uint64(bucket)), sums)
-                for i in range(min(count - 1, word_ngrams - 2)):
-                    begun[i] = begun[i] * _MULTIPLIER + hashed
-                    total += add_product(products, words + int(begun[i] % np.uint64(bucket)), sums)
-                features += min(count, word_ngrams - 1)
-                if word_ngrams > 2:
-                    begun[(count - 1) % (word_ngrams - 2)] = joined
-            previous = hashed
-            count += 1
-        sums[0] = total
-        scores[number] = probability(sums, features)
-        first = stop
+            if word_ngrams > 2:
+                begun[(count - 1) % (word_ngrams - 2)] = joined
+        previous = hashed
+        count += 1
+    return features
 
 
-@kernel(inline="always")
-def add_product(products: NDArray[Any], row: int, sums: NDArray[np.float64]) -> float:
-    """Return a feature's first product, and add the others to the sums."""
-    for i in range(1, len(sums)):
-        sums[i] += products[np.uint64(row), i]
-    return np.float64(products[np.uint64(row), 0])
+@kernel
+def add_products(rows: NDArray[np.int32], count: int, products: NDArray[Any], sums: NDArray[np.float64]) -> None:
+    """Write the sums of the products of the first `count` rows."""
+    for i in range(len(sums)):
+        total = 0.0
+        for j in range(count):
+            total += products[np.uint64(rows[j]), i]
+        sums[i] = total
 
 
 @kernel
@@ -312,15 +350,10 @@ def add_subwords(
     max_subword: int,
     bucket: int,
     words: int,
-    products: NDArray[Any],
-    sums: NDArray[np.float64],
-) -> tuple[float, int]:
-    """Return the sum of the first products of a word's subwords and how many there are; add the others to the sums.
-
-    Subwords are taken of the word between < and >.
-    """
-    total = 0.0
-    count = 0
+    rows: NDArray[np.int32],
+    features: int,
+) -> int:
+    """Add the rows of the subwords of a word, between < and >, to `features` others; return how many there are."""
     for i in range(start - 1, end + 1):
         if start <= i < end and is_continued(text[i]):
             continue
@@ -336,9 +369,9 @@ def add_subwords(
             length += 1
             is_border = length == 1 and (i == start - 1 or j == end + 1)
             if length >= min_subword and not is_border:
-                total += add_product(products, words + int(key) % bucket, sums)
-                count += 1
-    return total, count
+                rows[features] = words + int(key) % bucket
+                features += 1
+    return features
 
 
 @kernel
