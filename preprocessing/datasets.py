@@ -17,7 +17,7 @@ from rich.text import Text
 from gristmill.counts import HELD_OUT, IN_HOLDOUT, MALFORMED, READ, SKIPPED, WRITTEN, Counts, Tally
 from gristmill.errors import UsageError, require
 from preprocessing.mixing.drops import DROPPED
-from preprocessing.mixing.mix import MAX_WEIGHT, Amounts
+from preprocessing.mixing.epochs import MAX_WEIGHT, Amounts
 from preprocessing.mixing.shuffle_buckets import MANIFEST_NAME
 
 DEFAULT_WEIGHT = 1.0

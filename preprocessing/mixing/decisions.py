@@ -22,8 +22,8 @@ from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.facts import SUFFIX, FactsFile
 from preprocessing.mixing.drops import load_drops
+from preprocessing.mixing.epochs import Amounts, MeasuredSources
 from preprocessing.mixing.facts import DIGEST, MixFacts, load_facts
-from preprocessing.mixing.mix import Amounts
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
 from preprocessing.mixing.split import Limits, held_out_documents
@@ -97,26 +97,17 @@ def choose_epochs(
 
     Only a source with an amount, or a fractional weight, is measured.
     """
-    sampled_sources = {source for source, weight in weights.items() if weight % 1} | amounts.of.keys()
-    numbers: dict[str, list[Path]] = {source: [] for source in weights if source in sampled_sources}
-    documents = dict.fromkeys(numbers, 0)
-    amount_kept = dict.fromkeys(numbers, 0)
-    sampled = [group for group in groups if group.source in numbers]
+    sources = MeasuredSources(weights, amounts)
+    measured = [group for group in groups if group.source in sources]
     tasks = []
-    for group in sampled:
+    for group in measured:
         output = run.work / "sampling" / f"{group.label}.zst"
         arguments = {"group": group, "seed": seed, "by_tokens": bool(amounts.tokenizer), "output": output}
         tasks.append(Task(group.label, write_epoch_numbers, arguments, (output,)))
-        numbers[group.source].append(output)
-    measured = run.step("sampling", tasks).values(tuple[int, int])
-    for group, (number, amount) in zip(sampled, measured, strict=True):
-        documents[group.source] += number
-        amount_kept[group.source] += amount
-    asked = {source: amounts.weight(source, amount_kept[source]) for source in amounts.of}
-    weights = {**weights, **asked}
-    ranks = {source: round(weights[source] % 1 * total) for source, total in documents.items()}
-    limits = select_kth(run, "epochs", numbers, ranks, fan_in)
-    return weights, {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+    values = run.step("sampling", tasks).values(tuple[int, int])
+    for group, task, (documents, amount) in zip(measured, tasks, values, strict=True):
+        sources.add(group.source, task.outputs[0], documents, amount)
+    return sources.choose_epochs(run, fan_in)
 
 
 @dataclass(frozen=True)
@@ -220,10 +211,10 @@ def _is_held_out(drawn: _Drawn, limit: int | None, seed: int) -> NDArray[np.bool
 
 def write_holdout_digests(group: GroupFacts, epochs: SourceEpochs, limit: int, seed: int, output: Path) -> None:
     """Task: write the digests of the documents of a group that are held out."""
-    found = (
-        drawn.facts.digests[_is_held_out(drawn, limit, seed)] for drawn in _draw_copies(group, epochs, seed)
-    )  # fmt: skip
-    write_records(output, found)
+    digests = []
+    for drawn in _draw_copies(group, epochs, seed):
+        digests.append(drawn.facts.digests[_is_held_out(drawn, limit, seed)])
+    write_records(output, digests)
 
 
 def sort_digests(files: FileSet, output: Path, memory: int) -> None:
@@ -259,10 +250,10 @@ def decide_tasks(
         if size >= _FACTS_SHARE * digest_bytes // DIGEST.itemsize or number == len(groups) - 1:
             chosen = [groups[i] for i in together]
             written = [outputs[i] for i in together]
-            sources = {one.source for one in chosen}
+            sources = sorted({group.source for group in chosen})
             arguments = {
-                "groups": chosen, "epochs": {source: epochs[source] for source in sorted(sources)},
-                "limits": {source: limits[source] for source in sorted(sources)}, "digests": digests, "seed": seed,
+                "groups": chosen, "epochs": {source: epochs[source] for source in sources},
+                "limits": {source: limits[source] for source in sources}, "digests": digests, "seed": seed,
                 "outputs": written,
             }  # fmt: skip
             yield Task(chosen[0].label, decide_groups, arguments, tuple(written))
@@ -286,15 +277,17 @@ def decide_groups(
     held_out = np.fromfile(digests, DIGEST)
     text_bytes = list[tuple[int, int]]()
     for group, output in zip(groups, outputs, strict=True):
-        found = []
+        decided_files = []
         reasons_of_files = []
+        train_bytes = 0
+        holdout_bytes = 0
         for drawn in _draw_copies(group, epochs[group.source], seed):
             decided, reasons = _decide(drawn, group.source, limits[group.source], held_out, seed, counts)
-            found.append(decided)
+            decided_files.append(decided)
             reasons_of_files.append(reasons)
-        write_decisions(output, found, reasons_of_files)
-        train_bytes = sum(int((file.train_copies * file.sizes).sum()) for file in found)
-        holdout_bytes = sum(int(file.sizes[file.copies == HELD_OUT_COPY].sum()) for file in found)
+            train_bytes += int((decided.train_copies * decided.sizes).sum())
+            holdout_bytes += int(decided.sizes[decided.copies == HELD_OUT_COPY].sum())
+        write_decisions(output, decided_files, reasons_of_files)
         text_bytes.append((train_bytes, holdout_bytes))
     return Result(counts, text_bytes)
 
@@ -341,15 +334,24 @@ def _contains(ordered: NDArray[np.bytes_], digests: NDArray[np.bytes_]) -> NDArr
 
 def write_decisions(path: Path, files: Sequence[DecidedFile], reasons: Sequence[NDArray[np.str_]]) -> None:
     """Write the decisions on all documents of some files as a Parquet table; `reasons`: see _decide."""
-    lengths = [len(file.rows) for file in files]
-    numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
-    empty = [np.empty(0, np.int64)]
+    numbers = [np.empty(0, np.int32)]
+    rows = [np.empty(0, np.int64)]
+    copies = [np.empty(0, np.int64)]
+    sizes = [np.empty(0, np.int64)]
+    as_list = list[str]()
+    for number, (file, of_file) in enumerate(zip(files, reasons, strict=True)):
+        numbers.append(np.full(len(file.rows), number, np.int32))
+        rows.append(file.rows)
+        copies.append(file.copies)
+        sizes.append(file.sizes)
+        as_list += of_file.tolist()
+    names = pa.array([file.name for file in files], pa.string())
     columns = {
-        "file": pa.DictionaryArray.from_arrays(numbers, pa.array([file.name for file in files], pa.string())),
-        "row": pa.array(np.concatenate(empty + [file.rows for file in files])),
-        "copies": pa.array(np.concatenate(empty + [file.copies for file in files])),
-        "bytes": pa.array(np.concatenate(empty + [file.sizes for file in files])),
-        "reason": pa.array([reason for of_file in reasons for reason in of_file.tolist()], pa.string()),
+        "file": pa.DictionaryArray.from_arrays(np.concatenate(numbers), names),
+        "row": pa.array(np.concatenate(rows)),
+        "copies": pa.array(np.concatenate(copies)),
+        "bytes": pa.array(np.concatenate(sizes)),
+        "reason": pa.array(as_list, pa.string()),
     }
     write_table(path, columns)
 

@@ -45,39 +45,45 @@ class Drops(NamedTuple):
     low: Rows = _NO_ROWS
 
     def reasons(self, rows: Rows) -> list[str]:
-        """The reason for each row to leave out, '' for the others; of several LISTED, then SHORT, then LOW."""
+        """Return the reason for each row to leave out, '' for the others; of several LISTED, then SHORT, then LOW."""
         reasons = np.full(len(rows), "", object)
-        for reason, own in ((DUPLICATE, self.duplicate), (LOW, self.low), (SHORT, self.short), (LISTED, self.listed)):
-            reasons[np.isin(rows, own)] = reason
-        found: list[str] = reasons.tolist()
-        return found
+        reasons[np.isin(rows, self.duplicate)] = DUPLICATE
+        reasons[np.isin(rows, self.low)] = LOW
+        reasons[np.isin(rows, self.short)] = SHORT
+        reasons[np.isin(rows, self.listed)] = LISTED
+        as_list: list[str] = reasons.tolist()
+        return as_list
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
-    """Read what `split_drops` wrote for a group of `files`."""
+    """Return what `split_drops` wrote for a group of `files`, by file."""
+    rows_of_files = []
     with np.load(path) as stored:
-        columns = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in DROPPED)
-        return dict(zip(files, map(Drops, *columns), strict=True))
+        for name in DROPPED:
+            rows_of_files.append(np.split(stored[name], stored[f"{name}_ends"][:-1]))
+    return dict(zip(files, map(Drops, *rows_of_files), strict=True))
 
 
 def note_provenance(duplicates: Path | None, is_of_others: bool, options: RunOptions) -> None:
-    """Say that nothing tells which document of each cluster was kept, if there is no table of that, or a wrong one."""
-    if duplicates and not options.quiet and (is_of_others or not _provenance(duplicates)):
-        table = duplicates.with_suffix(".parquet")
-        lacking = (
-            f"{table} does not list the keys of {duplicates}, and is not used"
-            if is_of_others
-            else f"there is no {table}"
-        )
-        print(
-            f"note: {lacking}, to say which document of each cluster was kept: where that one is short, or of a source "
-            "with weight 0, the whole cluster is dropped (generate_duplicates_dict writes this table)",
-            file=sys.stderr,
-        )
+    """Print a note if no table tells which document of each cluster was kept, or a wrong one."""
+    if not duplicates or options.quiet:
+        return
+    table = duplicates.with_suffix(".parquet")
+    if is_of_others:
+        lacking = f"{table} does not list the keys of {duplicates}, and is not used"
+    elif not _provenance(duplicates):
+        lacking = f"there is no {table}"
+    else:
+        return
+    print(
+        f"note: {lacking}, to say which document of each cluster was kept: where that one is short, or of a source "
+        "with weight 0, the whole cluster is dropped (generate_duplicates_dict writes this table)",
+        file=sys.stderr,
+    )
 
 
 def _provenance(duplicates: Path) -> Path | None:
-    """The table of which document was kept in place of each duplicate: the .parquet file of the same name."""
+    """Return the table of which document was kept in place of each duplicate: the .parquet file of the same name."""
     table = duplicates.with_suffix(".parquet")
     return table if is_file(table) else None
 
@@ -91,7 +97,7 @@ def drops_task(
     options: RunOptions,
     low_scores: Path | None = None,
 ) -> Task:
-    """The task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
+    """Return the task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
     arguments = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
@@ -125,22 +131,28 @@ def split_drops(
     unwanted = [key_set for key_set in (short_docs, low_scores) if key_set]
     table = provenance if duplicates and (unwanted or absent) else None
     is_of_others = bool(table and duplicates and not _is_of(table, duplicates))
-    places = {file: place for place, file in enumerate(file for files in groups for file in files)}
-    drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
-    with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
+    all_files = [file for files in groups for file in files]
+    numbers = {file: number for number, file in enumerate(all_files)}  # as _DROP and by_group number them
+    beside = outputs[0]
+    sorted_drops = beside.with_name(f"{beside.name}.drops")
+    sorted_short = beside.with_name(f"{beside.name}.short")
+    sorted_links = beside.with_name(f"{beside.name}.links")
+    with ExternalSorter(sorted_drops, _DROP, ("file", "row"), memory // 4) as sorter:
         for reason, key_set in ((_SHORT, short_docs), (_LOW, low_scores), (_DUPLICATE, duplicates)):
-            for file, rows in _only_known(iter_keys(key_set) if key_set else (), places, key_set):
-                sorter.add(_records(places[file], rows, reason))
-        for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list) if keep_list else (), strict=False):
-            for file, rows in _only_known(listed.items(), places, keep_list):
-                sorter.add(_records(places[file], rows, reason))
+            if key_set:
+                for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
+                    sorter.add(_records(numbers[file], rows, reason))
+        if keep_list:
+            for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list), strict=True):
+                for file, rows in _only_known(listed.items(), numbers, keep_list):
+                    sorter.add(_records(numbers[file], rows, reason))
         if table and not is_of_others:
-            numbers = {file: number for number, file in enumerate(sorted(places))}
-            place = np.array([places[file] for file in numbers], np.uint32)
-            with PackedKeys.of(unwanted, numbers, short, memory // 4) as short_keys:
+            in_name_order = {file: number for number, file in enumerate(sorted(numbers))}
+            number_of = np.array([numbers[file] for file in in_name_order], np.uint32)
+            with PackedKeys.of(unwanted, in_name_order, sorted_short, memory // 4) as short_keys:
                 left_out = _LeftOut.of(short_keys, absent)
-                for found in _replacements(table, left_out, links, memory // 4):
-                    sorter.add(_records(place[found["file"]], found["row"], _REPLACEMENT))
+                for links in _replacements(table, left_out, sorted_links, memory // 4):
+                    sorter.add(_records(number_of[links["file"]], links["row"], _REPLACEMENT))
         named = 0
         both = 0
         for records, files, output in zip(by_group(sorter, map(len, groups)), groups, outputs, strict=True):
@@ -154,18 +166,25 @@ def split_drops(
 
 
 def _drops_of(records: NDArray) -> Drops:
-    short, duplicate, replacement, listed, low, kept = (
-        np.unique(records["row"][records["reason"] == it]) for it in range(_KEPT + 1)
-    )
-    copies = np.setdiff1d(duplicate, np.union1d(replacement, kept))
-    return Drops(np.setdiff1d(short, kept), copies, listed, np.setdiff1d(low, kept))
+    """Return the drops of one file, given its _DROPs."""
+    rows_of = []
+    for reason in range(_KEPT + 1):
+        rows_of.append(np.unique(records["row"][records["reason"] == reason]))
+    kept = rows_of[_KEPT]
+    copies = np.setdiff1d(rows_of[_DUPLICATE], np.union1d(rows_of[_REPLACEMENT], kept))
+    short = np.setdiff1d(rows_of[_SHORT], kept)
+    low = np.setdiff1d(rows_of[_LOW], kept)
+    return Drops(short, copies, rows_of[_LISTED], low)
 
 
 def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
-    """The keys to keep and those to drop, of lines `keep KEY` and `drop KEY`. Raises UsageError that names the line."""
+    """Return the keys to keep and those to drop, of lines `keep KEY` and `drop KEY`.
+
+    Raises UsageError that names the line.
+    """
     require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, but there is none")
     lines = read_file(path).decode("utf-8", "replace").splitlines()
-    found: dict[str, dict[str, set[int]]] = {"keep": {}, "drop": {}}
+    rows_of: dict[str, dict[str, set[int]]] = {"keep": {}, "drop": {}}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -174,16 +193,19 @@ def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
             key = DocKey.parse(text)
         except ValueError:
             word = ""
-        if word not in found:
+        if word not in rows_of:
             raise UsageError(
                 f"{path}, line {number}: expected keep KEY or drop KEY, such as keep web/a.jsonl@3, got {line!r}"
             )
-        other = found["drop" if word == "keep" else "keep"]
+        other = rows_of["drop" if word == "keep" else "keep"]
         if key.row in other.get(key.file, ()):
             raise UsageError(f"{path}, line {number}: expected each key once, got {key} to keep and to drop")
-        found[word].setdefault(key.file, set()).add(key.row)
-    keep, drop = ({file: np.array(sorted(rows), np.int64) for file, rows in its.items()} for its in found.values())
-    return keep, drop
+        rows_of[word].setdefault(key.file, set()).add(key.row)
+    return _as_key_set(rows_of["keep"]), _as_key_set(rows_of["drop"])
+
+
+def _as_key_set(rows_of: Mapping[str, set[int]]) -> KeySet:
+    return {file: np.array(sorted(rows), np.int64) for file, rows in rows_of.items()}
 
 
 @dataclass(frozen=True)
@@ -198,27 +220,33 @@ class _LeftOut:
 
     @classmethod
     def of(cls, short: PackedKeys, absent: Collection[str]) -> "_LeftOut":
-        return cls(short, np.array([*(source_of(file) in absent for file in short.numbers), False]))
+        """Return the documents with the keys `short`, and all of the sources `absent`."""
+        is_absent = [source_of(file) in absent for file in short.numbers]
+        return cls(short, np.array([*is_absent, False]))
 
     def __bool__(self) -> bool:
         return bool(len(self.short) or self.is_absent.any())
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
-        """Whether each document (n) is left out, given the numbers of files (n) and rows (n)."""
+        """Return whether each document (n) is left out, given the numbers of files (n) and rows (n)."""
         return self.short.contains(files, rows) | self.is_absent[files]
 
 
 def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: int) -> Iterator[NDArray]:
-    """Duplicates to keep instead of a document that is left out: of each cluster, the next that is not; as _LINKs.
+    """Yield duplicates to keep instead of a document that is left out, as _LINKs: of each cluster the next that is not.
 
     Without replacements, a cluster whose kept document is left out would lose its last copy. The table `provenance`
     (columns file, row, kept_file, kept_row) says which document was kept. The next is that of the lowest rank, a column
     that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order.
     """
+    if not left_out:
+        return
+    columns = ["file", "row", "kept_file", "kept_row"]
     with open_table(provenance) as table:
-        columns = ["file", "row", "kept_file", "kept_row", *({"rank"} & {*table.schema_arrow.names})]
+        if "rank" in table.schema_arrow.names:
+            columns.append("rank")
     with ExternalSorter(folder, _LINK, ("kept_file", "kept_row", "rank", "file", "row"), memory) as sorter:
-        for table in stream_table(provenance, columns) if left_out else ():
+        for table in stream_table(provenance, columns):
             links = _links(table, provenance, left_out.short.numbers)
             is_left_out = left_out.contains(links["file"], links["row"])
             sorter.add(links[~is_left_out & left_out.contains(links["kept_file"], links["kept_row"])])
@@ -226,30 +254,38 @@ def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: in
         for block in sorter:
             both = np.concatenate([last, block])
             is_new = (np.diff(both["kept_file"].astype(np.int64)) != 0) | (np.diff(both["kept_row"]) != 0)
-            yield block[is_new if len(last) else np.append(True, is_new)]
+            if not len(last):
+                is_new = np.append(True, is_new)
+            yield block[is_new]
             last = block[-1:]
 
 
 def _links(table: pa.Table, path: Path, numbers: Mapping[str, int]) -> NDArray:
-    """The rows of the table `path` as _LINKs (n); a file without a number gets the next one."""
+    """Return the rows of the table `path` as _LINKs (n); a file without a number gets the next one."""
     links = np.zeros(table.num_rows, _LINK)
     for name in ("file", "kept_file"):
         encoded = encode_names(table.column(name), path, name, missing="")
-        number = np.array([numbers.get(file, len(numbers)) for file in encoded.dictionary.to_pylist()], np.uint32)
-        links[name] = number[encoded.indices.to_numpy()]
-    for name in ("row", "kept_row", *({"rank"} & set(table.column_names))):
+        names = encoded.dictionary.to_pylist()
+        number_of = np.array([numbers.get(file, len(numbers)) for file in names], np.uint32)
+        links[name] = number_of[encoded.indices.to_numpy()]
+    of_numbers = ["row", "kept_row"]
+    if "rank" in table.column_names:
+        of_numbers.append("rank")
+    for name in of_numbers:
         links[name] = integers(table.column(name).fill_null(0), name, path)
     return links
 
 
 def _records(file: int | NDArray, row: Rows, reason: int) -> NDArray:
     records = np.empty(len(row), _DROP)
-    records["file"], records["row"], records["reason"] = file, row, reason
+    records["file"] = file
+    records["row"] = row
+    records["reason"] = reason
     return records
 
 
 def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
-    """InputError unless pass 1 found all `named` rows to leave out; otherwise the key sets are of another corpus."""
+    """Raise InputError unless pass 1 found all `named` rows to leave out; else the key sets are of another corpus."""
     found = sum(counts.total(reason).documents for reason in DROPPED)
     if found != named:
         raise InputError(
@@ -260,11 +296,11 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
 
 
 def _only_known(
-    found: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path | None
+    keys: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path
 ) -> Iterator[tuple[str, Rows]]:
     """Yield the keys of known files, in any order. Raises InputError, at the end, for a file not in `files`."""
     unknown: set[str] = set()
-    for file, rows in found:
+    for file, rows in keys:
         if file in files:
             yield file, rows
         else:
@@ -279,16 +315,21 @@ def _only_known(
 
 
 def _save(output: Path, drops: Sequence[Drops]) -> None:
-    columns = dict(zip(DROPPED, zip(*drops, strict=True), strict=True))
-    arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
-    arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
+    """Write the drops of some files: the rows of all one after another, and where those of each end."""
+    arrays = dict[str, Any]()
+    for name, rows_of_files in zip(DROPPED, zip(*drops, strict=True), strict=True):
+        arrays[name] = np.concatenate(rows_of_files)
+        arrays[f"{name}_ends"] = np.cumsum(list(map(len, rows_of_files)))
     with atomic_write(output) as temporary, temporary.open("wb") as stored:
         np.savez(stored, **arrays)
 
 
 def _is_of(provenance: Path, duplicates: Path) -> bool:
-    """Whether a provenance table lists these duplicates and no others."""
+    """Return whether a provenance table lists these duplicates and no others."""
     if provenance == duplicates:
         return True
     both = zip_longest(stream_keys(provenance), stream_keys(duplicates), fillvalue=("", _NO_ROWS))
-    return all(one[0] == other[0] and np.array_equal(one[1], other[1]) for one, other in both)
+    for (file, rows), (other_file, other_rows) in both:
+        if file != other_file or not np.array_equal(rows, other_rows):
+            return False
+    return True

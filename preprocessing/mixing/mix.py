@@ -9,7 +9,7 @@ files.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +21,13 @@ from gristmill.counts import LEFT_OUT, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.errors import UsageError
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Rejects, Slice, read_documents
 from gristmill.io.writers import ZSTD_LEVEL
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import load_drops
-from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
+from preprocessing.mixing.epochs import Amounts, MeasuredSources
+from preprocessing.mixing.sampling import SourceEpochs, random_numbers, write_numbers
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
     NUMBERS,
@@ -41,34 +41,10 @@ from preprocessing.mixing.shuffle_buckets import (
     write_bucket_file,
 )
 
-MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 _FILE_BYTES = 64 << 20  # of lines in a file that a task writes, about
 _MIN_TASKS = 32  # in a level, if it has so many files: for the workers
 _BATCH_DOCUMENTS = 512  # that get their random numbers in one call
 _BATCH_CHARACTERS = 1 << 20  # at most that of a long text: its memory is held until the next document is read
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """How much of each source the mix asks for: bytes of text or, with a tokenizer, tokens. Others have a weight."""
-
-    of: Mapping[str, float] = field(default_factory=dict)
-    tokenizer: Path | None = None
-
-    @property
-    def unit(self) -> str:
-        return "tokens" if self.tokenizer else "bytes"
-
-    def weight(self, source: str, kept: int) -> float:
-        """Epochs of a source that has `kept` of the unit. Raises UsageError for more than MAX_WEIGHT."""
-        asked = self.of[source]
-        most = kept * MAX_WEIGHT
-        if asked <= most:
-            return asked / kept
-        raise UsageError(
-            f"--{self.unit} {source}={asked:g}: expected at most {most:,}, {MAX_WEIGHT:,} times the {kept:,} that are "
-            f"left without short documents and duplicates; try {'less' if kept else 'to leave out this source'}"
-        )
 
 
 def find_epochs(
@@ -80,31 +56,22 @@ def find_epochs(
     seed: int,
     fan_in: int,
 ) -> tuple[dict[str, float], dict[str, SourceEpochs]]:
-    """The weights and epochs of all sources.
+    """Return the weights and epochs of all sources.
 
     One with an amount, or a fractional weight, is read once: to measure what is kept, and to sample an exact fraction.
     """
-    sampled_sources = {source for source, weight in weights.items() if weight % 1} | amounts.of.keys()
-    numbers: dict[str, list[Path]] = {source: [] for source in weights if source in sampled_sources}
+    sources = MeasuredSources(weights, amounts)
+    measured = [group for group in groups if group[0].source in sources]
     tasks = []
-    documents = dict.fromkeys(numbers, 0)
-    sizes = dict.fromkeys(numbers, 0)
-    sampled = [group for group in groups if group[0].source in numbers]
-    for group in sampled:
+    for group in measured:
         output = run.work / "sampling" / f"{group[0].label}.zst"
-        source = group[0].source
-        tokenizer = amounts.tokenizer if source in amounts.of else None
+        tokenizer = amounts.tokenizer if group[0].source in amounts.of else None
         arguments = {"drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
         tasks.append(Task.on_slices(group, write_weight_numbers, arguments, (output,)))
-        numbers[source].append(output)
-    measured = run.step("sampling", tasks).values(tuple[int, int])
-    for group, (number, size) in zip(sampled, measured, strict=True):
-        documents[group[0].source] += number
-        sizes[group[0].source] += size
-    weights = {**weights, **{source: amounts.weight(source, sizes[source]) for source in amounts.of}}
-    ranks = {source: round(weights[source] % 1 * total) for source, total in documents.items()}
-    limits = select_kth(run, "epochs", numbers, ranks, fan_in)
-    return weights, {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+    values = run.step("sampling", tasks).values(tuple[int, int])
+    for group, task, (documents, amount) in zip(measured, tasks, values, strict=True):
+        sources.add(group[0].source, task.outputs[0], documents, amount)
+    return sources.choose_epochs(run, fan_in)
 
 
 def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, tokenizer: Path | None, output: Path) -> Result:
@@ -113,15 +80,18 @@ def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, tokenizer: P
     The value is how many they are, and how many bytes of text they have, or tokens if a tokenizer is given.
     """
     chunks = [np.empty(0, np.uint64)]
-    size = 0
+    amount = 0
     for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
         numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
-        chunks.append(numbers[[not reason for reason in batch.reasons]])
-        kept = [it.text for it, reason in zip(batch.documents, batch.reasons, strict=True) if not reason]
-        size += _count_tokens(tokenizer, kept) if tokenizer else sum(map(utf8_size, kept))
-        del batch, kept
+        chunks.append(numbers[~batch.is_dropped])
+        texts = [batch.documents[number].text for number in np.flatnonzero(~batch.is_dropped).tolist()]
+        if tokenizer:
+            amount += _count_tokens(tokenizer, texts)
+        else:
+            amount += sum(map(utf8_size, texts))
+        del batch, texts
     write_numbers(output, np.concatenate(chunks))
-    return Result(Counts({}, []), (sum(map(len, chunks)), size))
+    return Result(Counts({}, []), (sum(map(len, chunks)), amount))
 
 
 def _count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
@@ -131,14 +101,14 @@ def _count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
 
 
 def mix_outputs(group: SliceGroup, folder: Path, out_dir: Path) -> tuple[Path, Path]:
-    """The bucket file of a group, and the file of its holdout numbers."""
+    """Return the bucket file of a group, and the file of its holdout numbers."""
     return folder / f"{group[0].label}{SUFFIX}", out_dir / f"{group[0].label}.holdout.zst"
 
 
 def mix_task(
     group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, outputs: tuple[Path, Path]
 ) -> Task:
-    """The task of a group."""
+    """Return the task of a group."""
     arguments = {
         "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
         "output": outputs[0], "holdout": outputs[1],
@@ -178,12 +148,17 @@ class _Batch:
     rows: NDArray[np.int64]
     reasons: list[str]
 
+    @property
+    def is_dropped(self) -> NDArray[np.bool_]:
+        """Return whether each document (n) is dropped."""
+        return np.array([reason != "" for reason in self.reasons], np.bool_)
+
 
 def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
     of_files = load_drops(drops, files_of(group))
     for part in group:
-        found = read_documents(part, counts, rejects)
-        for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
+        in_part = read_documents(part, counts, rejects)
+        for documents in batched(in_part, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in documents], np.int64)
             batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
             del documents
@@ -191,14 +166,14 @@ def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejec
 
 
 def files_of(group: SliceGroup) -> tuple[str, ...]:
-    """The names of the files in a group, in order."""
+    """Return the names of the files in a group, in order."""
     return tuple(dict.fromkeys(part.name for part in group))
 
 
 def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts) -> NDArray[np.int64]:
-    """How often each document (n) of a batch is written: 0 if it is dropped. Each is counted with its copies."""
+    """Return how often each document (n) of a batch is written, 0 if it is dropped; count each with its copies."""
     copies = epochs.copies(random_numbers(seed, "weight", batch.part.name, batch.rows))
-    copies[[bool(reason) for reason in batch.reasons]] = 0
+    copies[batch.is_dropped] = 0
     for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
         source = batch.part.source
         size = utf8_size(document.text)
@@ -215,16 +190,17 @@ def _scatter_copies(
     scatter: Scatter, batch: _Batch, copies: NDArray[np.int64], seed: int
 ) -> Iterator[NDArray[np.uint64]]:
     """Add copy 0, copy 1, … of the documents, with the random numbers that place each; yield the holdout numbers."""
-    found = zip(batch.documents, copies.tolist(), strict=True)
-    lines = [_line(document) if times else b"" for document, times in found]
+    lines = []
+    for document, times in zip(batch.documents, copies.tolist(), strict=True):
+        lines.append(_line(document) if times else b"")
     sizes = np.array([utf8_size(document.text) for document in batch.documents], np.int64)
-    line_sizes = np.array([len(line) for line in lines], np.int64)
+    line_sizes = np.array(list(map(len, lines)), np.int64)
     for copy in range(int(copies.max(initial=0))):
         chosen = np.flatnonzero(copies > copy)
-        draw, order, holdout = (
-            random_numbers(seed, purpose, batch.part.name, batch.rows[chosen])
-            for purpose in (f"part {copy}", f"order {copy}", "holdout")
-        )
+        rows = batch.rows[chosen]
+        draw = random_numbers(seed, f"part {copy}", batch.part.name, rows)
+        order = random_numbers(seed, f"order {copy}", batch.part.name, rows)
+        holdout = random_numbers(seed, "holdout", batch.part.name, rows)
         if copy:  # only the first copy may be held out; dedup_train then drops the others from the train set
             holdout[:] = NOT_ELIGIBLE
         columns = [draw, order, holdout, sizes[chosen], [batch.part.source] * len(chosen)]
@@ -253,16 +229,16 @@ class GatherLevel:
 
     @property
     def tasks(self) -> int:
-        """Tasks for each range, and so files of each range of the next level."""
+        """Return the tasks for each range, and so files of each range of the next level."""
         return math.ceil(self.files / self.fan_in)
 
     def divide(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of the next level in a range of this one: first part, and the one after the last."""
+        """Return the ranges of the next level in a range of this one: first part, and the one after the last."""
         return [(first, min(first + self.next_width, end)) for first in range(start, end, self.next_width)]
 
 
 def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[GatherLevel]:
-    """The levels that bring `files` files, with `line_bytes` of lines, to at most `fan` files for each part."""
+    """Return the levels that bring `files` files, with `line_bytes` of lines, to at most `fan` files for each part."""
     depth = next(depth for depth in range(1, 65) if fan**depth >= parts)
     fan_out = next(width for width in range(1, fan + 1) if width**depth >= parts)
     levels: list[GatherLevel] = []
@@ -278,7 +254,7 @@ def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[Gathe
 
 
 def _fan_in(files: int, line_bytes: int, fan_out: int, fan: int) -> int:
-    """Files that a task reads: so many that those it writes are of _FILE_BYTES, and that there are _MIN_TASKS."""
+    """Return how many files a task reads, so that those it writes have _FILE_BYTES, and that there are _MIN_TASKS."""
     expected = fan_out * _FILE_BYTES * files // max(line_bytes, 1)
     return max(2, min(fan, expected, math.ceil(files / _MIN_TASKS)))
 
@@ -301,11 +277,11 @@ def gather(
     for number, level in enumerate(levels):
         target = folder if number == len(levels) - 1 else run.work / f"level {number + 1}"
         run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target, compression))
-        ranges = {
-            found: tuple(part_path(target, found[0], i) for i in range(level.tasks))
-            for whole in ranges
-            for found in level.divide(*whole)
-        }
+        next_ranges = dict[tuple[int, int], tuple[Path, ...]]()
+        for start, end in ranges:
+            for first, last in level.divide(start, end):
+                next_ranges[first, last] = tuple(part_path(target, first, i) for i in range(level.tasks))
+        ranges = next_ranges
     return levels[-1].tasks
 
 
@@ -315,8 +291,8 @@ def _gather_tasks(
     for (start, end), files in ranges.items():
         for i in range(level.tasks):
             outputs = {first: part_path(target, first, i) for first, _ in level.divide(start, end)}
-            found = FileSet(files[i * level.fan_in : (i + 1) * level.fan_in])
-            arguments = {"files": found, "parts": parts, "outputs": outputs, "compression": compression}
+            chosen = FileSet(files[i * level.fan_in : (i + 1) * level.fan_in])
+            arguments = {"files": chosen, "parts": parts, "outputs": outputs, "compression": compression}
             yield Task(f"{start}-{i}", gather_rows, arguments, tuple(outputs.values()))
 
 

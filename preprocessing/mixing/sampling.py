@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ def check_seed(seed: int) -> None:
 
 
 def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) -> RandomNumbers:
-    """One uniform 64-bit random number for each row of a file, independent between purposes.
+    """Return one uniform 64-bit random number for each row of a file, independent between purposes.
 
     A SplitMix64 stream (Steele, Lea and Flood 2014) starts at the BLAKE2b hash of seed, purpose and file;
     row r gets its output r + 1, computed directly. The order of work therefore changes no number.
@@ -55,7 +54,7 @@ def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) 
 
 
 def random_number(seed: int, purpose: str, file: str, row: int) -> int:
-    """The number that random_numbers has for one row: in integers of Python, several times faster than in an array.
+    """Return the number that random_numbers has for one row, several times faster: in integers of Python.
 
     >>> random_number(1, "part", "book/a", 5) == random_numbers(1, "part", "book/a", np.array([5]))[0]
     np.True_
@@ -82,7 +81,7 @@ class SourceEpochs:
     extra_limit: int | None = None
 
     def copies(self, numbers: RandomNumbers) -> NDArray[np.int64]:
-        """Copies to write of each document, given one random number for each."""
+        """Return the copies to write of each document, given one random number for each."""
         copies = np.full(len(numbers), self.whole, np.int64)
         if self.extra_limit is not None:
             copies += numbers <= np.uint64(self.extra_limit)
@@ -90,7 +89,7 @@ class SourceEpochs:
 
 
 def kth_smallest(chunks: Callable[[], Iterable[RandomNumbers]], k: int) -> int | None:
-    """The k-th smallest number of all chunks (None for k = 0): exactly k numbers are at most this large.
+    """Return the k-th smallest number of all chunks (None for k = 0): exactly k numbers are at most this large.
 
     Radix selection in two passes: a histogram of the leading bits, then a sort of one of its bins. `chunks` is called
     once for each pass, so that memory holds one chunk and one bin at a time. `k` is at most the number of numbers.
@@ -106,12 +105,12 @@ def kth_smallest(chunks: Callable[[], Iterable[RandomNumbers]], k: int) -> int |
 
 
 def histogram_of(numbers: RandomNumbers) -> NDArray[np.int64]:
-    """How many of the numbers (n) are in each bin (4,096) of their leading bits."""
+    """Return how many of the numbers (n) are in each bin (4,096) of their leading bits."""
     return np.bincount(_bins(numbers), minlength=1 << _BIN_BITS)
 
 
 def find_bin(histogram: NDArray[np.int64], k: int) -> tuple[int, int]:
-    """The bin of the k-th smallest number (k ≥ 1), and how many numbers are in lower bins."""
+    """Return the bin of the k-th smallest number (k ≥ 1), and how many numbers are in lower bins."""
     ends = np.cumsum(histogram)
     number = int(np.searchsorted(ends, k))
     return number, int(ends[number] - histogram[number])
@@ -132,7 +131,7 @@ def write_numbers(path: Path, numbers: RandomNumbers) -> None:
 
 
 def read_numbers(path: Path) -> RandomNumbers:
-    """The numbers (n) in a file; InputError if it is missing or damaged."""
+    """Return the numbers (n) in a file; InputError if it is missing or damaged."""
     with wrap_damage(path):
         return np.frombuffer(decompress(path.read_bytes()), "<u8")
 
@@ -140,44 +139,76 @@ def read_numbers(path: Path) -> RandomNumbers:
 def select_kth(
     run: StageRun, step: str, files: Mapping[str, Sequence[Path]], ranks: Mapping[str, int], fan_in: int
 ) -> dict[str, int | None]:
-    """The ranks[source]-th smallest number in the files of each source, counted from 1; None for rank 0.
+    """Return the ranks[source]-th smallest number in the files of each source, from 1; None for rank 0.
 
     A source with more than `fan_in` files is narrowed in steps named `step` and what they do.
     """
-    chosen = {source: paths for source, paths in files.items() if ranks[source]}
-    large = {source: _groups(paths, fan_in) for source, paths in chosen.items() if len(paths) > fan_in}
-    narrowed, ranks = _narrow(run, step, large, ranks) if large else ({}, ranks)
-    found = run.step(step, [
-        Task(source, find_kth, {"files": FileSet(tuple(narrowed.get(source, paths))), "rank": ranks[source]})
-        for source, paths in chosen.items()
-    ])  # fmt: skip
-    return dict.fromkeys(files) | dict(zip(chosen, found.values(int), strict=True))
+    numbers: dict[str, int | None] = dict.fromkeys(files)
+    paths_of = dict[str, Sequence[Path]]()
+    groups_of_large = dict[str, Sequence[FileSet]]()
+    for source, paths in files.items():
+        if ranks[source]:
+            paths_of[source] = paths
+            if len(paths) > fan_in:
+                groups_of_large[source] = _groups(paths, fan_in)
+    if groups_of_large:
+        narrowed, ranks = _narrow(run, step, groups_of_large, ranks)
+        paths_of |= narrowed
+    tasks = []
+    for source, paths in paths_of.items():
+        arguments = {"files": FileSet(tuple(paths)), "rank": ranks[source]}
+        tasks.append(Task(source, find_kth, arguments))
+    values = run.step(step, tasks).values(int)
+    return numbers | dict(zip(paths_of, values, strict=True))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Some of the files of a source, and those that narrowing writes for them."""
+
+    source: str
+    name: str
+    files: FileSet
+    histogram: Path
+    selected: Path
 
 
 def _narrow(
     run: StageRun, step: str, groups: Mapping[str, Sequence[FileSet]], ranks: Mapping[str, int]
 ) -> tuple[dict[str, list[Path]], dict[str, int]]:
-    """Files with the numbers of each source that share the leading bits of its k-th smallest, and its rank in them."""
-    named = [(source, f"{source}/{i}", files) for source, sets in groups.items() for i, files in enumerate(sets)]
-    counted: dict[str, list[Path]] = {source: [] for source in groups}
-    chosen: dict[str, list[Path]] = {source: [] for source in groups}
-    for source, name, _ in named:
-        counted[source].append(run.work / f"{step} histograms" / f"{name}.npy")
-        chosen[source].append(run.work / f"{step} selected" / f"{name}.zst")
-    run.step(f"{step}: histograms", [
-        Task(name, write_histogram, {"files": files, "output": output}, (output,))
-        for (_, name, files), output in zip(named, chain(*counted.values()), strict=True)
-    ])  # fmt: skip
-    bins = run.step(f"{step}: bins", [
-        Task(source, choose_bin, {"histograms": FileSet(tuple(paths)), "rank": ranks[source]})
-        for source, paths in counted.items()
-    ])  # fmt: skip
-    found = dict(zip(groups, bins.values(tuple[int, int]), strict=True))
-    run.step(f"{step}: selected", [
-        Task(name, write_bin, {"files": files, "number": found[source][0], "output": output}, (output,))
-        for (source, name, files), output in zip(named, chain(*chosen.values()), strict=True)
-    ])  # fmt: skip
-    return chosen, dict(ranks) | {source: ranks[source] - below for source, (_, below) in found.items()}
+    """Return files with the numbers that share the leading bits of a source's k-th smallest, and its rank in them."""
+    named = list[_Group]()
+    for source, sets in groups.items():
+        for i, files in enumerate(sets):
+            name = f"{source}/{i}"
+            histogram = run.work / f"{step} histograms" / f"{name}.npy"
+            selected = run.work / f"{step} selected" / f"{name}.zst"
+            named.append(_Group(source, name, files, histogram, selected))
+    tasks = []
+    histograms_of: dict[str, list[Path]] = {source: [] for source in groups}
+    for group in named:
+        arguments = {"files": group.files, "output": group.histogram}
+        tasks.append(Task(group.name, write_histogram, arguments, (group.histogram,)))
+        histograms_of[group.source].append(group.histogram)
+    run.step(f"{step}: histograms", tasks)
+    tasks = []
+    for source, histograms in histograms_of.items():
+        arguments = {"histograms": FileSet(tuple(histograms)), "rank": ranks[source]}
+        tasks.append(Task(source, choose_bin, arguments))
+    bins = run.step(f"{step}: bins", tasks).values(tuple[int, int])
+    bin_of = dict[str, int]()
+    rank_in_bin = dict(ranks)
+    for source, (number, below) in zip(groups, bins, strict=True):
+        bin_of[source] = number
+        rank_in_bin[source] = ranks[source] - below
+    tasks = []
+    selected_of: dict[str, list[Path]] = {source: [] for source in groups}
+    for group in named:
+        arguments = {"files": group.files, "number": bin_of[group.source], "output": group.selected}
+        tasks.append(Task(group.name, write_bin, arguments, (group.selected,)))
+        selected_of[group.source].append(group.selected)
+    run.step(f"{step}: selected", tasks)
+    return selected_of, rank_in_bin
 
 
 def _groups(paths: Sequence[Path], size: int) -> list[FileSet]:
