@@ -42,6 +42,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preview-scores": Command(
             "gristmill_cli.preview:preview_scores", "show how scores are distributed, and documents around a limit"
         ),
+        "preview-chats": Command(
+            "gristmill_cli.benchmarks.preview_chats:preview_chats", "show chats with the assistant's tokens marked"
+        ),
         "remove-lines": Command("dedup.remove_lines:remove_lines", "remove lines or paragraphs that a corpus repeats"),
         "decontaminate": Command(
             "preprocessing.decontaminate:decontaminate", "remove benchmark items from a corpus"
@@ -59,6 +62,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "tokenize": Command(
             "preprocessing.tokenize_corpus:tokenize_corpus", "encode documents into token shards", ("tokenize_corpus",)
+        ),
+        "tokenize-chats": Command(
+            "preprocessing.tokenize_chats:tokenize_chats", "encode chats, with masks of the assistant's tokens",
+            ("tokenize_chats",),
         ),
         "train-scorer": Command(
             "preprocessing.train_scorer:train_scorer", "train a fastText model that scores documents",

@@ -167,6 +167,8 @@ class Case:
     """Several documents a sequence, which do not see each other."""
     padding: bool = False
     """Sequences end in padding."""
+    chats: bool = False
+    """Of each document the tokens of every other turn are targets, as of packed chats: with documents and padding."""
     device: Literal["cpu", "cuda"] = "cpu"
     sparse: str = ""
     """A name of SPARSE: with experts."""
@@ -227,6 +229,7 @@ class Case:
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += [f"experts-{self.sparse}"] * bool(self.sparse)
         words += ["compiled"] * self.compiled + ["documents"] * self.documents + ["padding"] * self.padding
+        words += ["chats"] * self.chats
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])

@@ -101,6 +101,10 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
     ]  # fmt: skip
     for preset, layout, recompute in layouts:
         yield preset, layout, {"documents": True, "recompute": recompute, "reference": "one process"}
+    chats = {"chats": True, "documents": True, "padding": True}
+    yield "llama", _ONE, {**chats, "dropout": 0.0}
+    for layout in (ParallelConfig(dp=2, zero=3), _TP_PP, ParallelConfig(cp=2)):
+        yield "llama", layout, {**chats, "reference": "one process"}
 
 
 def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

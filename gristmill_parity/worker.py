@@ -214,7 +214,8 @@ def global_batch(case: Case, step: int) -> tuple[TokenBatch, int]:
     Ignored targets: a random fifth, all but the first of every fourth sequence, and the whole first sequence. So a
     loss averaged over anything but the global count of targets differs from the reference. With `case.documents`
     about every sixth token starts one, the last one of a sequence too. With `case.padding` what follows a random
-    number of tokens of each sequence, two or more, is padding.
+    number of tokens of each sequence, two or more, is padding. With `case.chats` only every other run of one to four
+    tokens has targets.
     """
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(VOCAB_SIZE, (case.sequences, SEQ_LEN + 1), generator=generator)
@@ -229,6 +230,9 @@ def global_batch(case: Case, step: int) -> tuple[TokenBatch, int]:
         lengths = torch.randint(2, SEQ_LEN + 1, (case.sequences, 1), generator=generator)
         padding = torch.arange(SEQ_LEN) >= lengths
         targets[torch.arange(1, SEQ_LEN + 1) >= lengths] = IGNORE_INDEX
+    if case.chats:
+        turns = (torch.rand(targets.shape, generator=generator) < 0.4).cumsum(1)
+        targets[turns % 2 == 0] = IGNORE_INDEX
     batch = TokenBatch(tokens[:, :-1], targets, samples, positions, padding=padding)
     return batch, int((targets != IGNORE_INDEX).sum())
 

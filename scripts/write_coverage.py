@@ -75,6 +75,7 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "offload: disk": lambda c: c.offload == "disk",
     "compiled": lambda c: c.compiled,
     "documents apart": lambda c: c.documents,
+    "packed chats": lambda c: c.chats,
     "experts": lambda c: bool(c.sparse),
 }
 

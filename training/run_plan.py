@@ -73,6 +73,7 @@ class RunPlan:
             parts.append(_open_tokens(folder, data, cached))
             cached += parts[-1].cached_bytes
         _require_different_sets(parts)
+        _require_packing(parts, data)
         train = TokenMix.of(parts, data.weights)
         holdout = _open_tokens(data.holdout, data, cached)
         cached += holdout.cached_bytes
@@ -191,6 +192,16 @@ class RunPlan:
 def _open_tokens(folder: Path, data: DataConfig, cached: int) -> TokenSequences:
     """Open a folder of token shards; `cached` bytes of the cache are those of other folders."""
     return TokenSequences(folder, data.seq_len, data.ignores_firsts, data.cache_options, cached)
+
+
+def _require_packing(parts: Sequence[TokenSequences], data: DataConfig) -> None:
+    """Raise UsageError for masked shards in windows, of which some would have no target."""
+    for part in parts:
+        require(
+            part.masks is None or data.is_packed,
+            f"{part.folder} has masks, such as of chats, and data.packing {data.packing} would make sequences of it of "
+            "which some have no target; try --data.packing best-fit --data.mask_documents true",
+        )
 
 
 def _require_different_sets(parts: Sequence[TokenSequences]) -> None:
@@ -324,6 +335,8 @@ def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdo
 def _train_identity(train: TokenMix) -> dict[str, Any]:
     """Return what decides the results of the data sets: their shards and, of several, their shares."""
     found = [part.manifest.fingerprint for part in train.parts]
+    masked = [part.masks.fingerprint for part in train.parts if part.masks is not None]
+    masks = {"data.masks": masked} if masked else {}
     if len(found) == 1:
-        return {"data.train": found[0]}
-    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares]}
+        return {"data.train": found[0], **masks}
+    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares], **masks}

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, wrap_write_errors
+from gristmill.io.token_masks import MASK, MASKS
 from gristmill.io.token_shards import MANIFEST, REMEDY, SOURCES, Manifest, ShardRecord, with_suffix
 from gristmill.io.tokenizer_companions import copies_in
 from gristmill.paths import spell_urls
@@ -196,6 +197,10 @@ class ShardCache:
         for record in self.manifest.shards:
             for suffix, expected in ((".idx", record.idx_sha256), (SOURCES, record.sources_sha256)):
                 self._copy_small_file(with_suffix(self.folder / record.name, suffix), expected)
+        if is_file(self.folder / MASKS):
+            atomic_write_bytes(self.local / MASKS, read_file(self.folder / MASKS))
+            for record in self.manifest.shards:
+                self._copy_small_file(with_suffix(self.folder / record.name, MASK), "")
         for path, copy in self._tokenizer_files():
             atomic_write_bytes(copy, read_file(path))
         for shard, info in enumerate(self._files):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gristmill.errors import InputError
+from gristmill.io.token_masks import TokenMasks, runs_of
 from gristmill.storage.local import atomic_write, locked, sha256_file
 from gristmill.wording import count_of
 from training.data.data_config import PACKING_VERSION
@@ -55,6 +56,7 @@ class PackedSequences(DataSet):
         self.length = data.length
         self.manifest = data.manifest
         self.plan = _open_plan(folder / f"packing-{_fingerprint(data)}", data)
+        self.masks = data.masks
         self.is_ignored: NDArray[np.bool_] = self.plan.is_cut  # of each piece, whether its first token is no target
         if data.ignores_firsts:
             self.is_ignored = np.broadcast_to(np.True_, self.plan.is_cut.shape)
@@ -77,6 +79,10 @@ class PackedSequences(DataSet):
     def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
         """IGNORE_INDEX for padding, and for the first token of a piece that begins within its document, or of any."""
         found = tokens[:, 1:].clone()
+        if self.masks is not None:
+            for row, index in enumerate(indices):
+                found[row, torch.from_numpy(~self._is_target(int(index)))] = IGNORE_INDEX
+            return found
         for row, index in enumerate(indices):
             first, last = self.plan.rows[index : index + 2]
             begins = np.cumsum(self.plan.lengths[first : last - 1])  # in the row, of all pieces but the first
@@ -100,12 +106,16 @@ class PackedSequences(DataSet):
     @property
     def all_targets(self) -> int:
         """Targets of all rows."""
+        if self.masks is not None:
+            return self.masks.targets
         plan = self.plan
         is_ignored = self.is_ignored
         ignored = len(self) + int(is_ignored.sum()) - int(is_ignored[plan.rows[:-1]].sum())
         return int(plan.lengths.sum(dtype=np.int64)) - ignored
 
     def target_count(self, indices: Indices) -> int:
+        if self.masks is not None:
+            return sum(int(self._is_target(int(index)).sum()) for index in indices)
         plan = self.plan
         found = 0
         indices = np.asarray(indices)
@@ -117,11 +127,38 @@ class PackedSequences(DataSet):
         return [(start, start + length) for start, length in self._pieces(index)]
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
+        if self.masks is not None:
+            return self._masked_spans(index)
         ignored = self.is_ignored[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
         ignored[0] = 1  # nothing precedes it
         pieces = zip(self._pieces(index), ignored.tolist(), strict=True)
         spans = [(start + first, start + length) for (start, length), first in pieces]
         return [(start, stop) for start, stop in spans if start < stop]
+
+    def _is_target(self, row: int) -> NDArray[np.bool_]:
+        """Return which of a row's tokens but its first are targets, where there are masks: (T,) bool."""
+        found = np.zeros(self.length + 1, bool)
+        filled = 0
+        for _, is_target in self._masks_of(row):
+            found[filled : filled + len(is_target)] = is_target
+            filled += len(is_target)
+        return found[1:]
+
+    def _masked_spans(self, row: int) -> list[tuple[int, int]]:
+        spans: list[tuple[int, int]] = []
+        for begin, is_target in self._masks_of(row):
+            spans += runs_of(is_target, begin)
+        return spans
+
+    def _masks_of(self, row: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield for each piece of a row where it begins, and which of its tokens are targets."""
+        assert self.masks is not None
+        ignored = self.is_ignored[slice(*self.plan.rows[row : row + 2])]
+        for number, (start, length) in enumerate(self._pieces(row)):
+            is_target = self.masks.between(start, start + length)
+            if number == 0 or ignored[number]:
+                is_target[0] = False
+            yield start, is_target
 
     def _pieces(self, row: int) -> list[tuple[int, int]]:
         first, last = self.plan.rows[row : row + 2]
@@ -144,7 +181,8 @@ class PackedSequences(DataSet):
 def _fingerprint(data: TokenSequences) -> str:
     """Hash of what decides a plan: the documents' lengths and T."""
     shards = [(shard.sha256, shard.idx_sha256, shard.documents, shard.tokens) for shard in data.manifest.shards]
-    return hashlib.sha256(repr((PACKING_VERSION, data.length, shards)).encode()).hexdigest()[:16]
+    masks = () if data.masks is None else (data.masks.fingerprint,)
+    return hashlib.sha256(repr((PACKING_VERSION, data.length, shards, *masks)).encode()).hexdigest()[:16]
 
 
 def _open_plan(prefix: Path, data: TokenSequences) -> PackingPlan:
@@ -183,16 +221,18 @@ def _write_plan(files: dict[str, Path], data: TokenSequences) -> None:
         opened = {name: stack.enter_context(path.open("wb")) for name, path in partial.items()}
         pieces = 0
         np.zeros(1, np.int64).tofile(opened["rows"])
-        for window in pack_windows(data.documents, data.length + 1):
+        for window in pack_windows(data.documents, data.length + 1, masks=data.masks):
             for name, values in window._replace(rows=window.rows[1:] + pieces)._asdict().items():
                 values.tofile(opened[name])
             pieces += len(window.starts)
 
 
-def pack_windows(documents: DocumentIndex, capacity: int, size: int = _WINDOW) -> Iterator[PackingPlan]:
+def pack_windows(
+    documents: DocumentIndex, capacity: int, size: int = _WINDOW, masks: TokenMasks | None = None
+) -> Iterator[PackingPlan]:
     """Pack the documents into rows of `capacity` tokens, `size` documents or `size` x `capacity` tokens at a time.
 
-    A row of one token, which has no target, is left out.
+    A row of one token, which has no target, is left out; with masks every piece without a target.
     """
     from training.data.best_fit import best_fit_decreasing  # here, as it imports numba
 
@@ -202,6 +242,12 @@ def pack_windows(documents: DocumentIndex, capacity: int, size: int = _WINDOW) -
         spans = documents.numbered(first, min(first + size, total))
         few = int(np.searchsorted(np.cumsum(spans.length), size * capacity)) + 1
         starts, lengths, is_cut = cut_documents(DocumentSpans(*(array[:few] for array in spans)), capacity)
+        if masks is not None:
+            pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+            has_target = np.array([masks.between(start + 1, start + length).any() for start, length in pairs], bool)
+            starts = starts[has_target]
+            lengths = lengths[has_target]
+            is_cut = is_cut[has_target]
         row_of = best_fit_decreasing(lengths, capacity)
         order = np.argsort(row_of, kind="stable")
         order = order[np.bincount(row_of, lengths)[row_of[order]] > 1]

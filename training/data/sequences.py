@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
 from gristmill.io.shard_cache import CacheOptions, ShardCache, TokenRange, describe_cache
+from gristmill.io.token_masks import TokenMasks, runs_of
 from gristmill.io.token_shards import Manifest, ShardRecord, map_shard, require_known_ids, verify_checksums
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
@@ -124,12 +125,14 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         self.folder = folder
         self.length = length
         self.manifest = Manifest.load(folder)
-        self.has_ignored = self.ignores_firsts = ignores_firsts
+        self.ignores_firsts = ignores_firsts
         self.cache: ShardCache | None = None
         self.local = folder
         if store_of(folder).needs_copies:
             self.cache = ShardCache(folder, self.manifest, cache, taken)
             self.local = self.cache.local
+        self.masks = TokenMasks.load(self.local, self.manifest)
+        self.has_ignored = ignores_firsts or self.masks is not None
         self.shard = lru_cache(_MAPPED)(self._map)
         sizes = [shard.tokens for shard in self.manifest.shards]
         if self.cache is None:
@@ -191,14 +194,20 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         return torch.from_numpy(out)
 
     def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
-        """All tokens but the first of each; a view, unless the first tokens of documents are ignored."""
-        if not self.ignores_firsts:
+        """All tokens but the first of each; a view, unless some are no targets."""
+        if not self.has_ignored:
             return tokens[:, 1:]
         found = tokens[:, 1:].clone()
         for row, index in enumerate(indices):
             first = int(index) * self.length + 1
-            starts = self.documents.starts_between(first, first + self.length)
-            found[row, torch.from_numpy(starts - first)] = IGNORE_INDEX
+            found[row, torch.from_numpy(~self.is_target(first, first + self.length))] = IGNORE_INDEX
+        return found
+
+    def is_target(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which of the tokens start … stop of all shards concatenated are targets: (stop - start,) bool."""
+        found = np.ones(stop - start, bool) if self.masks is None else self.masks.between(start, stop)
+        if self.ignores_firsts:
+            found[self.documents.starts_between(start, stop) - start] = False
         return found
 
     @cached_property
@@ -207,6 +216,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     def verify(self, record: ShardRecord) -> None:
         """Read one shard and raise InputError where the SHA-256 of one of its files is not the recorded one."""
+        if self.masks is not None:
+            self.masks.verify(record)
         if self.cache is None:
             verify_checksums(self.folder, record)
         else:  # its small files were compared as they were copied
@@ -217,9 +228,10 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
 
     def target_count(self, indices: Indices) -> int:
-        if not self.ignores_firsts:
+        if not self.has_ignored:
             return len(indices) * self.length
-        return sum(stop - start for index in indices for start, stop in self.target_spans(int(index)))
+        firsts = [int(index) * self.length + 1 for index in indices]
+        return sum(int(self.is_target(first, first + self.length).sum()) for first in firsts)
 
     def token_spans(self, index: int) -> list[tuple[int, int]]:
         first = index * self.length
@@ -228,11 +240,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         first = index * self.length + 1  # a target is the token after its input
         last = first + self.length
-        if not self.ignores_firsts:
-            return [(first, last)]
-        starts = self.documents.starts_between(first, last).tolist()
-        pairs = zip([first, *(start + 1 for start in starts)], [*starts, last], strict=True)
-        return [(start, stop) for start, stop in pairs if start < stop]
+        return runs_of(self.is_target(first, last), first) if self.has_ignored else [(first, last)]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""

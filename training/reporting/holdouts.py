@@ -214,7 +214,7 @@ def unigram_loss(train: TokenMix, holdout: TokenSequences, count: int, world: Wo
     seen = each[0] if len(each) == 1 else _mixed_counts(each, train.shares)
     last = 1 + count * holdout.length
     targets = [(start, min(start + _SPAN, last)) for start in range(1, last, _SPAN)]
-    target_counts = _token_counts(holdout, targets, vocabulary, world, holdout.ignores_firsts)
+    target_counts = _token_counts(holdout, targets, vocabulary, world, holdout.has_ignored)
     nats = math.log(seen.sum() + vocabulary) - np.log(seen + 1.0)
     return float((target_counts * nats).sum() / max(1, target_counts.sum()))
 
@@ -238,16 +238,16 @@ def _token_counts(
     spans: Sequence[tuple[int, int]],
     vocabulary: int,
     world: World,
-    without_firsts: bool = False,
+    only_targets: bool = False,
 ) -> NDArray[np.int64]:
     """Count each id in spans (start, stop) of all shards concatenated: (vocabulary,) int64.
 
-    `without_firsts`: but for the first tokens of documents.
+    `only_targets`: of targets, if some tokens are none.
     """
     counts = np.zeros(vocabulary, np.int64)
     for start, stop in spans[world.rank :: world.size]:
         ids = data.read(start, stop)
-        if without_firsts:
-            ids = np.delete(ids, data.documents.starts_between(start, stop) - start)
+        if only_targets:
+            ids = ids[data.is_target(start, stop)]
         counts += np.bincount(ids, minlength=vocabulary)
     return world.all_reduce(torch.from_numpy(counts)).numpy()

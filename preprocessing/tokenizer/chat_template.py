@@ -1,0 +1,169 @@
+"""ChatTemplate: the text of a chat by a model's own template, and which parts of it the assistant says.
+
+A template is Jinja, of chat_template.jinja or tokenizer_config.json, as transformers renders it: in a sandbox, with
+`messages`, `tools`, `add_generation_prompt` and the names of special tokens. Where a template marks what the assistant
+says by {% generation %}, that is it. Else a message of the assistant is what the text of all messages up to it has more
+than the text before it, which ends with the prompt for a generation; both must be the beginning of the whole text.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gristmill.errors import UsageError
+from gristmill.io.tokenizer_companions import companions_of, read_config
+
+TEMPLATE_FILE = "chat_template.jinja"
+ASSISTANT = "assistant"
+_TAG = "endgeneration"
+_BEGIN = "\ue0f0"  # around what is generated, while a template is rendered
+_END = "\ue0f1"
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class ChatText(NamedTuple):
+    """The text of a chat; `spans` are the characters of it that the assistant says, in order.
+
+    `rewritten` counts messages of the assistant that the template writes otherwise once others follow: they are in no
+    span.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+    rewritten: int = 0
+
+
+class ChatError(Exception):
+    """A chat that has no text by a template, or no message of the assistant; why."""
+
+
+class ChatTemplate:
+    """A model's template."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str], name: str) -> None:
+        """`tokens` are special tokens by name, such as bos_token; `name` is for errors.
+
+        Raises UsageError where the source is no template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise UsageError(
+                f"{name} has a chat template that is no Jinja ({error}); give another by --template FILE"
+            ) from error
+        self._tokens = dict(tokens)
+        self._marks = _TAG in source
+
+    @classmethod
+    def load(cls, tokenizer: Path, given: Path | None = None) -> "ChatTemplate":
+        """Return the template of a tokenizer, or the `given` file. Raises UsageError where there is none."""
+        companions = companions_of(tokenizer)
+        config = read_config(companions)
+        tokens = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
+        file = given or next((path for path in companions if path.name == TEMPLATE_FILE), None)
+        if file is not None:
+            if not file.is_file():
+                raise UsageError(f"{file}: there is no such file; expected a chat template")
+            return cls(file.read_text(encoding="utf-8"), tokens, str(file))
+        stored = config.get("chat_template")
+        if isinstance(stored, list):  # several, by name
+            named = {each.get("name"): each.get("template") for each in stored if isinstance(each, dict)}
+            stored = named.get("default")
+        if not isinstance(stored, str):
+            raise UsageError(
+                f"{tokenizer.parent} has no chat template; expected {TEMPLATE_FILE}, or chat_template in "
+                "tokenizer_config.json; give one by --template FILE"
+            )
+        return cls(stored, tokens, str(tokenizer.parent))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Any = None) -> str:
+        """Return the text of messages; with `prompt` it ends where the assistant begins. Raises ChatError."""
+        return self._render(messages, prompt, tools).replace(_BEGIN, "").replace(_END, "")
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: Any) -> str:
+        try:
+            text: str = self._template.render(
+                messages=messages, tools=tools, add_generation_prompt=prompt, **self._tokens
+            )
+        except TemplateError as error:
+            raise ChatError(f"the template refuses it: {error}") from error
+        except Exception as error:  # of an expression in the template
+            raise ChatError(f"the template cannot be filled in: {type(error).__name__}: {error}") from error
+        return text
+
+    def apply(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> ChatText:
+        """Return the text of a chat, with what the assistant says. Raises ChatError."""
+        if not any(message.get("role") == ASSISTANT for message in messages):
+            raise ChatError("no message of the assistant")
+        if any(mark in str(message) for message in messages for mark in (_BEGIN, _END)):
+            raise ChatError("it has characters of private use (U+E0F0, U+E0F1)")
+        whole = self._render(messages, False, tools)
+        chat = _marked(whole) if self._marks else self._by_prefixes(whole, messages, tools)
+        if not chat.spans:
+            raise ChatError("the template leaves no message of the assistant whole")
+        return chat
+
+    def _by_prefixes(self, whole: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> ChatText:
+        spans = []
+        rewritten = 0
+        for number, message in enumerate(messages):
+            if message.get("role") != ASSISTANT:
+                continue
+            before = self._render(messages[:number], True, tools)
+            until = whole if number == len(messages) - 1 else self._render(messages[: number + 1], False, tools)
+            if whole.startswith(before) and whole.startswith(until) and len(before) < len(until):
+                spans.append((len(before), len(until)))
+            else:
+                rewritten += 1
+        return ChatText(whole, spans, rewritten)
+
+
+class _Generation(Extension):
+    """The tag {% generation %} … {% endgeneration %}: puts marks around what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _mark(caller: Any) -> str:
+        return f"{_BEGIN}{caller()}{_END}"
+
+
+def _marked(text: str) -> ChatText:
+    """Return a text without marks, and where they were."""
+    spans = []
+    plain, *parts = text.split(_BEGIN)
+    for part in parts:
+        said, _, rest = part.partition(_END)
+        if said:
+            spans.append((len(plain), len(plain) + len(said)))
+        plain += said + rest
+    return ChatText(plain, spans)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _content(token: Any) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None

@@ -1,0 +1,158 @@
+"""tokenize-chats: texts and masks are those of transformers, and what is no chat is left out and counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import InputError, UsageError
+from gristmill.io.token_masks import TokenMasks
+from gristmill.io.token_shards import open_shards
+from preprocessing.tokenize_chats import tokenize_chats
+from preprocessing.tokenizer.chat_template import ChatError, ChatTemplate
+from tests.gristmill_cli.documentation import commands, shell
+from tests.preprocessing.chats import TEMPLATES, make_chats, make_tokenizer, write_chats
+
+
+def read_chats(folder: Path) -> list[tuple[list[int], list[bool]]]:
+    """The ids and the mask of each chat."""
+    manifest, shards = open_shards(folder)
+    masks = TokenMasks.load(folder, manifest)
+    assert masks is not None
+    chats = []
+    start = 0
+    for ids in (ids for shard in shards for ids in shard):
+        chats.append((ids.tolist(), masks.between(start, start + len(ids)).tolist()))
+        start += len(ids)
+    return chats
+
+
+def theirs(folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_texts_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    folder = make_tokenizer(tmp_path / "model", name)
+    chats = make_chats(30)
+    path = write_chats(tmp_path / "chats.jsonl", chats)
+    tokenize_chats(path, tmp_path / "out", folder, workers=1)
+    other = theirs(folder)
+    template = ChatTemplate.load(folder / "tokenizer.json")
+    end = other.convert_tokens_to_ids("<|im_end|>")
+    for chat, (ids, _) in zip(chats, read_chats(tmp_path / "out"), strict=True):
+        messages = chat["messages"]
+        assert template.render(messages) == other.apply_chat_template(messages, tokenize=False)
+        prompt = other.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+        assert template.render(messages[:1], prompt=True) == prompt
+        expected = other.apply_chat_template(messages, tokenize=True, return_dict=False)
+        assert ids == (expected if expected[-1] == end else [*expected, end])
+
+
+def test_a_mask_is_what_transformers_says_where_a_template_marks_it(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model", "marked")
+    chats = make_chats(30)
+    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=1)
+    for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        expected = theirs(folder).apply_chat_template(chat["messages"], **options)
+        assert mask[: len(expected["input_ids"])] == [bool(value) for value in expected["assistant_masks"]]
+        assert not any(mask[len(expected["input_ids"]) :]) and len(ids) == len(mask)
+
+
+@pytest.mark.parametrize("name", ["ChatML", "strict", "marked"])
+def test_targets_are_what_the_assistant_says_and_the_token_that_ends_it(tmp_path: Path, name: str) -> None:
+    folder = make_tokenizer(tmp_path / "model", name)
+    chats = make_chats(20, seed=4)
+    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=2)
+    decode = theirs(folder).decode
+    for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
+        said = [message["content"] for message in chat["messages"] if message["role"] == "assistant"]
+        targets = decode([token for token, is_target in zip(ids, mask, strict=True) if is_target])
+        assert [part.strip() for part in targets.split("<|im_end|>")[:-1]] == said
+        assert "Say it" not in targets and "assistant" not in targets and targets.count("<|im_end|>") == len(said)
+
+
+def test_messages_that_a_template_rewrites_are_no_targets(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model", "thinking")
+    chats = make_chats(20, turns=3)
+    said = str(tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=1))
+    earlier = sum(len(chat["messages"]) // 2 - 1 for chat in chats)
+    assert f"no targets: {earlier} messages of the assistant" in said
+    for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
+        text = theirs(folder).decode([token for token, is_target in zip(ids, mask, strict=True) if is_target])
+        assert text.strip() == f"<think>\n\n</think>\n\n{chat['messages'][-1]['content']}<|im_end|>"
+
+
+def test_workers_and_slices_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tokenizer(tmp_path / "model")
+    for source in ("a", "b"):
+        write_chats(tmp_path / "chats" / source / "chats.jsonl", make_chats(60, seed=len(source)))
+    tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, workers=1)
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 2000)
+    tokenize_chats(tmp_path / "chats", tmp_path / "two", folder, workers=2)
+    content = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    assert content[0] == content[1]
+    assert open_shards(tmp_path / "one")[0].sources.keys() == {"a", "b"}
+    tokenize_chats(tmp_path / "chats", tmp_path / "small", folder, workers=1, shard_size="4KiB")
+    assert len(open_shards(tmp_path / "small")[0].shards) > 3
+    assert read_chats(tmp_path / "small") == read_chats(tmp_path / "one")
+
+
+def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model", "strict")
+    good = make_chats(6)
+    bad: list[Any] = [
+        {"messages": [{"role": "user", "content": "Why?"}]},
+        {"messages": [{"role": "assistant", "content": "It grinds."}]},
+        {"messages": "no list"},
+        {"text": "no messages"},
+        {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "So."}]},
+    ]
+    path = write_chats(tmp_path / "chats.jsonl", [*good, *bad])
+    with pytest.raises(InputError) as error:
+        tokenize_chats(path, tmp_path / "out", folder)
+    assert "5 of 11 records would be left out" in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("*partial*"))
+    said = str(tokenize_chats(path, tmp_path / "out", folder, max_malformed=0.5, workers=1))
+    assert len(read_chats(tmp_path / "out")) == 6
+    assert "no message of the assistant (first chats.jsonl line 7)" in said
+    assert "roles must alternate user and assistant (first chats.jsonl line 8)" in said
+    assert "messages is not a list of messages (first chats.jsonl line 9)" in said
+
+
+def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model")
+    path = write_chats(tmp_path / "chats.jsonl", make_chats(3))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"chat_template": "{% for"}, "has a chat template that is no Jinja"),
+        ({"chat_template": None}, "has no chat template; expected chat_template.jinja"),
+    ]
+    for change, message in cases:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UsageError, match=message):
+            tokenize_chats(path, tmp_path / "out", folder)
+    (tmp_path / "own.jinja").write_text(TEMPLATES["ChatML"])
+    tokenize_chats(path, tmp_path / "out", folder, template=tmp_path / "own.jinja")
+    with pytest.raises(UsageError, match="is not an empty folder"):
+        tokenize_chats(path, tmp_path / "out", folder)
+    with pytest.raises(UsageError, match="there is none"):
+        tokenize_chats(tmp_path / "nothing.jsonl", tmp_path / "new", make_tokenizer(tmp_path / "again"))
+
+
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    (block,) = commands("guides/chats.md")
+    model = make_tokenizer(tmp_path / "model")
+    chats = write_chats(tmp_path / "chats.jsonl", make_chats(80))
+    done = shell(block, CHATS=str(chats), MODEL=str(model), OUT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "80 chats" in done.stdout and "⟦" in done.stdout and "step 10/10" in done.stdout
+
+
+def test_a_template_runs_no_code(tmp_path: Path) -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", {}, "evil")
+    with pytest.raises(ChatError):
+        template.render([])
