@@ -207,9 +207,10 @@ def join_copies(scattered: FileSet, sources: SourceRuns, output: Path, memory: i
 
 
 def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, NDArray]]:
-    """Yield for each block of CORPUS_ROWs sorted by digest its copies, the first of each copy's group, and new firsts.
+    """Yield for each block of records sorted by digest its copies, the first of each copy's group, and new firsts.
 
-    A new first is a group's first document, yielded once: with the first copy of the group.
+    Records are CORPUS_ROWs, or others with a digest. A new first is a group's first document, yielded once: with the
+    first copy of the group.
 
     >>> records = np.zeros(5, CORPUS_ROW)
     >>> records["low"], records["row"] = [5, 5, 6, 7, 7], [0, 3, 8, 1, 2]
@@ -219,8 +220,9 @@ def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, N
     [[], [], []]
     [[2], [1], [1]]
     """
-    last = np.empty(0, CORPUS_ROW)  # first and last record of the group that the previous block ends with
+    last: NDArray | None = None  # first and last record of the group that the previous block ends with
     for block in blocks:
+        last = block[:0] if last is None else last
         records = np.concatenate([last, block])
         is_copy = is_repeated(records)
         firsts = np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(records))))

@@ -1,4 +1,4 @@
-"""Files of fixed-size records: external merge sort, in memory or with sorted runs on disk, and scattering."""
+"""Files of fixed-size records: external merge sort, in memory or with sorted runs on disk, holding, scattering."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +14,7 @@ from gristmill.errors import wrap_write_errors
 from gristmill.storage.local import atomic_write
 
 MAX_SCATTERED = 256  # files that scatter_records may write at the same time: processes can open few
+MAX_HELD = 1 << 18  # records that HeldRecords has in memory
 _COPIES = 4  # copies of each record in memory during a sort or merge
 _MIN_BLOCK = 1024  # minimum records in a block, even beyond the memory budget
 
@@ -145,6 +146,48 @@ class _Run:
         taken = self.block[:count]
         self.block = self.block[count:]
         return taken
+
+
+class HeldRecords:
+    """Records that wait, in memory or, if they are many, in a file, which is removed at the end."""
+
+    def __init__(self, path: Path, limit: int = MAX_HELD) -> None:
+        self._path = path
+        self._limit = limit
+        self._held = list[NDArray]()
+        self._count = 0
+        self._dtype = np.dtype(np.uint8)
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def add(self, records: NDArray) -> None:
+        """Append records, of one dtype."""
+        self._dtype = records.dtype
+        self._held.append(records.copy())
+        self._count += len(records)
+        if self._count > self._limit:
+            with wrap_write_errors(self._path), self._path.open("ab") as file:
+                for block in self._held:
+                    file.write(block.view(np.uint8).data)
+            self._held = []
+            self._count = 0
+
+    def take(self) -> Iterator[NDArray]:
+        """Yield all records, in their order, and forget them."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                while len(records := np.fromfile(file, self._dtype, self._limit)):
+                    yield records
+            self._path.unlink()
+        yield from self._held
+        self._held = []
+        self._count = 0
 
 
 def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
