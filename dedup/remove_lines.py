@@ -4,7 +4,7 @@ Documents → digests of their units → sorted, equal ones are repeats → docu
 """
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from dedup.candidates.repeated_units import (
     GROUP_UNIT,
     CountBy,
     KeepUnit,
+    check_left_alone,
     digest_units,
     join_units,
     split_repeats,
     write_without,
 )
 from dedup.candidates.text_units import TextUnit
-from gristmill.arguments import one_of
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
@@ -33,7 +33,7 @@ from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_cor
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import UsageError, require
+from gristmill.errors import require
 from gristmill.io.documents import CorpusFile
 from gristmill.wording import count_of
 
@@ -104,15 +104,6 @@ def check_limits(least: int, min_characters: int) -> None:
     """Raise UsageError for a number out of range."""
     require(least >= 2, f"--least: expected 2 or more, got {least}; try 6")
     require(min_characters >= 0, f"--min_characters: expected 0 or more, got {min_characters}; try 20")
-
-
-def check_left_alone(leave_alone: Sequence[str], sources: Collection[str]) -> None:
-    """Raise UsageError for a source that the corpus has not."""
-    for name in leave_alone:
-        if name not in sources:
-            raise UsageError(
-                f"--leave_alone: expected sources of the corpus, got {name!r}; {one_of(name, sorted(sources))}"
-            )
 
 
 def lost_path(target_dir: Path) -> Path:

@@ -1,7 +1,7 @@
 """Digest join: units of a corpus with equal digests meet in one task, within a worker's memory.
 
 Tasks of a stage digest the units of each group of slices: a file of records with a digest and the unit's place in the
-group. `join_digests` runs two steps: `scatter` writes the records of a bundle of groups to a file for each range of
+group. `join_digests` runs two steps: the first writes the records of a bundle of groups to a file for each range of
 digests; the stage's own tasks then sort one range each.
 """
 
@@ -31,9 +31,15 @@ def with_group(record: np.dtype) -> np.dtype:
 
 
 def join_digests(
-    run: StageRun, digested: StepResult, record: np.dtype, name: str, function: Callable, arguments: dict[str, Any]
+    run: StageRun,
+    digested: StepResult,
+    record: np.dtype,
+    name: str,
+    function: Callable,
+    arguments: dict[str, Any],
+    scatter_name: str = "scatter",
 ) -> tuple[FileSet, StepResult]:
-    """Run the steps `scatter` and `name`; return the files that the tasks of the second wrote, and its result.
+    """Run the steps `scatter_name` and `name`; return the files that the tasks of the second wrote, and its result.
 
     Args:
         run: The run of the stage.
@@ -43,13 +49,14 @@ def join_digests(
         function: Its task, called with `arguments`, `scattered` (the files of a digest range, whose records have their
             group and are in the order of the corpus), `output` and `memory`.
         arguments: Further arguments of the function.
+        scatter_name: Of the first step, and of the folder of its files.
     """
     digests = [done.outputs[0] for done in digested.records]
     size = sum(digest.size for digest in digests)
     share = run.options.memory_per_worker
     sorted_bytes = max(1, min(share, _MAX_SORTED))
     parts = min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // sorted_bytes).bit_length())
-    folder = run.work / f"{parts} parts"
+    folder = run.work / scatter_name / f"{parts} parts"
     bundle = max(parts, _MIN_BUNDLE)  # so that bundles have a file for each group
     scatter = list[Task]()
     join = list[Task]()
@@ -60,7 +67,7 @@ def join_digests(
         outputs = tuple(folder / f"{first:06}" / f"{part:04}.bin" for part in range(parts))
         given = {"digested": paths, "first_group": first, "fields": record.descr, "outputs": outputs}
         scatter.append(Task(f"{first:06} of {parts}", scatter_digests, given, outputs, bundled_bytes))
-    run.step("scatter", scatter)
+    run.step(scatter_name, scatter)
     for part in range(parts):
         output = folder / f"{name}-{part:04}.bin"
         given = {**arguments, "scattered": FileSet.of(scatter, part), "output": output}

@@ -5,7 +5,7 @@ groups and writes the units that are repeats; `split_repeats` gives each group i
 A unit is named by its group and its number there, counted over the documents in order.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +17,12 @@ from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, wi
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.text_units import TextUnit, is_compared, split_units, without_units
 from dedup.minhash.shingles import digest_texts
+from gristmill.arguments import one_of
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
+from gristmill.errors import UsageError
 from gristmill.io.artefacts import write_rows
 from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Rejects, read_documents
@@ -45,6 +47,15 @@ SCHEMA = pa.schema(
 )
 _BATCH_CHARACTERS = 4 << 20  # that are digested together
 _BATCH_UNITS = 1 << 16  # that are digested together
+
+
+def check_left_alone(leave_alone: Sequence[str], sources: Collection[str]) -> None:
+    """Raise UsageError for a source that the corpus has not."""
+    for name in leave_alone:
+        if name not in sources:
+            raise UsageError(
+                f"--leave_alone: expected sources of the corpus, got {name!r}; {one_of(name, sorted(sources))}"
+            )
 
 
 @leaves_out_damaged
