@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "gristmill_cli.benchmarks.preview_chats:preview_chats", "show chats with the assistant's tokens marked"
         ),
         "remove-lines": Command("dedup.remove_lines:remove_lines", "remove lines or paragraphs that a corpus repeats"),
+        "remove-spans": Command("dedup.remove_spans:remove_spans", "cut spans of text that a corpus repeats"),
         "decontaminate": Command(
             "preprocessing.decontaminate:decontaminate", "remove benchmark items from a corpus"
         ),

@@ -14,6 +14,7 @@ import msgspec
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch, signatures
+from dedup.remove_spans import remove_spans
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.options import RunOptions
@@ -62,6 +63,7 @@ def _run_pipeline() -> None:
         )
         load_recipe("gopher").judge(_TEXT * 4, WordSplitter())
         options = RunOptions(workers=1, quiet=True)
+        remove_spans(corpus, folder / "spans", options=options)
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)
 
 

@@ -15,6 +15,7 @@ from dedup.clustering.similarity import Measure
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
 from dedup.minhash.signatures import Sketch
+from dedup.spans.joins import KeepSpan
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import Source
@@ -94,6 +95,22 @@ class Lines:
     """Count occurrences of a unit, or documents that contain it, so that the refrain of a single poem stays."""
     leave_alone: tuple[str, ...] = ()
     """Sources whose units are neither counted nor removed, such as code or poems."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Section [spans]: removal of repeated spans of text; see `gristmill remove-spans --help`."""
+
+    min: int | None = None
+    """Minimum length of a span that is cut, in bytes, such as 100; by default the stage is left out."""
+    keep: KeepSpan = "first"
+    """Which of several equal spans to keep: the first in the order of the corpus, or none."""
+    min_left: int = 200
+    """Minimum number of bytes left of a document that lost spans; with fewer it is removed as a fragment."""
+    min_share: float = 0.2
+    """Minimum share of its bytes left of a document that lost spans."""
+    leave_alone: tuple[str, ...] = ()
+    """Sources whose spans are neither compared nor cut, such as code or poems."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +301,7 @@ class RunConfig(RunOptions, _Corpus):
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     lines: Lines = field(default_factory=Lines)
+    spans: Spans = field(default_factory=Spans)
     decontaminate: Decontaminate = field(default_factory=Decontaminate)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)

@@ -32,10 +32,9 @@ from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_options
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
-from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.mix import DecideMix
-from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus
-from gristmill_cli.stages.remove_lines import LINES
+from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES, facts_of_raw_corpus
+from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
@@ -43,6 +42,7 @@ from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 from preprocessing.steps.normalise import web_libraries
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
+_CLEANING = [stage for stage in STAGES if stage.losses]  # they rewrite texts, after the first stage
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
 _RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
@@ -161,10 +161,10 @@ class Tracer:
                     return [*fates, Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}")]
             fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
             return fates
-        for stage, table in (("remove_lines", LINES), ("decontaminate", SPANS)):
-            if load_record(self.out, stage):
-                key, outcome = self._after(table, key)
-                fates.append(Fate(stage, outcome))
+        for stage in _CLEANING:
+            if load_record(self.out, stage.name):
+                key, outcome = self._after(stage, key)
+                fates.append(Fate(stage.name, outcome))
                 if key is None:
                     return fates
         return fates + list(self._after_cleaning(key))
@@ -210,27 +210,27 @@ class Tracer:
 
     def _before_cleaning(self, key: DocKey) -> DocKey:
         """Return the key that a document had after the first stage, given that in what was mixed."""
-        for stage, table in (("decontaminate", SPANS), ("remove_lines", LINES)):
-            if load_record(self.out, stage):
-                for removed in self._removed_rows(table, key.file):
+        for stage in reversed(_CLEANING):
+            if load_record(self.out, stage.name):
+                for removed in self._removed_rows(stage, key.file):
                     if removed > key.row:
                         break
                     key = DocKey(key.file, key.row + 1)
         return key
 
-    def _after(self, table: Path, key: DocKey) -> tuple[DocKey | None, str]:
+    def _after(self, stage: StageSpec, key: DocKey) -> tuple[DocKey | None, str]:
         """Return the key of a document after a stage that rewrites texts, None if it went, and what was done."""
-        with local_copies([self.out / table]) as (copy,):
+        with local_copies([_losses(self.out, stage)]) as (copy,):
             rows = _select(copy, None, {"file": key.file, "row": key.row})
-        removed = self._removed_rows(table, key.file)
+        removed = self._removed_rows(stage, key.file)
         if rows and rows[0]["removed"]:
-            return None, f"removed: {_describe_loss(rows)}"
+            return None, f"removed: {stage.describe_loss(rows)}"
         after = DocKey(key.file, key.row - sum(row < key.row for row in removed))
-        return after, _describe_loss(rows) if rows else "unchanged"
+        return after, stage.describe_loss(rows) if rows else "unchanged"
 
-    def _removed_rows(self, table: Path, file: str) -> list[int]:
+    def _removed_rows(self, stage: StageSpec, file: str) -> list[int]:
         """Return the rows of a file that a stage removed, ascending."""
-        with local_copies([self.out / table]) as (copy,):
+        with local_copies([_losses(self.out, stage)]) as (copy,):
             rows = _select(copy, ["row", "removed"], {"file": file, "removed": True})
         return sorted({row["row"] for row in rows})
 
@@ -391,12 +391,10 @@ def _to_record(row: dict[str, Any]) -> RawRecord:
     return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}", is_skipped)
 
 
-def _describe_loss(rows: list[dict[str, Any]]) -> str:
-    """Return what a stage that rewrites texts did with a document, given its rows in the table of the stage."""
-    if "units" in rows[0]:
-        return f"lost {rows[0]['units']:,} of {rows[0]['of']:,} lines or paragraphs, {rows[0]['bytes']:,} bytes"
-    items = sorted({f"{row['benchmark']} {row['item']}" for row in rows})
-    return f"has {', '.join(items)}"
+def _losses(out: Path, stage: StageSpec) -> Path:
+    """Return the table of what documents lost in a stage."""
+    assert stage.losses is not None, stage.name
+    return out / stage.losses
 
 
 def _describe_decision(row: dict[str, Any]) -> str:

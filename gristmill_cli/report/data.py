@@ -25,7 +25,7 @@ from gristmill_cli.report.page import (
 )
 from gristmill_cli.report.pictures import draw_bars, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
-from gristmill_cli.report.removed import show_benchmarks, show_lines, show_rules
+from gristmill_cli.report.removed import show_benchmarks, show_lines, show_rules, show_spans
 from gristmill_cli.report.similar import show_alike, show_pairs
 from gristmill_cli.run_records import StageRecord, kept_versions
 
@@ -54,6 +54,7 @@ def sections(run: DataRun) -> Iterator[Markup]:
     yield show_pairs(run)
     yield show_rules(run)
     yield show_lines(run)
+    yield show_spans(run)
     yield show_benchmarks(run)
     yield _tokens(run)
     yield _stages(run)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -31,6 +32,7 @@ from gristmill_cli.run_records import StageRecord
 from gristmill_cli.stages.decontaminate import SPANS
 from gristmill_cli.stages.pipeline import judging_stage
 from gristmill_cli.stages.remove_lines import LINES
+from gristmill_cli.stages.remove_spans import CUTS
 from gristmill_cli.status.command import stages_of_run
 from preprocessing.decontaminate import Report, read_report
 
@@ -79,10 +81,18 @@ class Span:
 
 @dataclass
 class LostLines:
-    """Losses by repeated lines: documents, lines and bytes by source, and the documents that lost most bytes."""
+    """Losses by repeated lines, or spans: documents, units and bytes by source; the documents that lost most bytes."""
 
     sums: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     most: list[tuple[int, DocKey]] = field(default_factory=list)  # -bytes, key
+
+    def add(self, key: DocKey, units: int, size: int) -> None:
+        """Count what a document lost."""
+        documents, units_before, bytes_before = self.sums.get(key.source, (0, 0, 0))
+        self.sums[key.source] = (documents + 1, units_before + units, bytes_before + size)
+        loss = (-size, key)
+        if len(self.most) < _LEAST or loss < self.most[-1]:
+            self.most = sorted([*self.most, loss])[:_LEAST]
 
 
 @dataclass
@@ -103,6 +113,7 @@ class DataRun:
     benchmarks: Report | None = None
     spans: dict[str, list[Span]] = field(default_factory=dict)
     lines: LostLines | None = None
+    cuts: LostLines | None = None
 
     @property
     def text_column(self) -> str:
@@ -148,6 +159,8 @@ def read_data_run(out: Path) -> DataRun:
         run.by_rule = _read_table(run, table, _sample_removals) or {}
     if "remove_lines" in run.stages:
         run.lines = _read_table(run, LINES, _sum_lines)
+    if "remove_spans" in run.stages:
+        run.cuts = _read_table(run, CUTS, _sum_cuts)
     if "decontaminate" in run.stages:
         run.spans = _read_table(run, SPANS, sample_spans) or {}
         _read_benchmarks(run)
@@ -326,13 +339,18 @@ def _sum_lines(file: pq.ParquetFile) -> LostLines:
     """Return what documents lost, by source, and the keys of those that lost most bytes."""
     lines = LostLines()
     for row in _rows(file, ["file", "row", "units", "bytes"]):
-        key = DocKey(row["file"], row["row"])
-        documents, units, size = lines.sums.get(key.source, (0, 0, 0))
-        lines.sums[key.source] = (documents + 1, units + row["units"], size + row["bytes"])
-        loss = (-row["bytes"], key)
-        if len(lines.most) < _LEAST or loss < lines.most[-1]:
-            lines.most = sorted([*lines.most, loss])[:_LEAST]
+        lines.add(DocKey(row["file"], row["row"]), row["units"], row["bytes"])
     return lines
+
+
+def _sum_cuts(file: pq.ParquetFile) -> LostLines:
+    """Return what documents lost, by source, and the keys of those that lost most bytes."""
+    cuts = LostLines()
+    of_documents = groupby(_rows(file, ["file", "row", "bytes"]), key=lambda row: DocKey(row["file"], row["row"]))
+    for key, rows in of_documents:
+        sizes = [row["bytes"] for row in rows]
+        cuts.add(key, len(sizes), sum(sizes))
+    return cuts
 
 
 def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Sections of a report on what stages took out: documents by rule, items of benchmarks, lines that repeat."""
+"""Sections of a report on what stages took out: documents by rule, items of benchmarks, lines and spans that repeat."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,18 +117,28 @@ def _spans(run: DataRun) -> list[Markup]:
 
 def show_lines(run: DataRun) -> Markup:
     """Return the section on repeated lines: what each source lost, and the documents that lost most."""
-    if not run.lines:
-        return NOTHING
-    counts = run.stages["remove_lines"].counts
     unit = f"{run.options.get('lines', {}).get('unit', 'line')}s"
+    return _show_losses(run, run.lines, "remove_lines", "lines", unit)
+
+
+def show_spans(run: DataRun) -> Markup:
+    """Return the section on repeated spans: what each source lost, and the documents that lost most."""
+    return _show_losses(run, run.cuts, "remove_spans", "spans", "spans")
+
+
+def _show_losses(run: DataRun, losses: LostLines | None, stage: str, folder: str, unit: str) -> Markup:
+    """Return the section on what documents lost in a stage that wrote `folder`."""
+    if not losses:
+        return NOTHING
+    counts = run.stages[stage].counts
     rows = list[Row]()
     for source in sorted(counts.tallies):
-        documents, units, size = run.lines.sums.get(source, (0, 0, 0))
+        documents, units, size = losses.sums.get(source, (0, 0, 0))
         share = size / max(counts.total(READ, source).bytes, 1)
         rows.append(
             [
                 source,
-                counted(counts, source, READ, f"{RUN_RECORDS}/remove_lines.json", "counts", "tallies"),
+                counted(counts, source, READ, f"{RUN_RECORDS}/{stage}.json", "counts", "tallies"),
                 Number(documents),
                 Number(units),
                 Number(size),
@@ -137,14 +147,14 @@ def show_lines(run: DataRun) -> Markup:
         )
     head = ["", "documents read", "of them changed", f"{unit} left out", "bytes", "of all"]
     total = paragraph(f"{count_of(counts.total(CHANGED).bytes, 'byte')} of repeated {unit} left out.")
-    return section(f"Repeated {unit}", total, table(head, rows, "lines"), _changed_documents(run, run.lines))
+    return section(f"Repeated {unit}", total, table(head, rows, folder), _changed_documents(run, losses, folder))
 
 
-def _changed_documents(run: DataRun, lines: LostLines) -> Markup:
+def _changed_documents(run: DataRun, losses: LostLines, folder: str) -> Markup:
     """Return the documents that lost most, before and after, folded."""
-    keys = [key for _, key in lines.most]
-    before = some_documents(_input_of(run, "lines"), keys, run.text_column)
-    after = some_documents(run.out / "lines", keys, run.text_column)
+    keys = [key for _, key in losses.most]
+    before = some_documents(_input_of(run, folder), keys, run.text_column)
+    after = some_documents(run.out / folder, keys, run.text_column)
     parts = list[Markup]()
     for key in keys:
         if key in before and key in after:

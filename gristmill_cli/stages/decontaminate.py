@@ -34,7 +34,8 @@ class RemoveBenchmarks(StageSpec):
     rewrites = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = "OUT/decontaminated.contamination.parquet"
+    look_at = f"OUT/{SPANS}"
+    losses = SPANS
     requests = 7.0
     is_done_once = True  # an index of all items
 
@@ -74,3 +75,8 @@ class RemoveBenchmarks(StageSpec):
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return "look at the benchmarks, or try --decontaminate.policy cut"
+
+    def describe_loss(self, rows: list[dict[str, Any]]) -> str:
+        """Return the items that a document has."""
+        items = sorted({f"{row['benchmark']} {row['item']}" for row in rows})
+        return f"has {', '.join(items)}"

@@ -20,6 +20,7 @@ from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.normalize_text import NormalizeText, own_facts
 from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.remove_lines import RemoveLines
+from gristmill_cli.stages.remove_spans import RemoveSpans
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.to_hash import ToHash
 from gristmill_cli.stages.train_text import DedupTrain, Pass1, Pass2
@@ -30,6 +31,7 @@ STAGES: tuple[StageSpec, ...] = (
     ApplyFunction(),
     FilterQuality(),
     RemoveLines(),
+    RemoveSpans(),
     RemoveBenchmarks(),
     NoteFacts(),
     FilterShort(),

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dedup.remove_lines import check_left_alone, check_limits, remove_lines
+from dedup.candidates.repeated_units import check_left_alone
+from dedup.remove_lines import check_limits, remove_lines
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
@@ -21,7 +22,8 @@ class RemoveLines(StageSpec):
     rewrites = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = "OUT/lines.lines.parquet"
+    look_at = f"OUT/{LINES}"
+    losses = LINES
     requests = 9.0
 
     def call(self, run: RunContext) -> Counts:
@@ -44,3 +46,8 @@ class RemoveLines(StageSpec):
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return "try a larger --lines.least"
+
+    def describe_loss(self, rows: list[dict[str, Any]]) -> str:
+        """Return how many units a document lost."""
+        (row,) = rows
+        return f"lost {row['units']:,} of {row['of']:,} lines or paragraphs, {row['bytes']:,} bytes"

@@ -109,6 +109,7 @@ class StageSpec:
             `reads_reasons` (and as many bytes, with `reads_bytes`).
         keeps: The reason under which it must count a document; a run ends otherwise.
         look_at: Where to look if a source loses many documents in it; {source} is the source's name.
+        losses: The table in OUT of what documents lost in it, with file, row and removed.
         requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 10,000 slices.
         is_serial: One process does most of its work.
         is_done_once: Some of its work does not grow with the corpus.
@@ -130,6 +131,7 @@ class StageSpec:
     reads_bytes: bool = True
     keeps: str = ""
     look_at: str = ""
+    losses: Path | None = None
     requests: float = 4.0
     is_serial: bool = False
     is_done_once: bool = False
@@ -156,6 +158,10 @@ class StageSpec:
     def hint(self, config: RunConfig) -> str:
         """Return what to try if it kept no document."""
         return ""
+
+    def describe_loss(self, rows: list[dict[str, Any]]) -> str:
+        """Return what it did with a document, given the rows of the document in `losses`."""
+        return "changed"
 
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
