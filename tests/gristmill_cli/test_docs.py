@@ -30,6 +30,7 @@ SCORES = {"guides/scores.md"}  # run by test_run_scores.py
 NODES = {"guides/cluster.md"}  # run by tests/training/test_cluster.py
 CHATS = {"guides/chats.md"}  # run by tests/preprocessing/test_tokenize_chats.py
 BUCKETS = {"guides/buckets.md"}  # run by tests/training/checkpoint/test_remote_run.py
+SPANS = {"guides/spans.md"}  # run by tests/dedup/test_remove_spans.py
 TRACES = {"guides/trace.md"}  # run by test_trace.py
 REWINDS = {"guides/rewind.md"}  # run by test_rewind.py
 DATA = {
@@ -45,7 +46,7 @@ DATA = {
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
-    elsewhere = TRAINING | NODES | BUCKETS | CHATS | FILTERS | SCORES | FORMATS | TRACES | REWINDS
+    elsewhere = TRAINING | NODES | BUCKETS | CHATS | FILTERS | SCORES | SPANS | FORMATS | TRACES | REWINDS
     assert {page for page in PAGES if commands(page)} == elsewhere | DATA | tutorials
 
 

@@ -96,6 +96,11 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("lines", "scope", "local", "expected"),
     ("lines", "count_by", "page --lines.unit line", "expected"),
     ("lines", "leave_alone", "codes --lines.unit line", "--lines.leave_alone: expected sources of the corpus, got"),
+    ("spans", "min", "15", "--spans.min 15: expected 16 to 1,048,576 bytes"),
+    ("spans", "keep", "last --spans.min 100", "expected"),
+    ("spans", "min_left", "3", "--spans.min_left has no effect without --spans.min; try --spans.min 100"),
+    ("spans", "min_share", "2 --spans.min 100", "--spans.min_share 2.0: expected a share from 0 to 1; try 0.2"),
+    ("spans", "leave_alone", "codes --spans.min 100", "--spans.leave_alone: expected sources of the corpus, got"),
     ("decontaminate", "against", "{folder}/nowhere", "nowhere: expected a file or a folder"),
     ("decontaminate", "template", "{text}", "--decontaminate.template has no effect without --decontaminate.against"),
     (

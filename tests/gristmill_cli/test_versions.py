@@ -12,6 +12,7 @@ import pytest
 
 from dedup import generate_duplicate_pairs, generate_exact_pairs
 from dedup.remove_lines import remove_lines
+from dedup.remove_spans import remove_spans
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Stage, library_version
 from gristmill.io.readers import read_corpus
@@ -37,6 +38,7 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     "preprocessing.tokenize_corpus:STAGE": ("of_text/",),
     "preprocessing.filter_quality:STAGE": ("quality/", "quality.removed"),
     "dedup.remove_lines:STAGE": ("lines/", "lines.lines"),
+    "dedup.remove_spans:STAGE": ("spans/", "spans.spans"),
     "preprocessing.decontaminate:STAGE": (
         "decontaminated/",
         "decontaminated.contamination",
@@ -60,6 +62,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
     "preprocessing.filter_quality:STAGE": (4, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (3, "66270aa93071decc"),
+    "dedup.remove_spans:STAGE": (1, "9157f2504fc49f1d"),
     "preprocessing.decontaminate:STAGE": (6, "53e3dfeaf880e213"),
 }
 
@@ -74,6 +77,7 @@ def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathF
     quiz.write_text(json.dumps({"question": text[200:500]}) + "\n")
     filter_quality(out / "normalized", folder / "quality", "gopher", options)
     remove_lines(out / "normalized", folder / "lines", "line", options, least=2)
+    remove_spans(out / "normalized", folder / "spans", 20, options)
     decontaminate(out / "normalized", folder / "decontaminated", (quiz,), options, policy="cut")
     generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)
     tokenize_corpus(out / "train_deduped", out / "tokenizer" / "tokenizer.model", folder / "of_text", options)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup.remove_lines import remove_lines
+from dedup.remove_spans import remove_spans
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import rejects_path
@@ -94,13 +95,14 @@ def test_records_and_counts_are_those_of_lines(corpus: Path, tmp_path: Path, mon
         assert {field.name: field.type for field in pq.read_schema(tmp_path / "one" / name)} == fields
 
 
-@pytest.mark.parametrize("stage", ["filter_quality", "remove_lines", "decontaminate"])
+@pytest.mark.parametrize("stage", ["filter_quality", "remove_lines", "remove_spans", "decontaminate"])
 def test_other_stages_write_the_same_records_and_tables(corpus: Path, tmp_path: Path, stage: str) -> None:
     (tmp_path / "own.toml").write_text("words.max = 2\n")
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"text": " ".join(f"of{number}" for number in range(20))}))
     function, more = {
         "filter_quality": (filter_quality, {"recipe": str(tmp_path / "own.toml")}),
         "remove_lines": (remove_lines, {"min_characters": 0, "least": 2}),
+        "remove_spans": (remove_spans, {"min": 16}),
         "decontaminate": (decontaminate, {"against": (tmp_path / "quiz.jsonl",)}),
     }[stage]
     options = RunOptions(workers=1, quiet=True)
