@@ -20,6 +20,7 @@ _GIB = 1 << 30
 _V100 = 80
 _A100 = 108
 _H100 = 132
+_B200 = 148
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Device:
     """Of a number that it computes with."""
     overlaps: bool = True
     """Collectives can run during passes."""
+    watts: int = 0
+    """Power with which the sheet's rates are reached; 0: not known."""
 
     @property
     def is_gpu(self) -> bool:
@@ -58,12 +61,43 @@ DEVICES = {
     device.name: device
     for device in (
         Device(
-            "v100", 125e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16", _V100
+            "v100",
+            125e12,
+            32 * _GIB,
+            0.9e12,
+            150e9,
+            6.25e9,
+            "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16",
+            _V100,
+            watts=300,
         ),
-        Device("a100-40gb", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, "NVIDIA A100 SXM4-40; 200 Gb/s each", _A100),
-        Device("a100-80gb", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, "NVIDIA A100 SXM4-80; 200 Gb/s each", _A100),
-        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each", _H100),
-        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each", _H100),
+        Device(
+            "a100-40gb",
+            312e12,
+            40 * _GIB,
+            1.555e12,
+            300e9,
+            25e9,
+            "NVIDIA A100 SXM4-40; 200 Gb/s each",
+            _A100,
+            watts=400,
+        ),
+        Device(
+            "a100-80gb",
+            312e12,
+            80 * _GIB,
+            2.039e12,
+            300e9,
+            25e9,
+            "NVIDIA A100 SXM4-80; 200 Gb/s each",
+            _A100,
+            watts=400,
+        ),
+        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each", _H100, watts=700),
+        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each", _H100, watts=700),
+        Device(
+            "b200", 2.25e15, 180e9, 8e12, 900e9, 50e9, "NVIDIA DGX B200 data sheet; 400 Gb/s each", _B200, watts=1000
+        ),
         Device("ascend-910", 256e12, 32 * _GIB, 1.2e12, 30e9, 12.5e9, "Huawei Ascend 910, Liao et al. 2019; 100 Gb/s"),
     )
 }
@@ -103,7 +137,7 @@ def find_device(name: str) -> Device:
 
 
 SUFFIX = ".toml"
-_MAY_BE_NONE = {"processors"}  # also missing, as in files from before there was a field for them
+_MAY_BE_NONE = {"processors", "watts"}  # also missing, as in files from before there was a field for them
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from gristmill_planner.plan_config import (
     configured_run,
     is_file,
     names_preset,
+    own_rows_table,
     preset_request,
     published_layout,
     published_request,
@@ -43,7 +44,7 @@ from gristmill_planner.published_runs import (
     shrunk_config,
 )
 from gristmill_planner.run_memory import run_memory
-from gristmill_planner.search import PlannedLayout, SearchResult, search
+from gristmill_planner.search import Choices, PlannedLayout, choose_layouts, describe_choice
 from gristmill_planner.step_time import step_time
 from gristmill_planner.timeline import draw_measured, draw_schedules, draw_timelines, timeline_text
 
@@ -51,7 +52,7 @@ _CLUSTER = {"config", "gpus", "gpu", "nodes_of", "network", "software", "headroo
 _PLAN = {*_CLUSTER, "tokens"}
 _USED = {  # options that have an effect on what is asked for
     "--calibrate": {"calibrate"},
-    "--validate": {"validate"},
+    "--validate": {"validate", "rows"},
     "--measured": {"draw", "measured"},
     "no CONFIG": {"draw", "ranks", "micro_batches", "costs"},
     "--shrink": {"config", "gpus", "shrink"},
@@ -83,6 +84,7 @@ def plan(
     explain: bool = False,
     json: bool = False,
     validate: bool = False,
+    rows: Path | None = None,
     calibrate: Path | None = None,
     draw: Path | None = None,
     measured: Path | None = None,
@@ -96,8 +98,8 @@ def plan(
         config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), a preset
             of model.preset, such as llama-3.1-8b, or the name of a published run, such as bloom-176b.
         gpus: GPUs of the cluster; by default those of the published run, or 8.
-        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; by default that of
-            the published run, or a100-80gb.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200, b200 or ascend-910, or a file that --calibrate wrote; by default
+            that of the published run, or a100-80gb.
         nodes_of: GPUs per node.
         network: Bandwidth of a node's network cards in each direction, in GB/s; 0: what such nodes usually have.
         headroom: Share of a GPU's memory that layouts leave free for what the formulas leave out: fragmentation,
@@ -119,6 +121,8 @@ def plan(
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
+        rows: With --validate, compare it with measured steps of yours instead: a CSV file with the columns config (a
+            file of training's options, with its layout), gpus, gpu and seconds.
         calibrate: Measure this CPU for some seconds and write its speeds to this TOML file, which --gpu reads.
         draw: Draw the timelines of the schedules to this file (.svg, .png, .pdf) and in the terminal: for the first
             choice or, without a config, for --ranks, --micro_batches and --costs.
@@ -134,6 +138,8 @@ def plan(
     _require_effects(options, mode := _mode(options), _USED[mode])
     if calibrate is not None:
         return _calibrate(calibrate)
+    if rows is not None:
+        return Group(*own_rows_table(rows))
     if validate:
         return Group(comparison_table(fitted_constants()))
     if not config:
@@ -175,19 +181,21 @@ def plan(
         _require_effects(options, given_with, options.keys() - {"software"})
         given = configured_run(config, training, request)
     if dry_run:
-        return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, json)
+        return _dry_run(given or _search(request, constants, 1).shown[0].run, rank, json)
     if given is None:
         result = _search(request, constants, top)
     else:
-        result = SearchResult([PlannedLayout(given, step_time(given, constants), run_memory(given))], 1)
+        chosen = PlannedLayout(given, step_time(given, constants), run_memory(given))
+        result = Choices([chosen], chosen, 1)
     if json:
-        _print_json([as_record(each, total) for each in result.choices])
+        _print_json([as_record(each, total) for each in result.shown])
         return None
-    first = result.choices[0]
-    lines: list[Any] = [choices_table(result.choices, total), "", *about(first, constants)]
+    first = result.shown[0]
+    lines: list[Any] = [choices_table(result.shown, total), "", *about(first, constants)]
     if given is None:
         lines += [
-            next_choice(result.choices),
+            *filter(None, [describe_choice(result)]),
+            next_choice(result.shown),
             f"{count_of(result.considered, 'layout')} considered; {total:.3g} tokens.",
         ]
     else:
@@ -264,9 +272,9 @@ def _cluster(
     return cluster.with_network(1e9 * network) if network else cluster
 
 
-def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
+def _search(request: PlanRequest, constants: Constants, top: int) -> Choices:
     with Console(stderr=True).status("looking for the fastest layouts …"):  # on a terminal alone
-        return search(request, constants, top)
+        return choose_layouts(request, constants, top)
 
 
 def _dry_run(run: PlannedRun, rank: int, json: bool) -> Group | None:

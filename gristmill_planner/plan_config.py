@@ -1,16 +1,25 @@
-"""Plan config: what is to be planned, read from the configuration file that training uses, or from a published run."""
+"""Plan config: what is to be planned, read from the configuration file that training uses, or from a published run.
 
+And measured steps of the user's, each in the layout of such a file, beside what is planned for them.
+"""
+
+import csv
 import sys
 import tomllib
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean, median
 
+from rich.table import Table
+
+from gristmill.arguments import one_of
 from gristmill.config import check_ranges, load_config, toml_lines
-from gristmill.errors import GristmillError, UsageError, require
+from gristmill.errors import GristmillError, UsageError, require, wrap_read_errors
 from gristmill.io.token_shards import open_shards
 from gristmill.wording import count_of
-from gristmill_planner.hardware import Cluster
+from gristmill_planner.fitted_constants import Constants, fitted_constants
+from gristmill_planner.hardware import SUFFIX, Cluster, find_device, read_hardware
 from gristmill_planner.planned_run import (
     GRISTMILL,
     OptimizerStates,
@@ -21,6 +30,7 @@ from gristmill_planner.planned_run import (
 )  # fmt: skip
 from gristmill_planner.published_runs import PublishedRun, changed
 from gristmill_planner.search import PlannedLayout
+from gristmill_planner.step_time import step_time
 from training.config import Precision, TrainConfig
 from training.data.batch_schedule import BatchSplit
 from training.experimental.parallel_config import ParallelConfig
@@ -174,3 +184,71 @@ def _vocabulary(options: TrainConfig, config: str) -> int:
             f"{config} does not say how large the vocabulary is, and there are no token shards in {folder}; "
             "give vocab_size in its [model], for example vocab_size = 50304"
         ) from error
+
+
+_NEEDED = ("config", "gpus", "gpu", "seconds")
+_OTHERS = ("nodes_of", "network")
+
+
+def own_rows_table(path: Path) -> tuple[Table, str]:
+    """Return a table of the measured rows in a CSV file, and a line that sums them up.
+
+    A row has the columns config (a file of training's options, from the folder of the CSV file, whose layout is
+    planned), gpus, gpu and seconds (of a step); nodes_of and network may be there, as the options of `gristmill plan`.
+    Raises UsageError for a row that cannot be planned, by its line.
+    """
+    table = Table("config", "layout", "GPUs", "measured s", "planned s", "error", box=None, pad_edge=False)
+    errors = []
+    for line, row in _read(path):
+        try:
+            run, constants = _planned(path.parent, row)
+            seconds = _number(row, "seconds")
+        except UsageError as error:
+            raise UsageError(f"{path}:{line}: {error}") from error
+        planned = step_time(run, constants).total
+        errors.append(planned / seconds - 1)
+        layout = run.layout.describe() + ", compiled" * run.compiled
+        gpus = f"{run.cluster.devices} {run.cluster.device.name}"
+        table.add_row(row["config"], layout, gpus, f"{seconds:.3g}", f"{planned:.3g}", f"{100 * errors[-1]:+.1f} %")
+    mean = 100 * fmean(map(abs, errors))
+    middle = 100 * median(errors)
+    return table, f"{count_of(len(errors), 'row')}: mean absolute error {mean:.1f} %, median {middle:+.1f} %"
+
+
+def _read(path: Path) -> list[tuple[int, dict[str, str]]]:
+    with wrap_read_errors(path), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        names = reader.fieldnames or []
+        for name in _NEEDED:
+            require(name in names, f"{path}:1: there is no column {name}; expected {','.join(_NEEDED)}")
+        for name in names:
+            known = [*_NEEDED, *_OTHERS]
+            require(name in known, f"{path}:1: unknown column {name}; {one_of(name, known)}")
+        rows = [(reader.line_num, row) for row in reader]
+    require(bool(rows), f"{path} has no rows; expected measured steps below its first line")
+    return rows
+
+
+def _planned(folder: Path, row: dict[str, str]) -> tuple[PlannedRun, Constants]:
+    """The run of a row in its file's layout, and the constants of its device."""
+    gpu = row["gpu"] or ""
+    device, constants = read_hardware(folder / gpu) if gpu.endswith(SUFFIX) else (find_device(gpu), fitted_constants())
+    cluster = Cluster(device, int(_number(row, "gpus")), int(_number(row, "nodes_of", 8)))
+    network = _number(row, "network", 0.0)
+    if network:
+        cluster = cluster.with_network(1e9 * network)
+    config = str(folder / row["config"])
+    request, options = read_request(config, cluster)
+    return replace(configured_run(config, options, request), compiled=options.compile), constants
+
+
+def _number(row: dict[str, str], name: str, default: float | None = None) -> float:
+    text = row.get(name) or ""
+    if not text and default is not None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    require(number > 0, f"{name} is {text!r}; expected a number above 0")
+    return number

@@ -67,10 +67,16 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
         "h100": "one H100 took 13 to 21 % less time than planned for a Llama of 1.1B, 53 % less for GPT-2 of 124M",
         "h200": "one H200 took 4 to 14 % less time than planned for a Llama of 1.1B, 44 % less for GPT-2 of 124M",
     }.get(device.name, "this trainer was measured on no GPU of this kind")
+    power = ""
+    if device.watts:
+        power = (
+            f" Rates are the data sheet's, with {device.watts} W a card: cards that are limited to less are slower "
+            "(nvidia-smi -q -d POWER)."
+        )
     return (
         "How far to trust this: the constants are fitted to published steps of Megatron-LM and DeepSpeed on V100s and "
         f"A100s; {seen}, and no plan for it has been compared with several GPUs. Compare layouts by it, rather than "
-        "count on its seconds (docs/reference/planner-accuracy.md)."
+        f"count on its seconds (docs/reference/planner-accuracy.md).{power}"
     )
 
 
@@ -158,12 +164,13 @@ def next_choice(choices: Sequence[PlannedLayout]) -> str:
         return "No other layout fits."
     first, second = choices[:2]
     longer = 100 * (second.time.total / first.time.total - 1)
+    takes = f"{abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}"
     changes = {name: getattr(second.time, name) - getattr(first.time, name) for name in _PARTS}
     most = max(changes, key=lambda name: abs(changes[name]))
     spared = (first.memory.total - second.memory.total) / _GIB
     memory = f"{abs(spared):.0f} GiB {'less' if spared > 0 else 'more'}"
     return (
-        f"The next, {second.run.layout.describe()}, takes {longer:.1f} % longer and {memory}: the largest difference "
+        f"The next, {second.run.layout.describe()}, takes {takes} and {memory}: the largest difference "
         f"is {changes[most]:+.3g} s of {_PARTS[most]}."
     )
 

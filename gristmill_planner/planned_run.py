@@ -103,6 +103,8 @@ class PlannedRun:
     """Layers of each stage; empty: as even as they get, the last stages fewer."""
     states: OptimizerStates = ADAMW
     precision: Precision = "bf16"
+    compiled: bool = False
+    """Blocks are compiled."""
 
     @cached_property
     def axes(self) -> dict[str, RankAxis]:
@@ -187,7 +189,7 @@ class PlanRequest:
         """A run of it in a layout."""
         return PlannedRun(
             self.model, layout, self.batch, self.seq_len, self.cluster, recompute, self.software, stage_layers,
-            self.states, self.precision,
+            self.states, self.precision, self.compiled,
         )  # fmt: skip
 
     @property

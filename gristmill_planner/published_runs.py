@@ -1,6 +1,6 @@
 """Published runs: what papers print of large training runs, and what is predicted, and shrunk to 8 processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -148,6 +148,29 @@ def sparse_runs() -> list[PublishedRun]:
     return found
 
 
+def torchtitan_runs() -> list[PublishedRun]:
+    """Llama 3.1 8B by torchtitan on 8 and 128 H100s, FSDP, two sequences a GPU, selective recomputation, in bf16.
+
+    The cards have 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; what they compute at most there is not published, so
+    that the rate at 700 W is taken. The trainer planned is this one.
+    """
+    seq_len = 8192
+    batch = 2  # a GPU
+    device = replace(find_device("h100"), name="h100-96gb", memory=96e9, bandwidth=2.4e12, watts=500)
+    model = ModelConfig(preset="llama-3.1-8b").resolve(1, seq_len)
+    found = []
+    for gpus, eager, compiled in ((8, 5762, 6667), (128, 5605, 6514)):
+        layout = ParallelConfig(dp=gpus, zero=3, zero_group=gpus, virtual_stages=1, micro_batches=1)
+        cluster = Cluster(device, gpus)
+        for is_compiled, tokens_a_second in ((False, eager), (True, compiled)):
+            run = PlannedRun(model, layout, batch * gpus, seq_len, cluster, "selective", compiled=is_compiled)
+            name = f"torchtitan, Llama 3.1 8B, {gpus} GPUs" + ", compiled" * is_compiled
+            source = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
+            seconds = batch * seq_len / tokens_a_second
+            found.append(PublishedRun(name, "", run, None, seconds, source, "cards limited to 500 W"))
+    return found
+
+
 def narayanan_table_2() -> list[PublishedRun]:
     """Narayanan et al. 2021, table 2: ZeRO-3 alone against tensor, pipeline and data parallelism, on Selene.
 
@@ -218,7 +241,7 @@ def comparison_table(constants: Constants) -> Table:
     """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
     columns = "run", "layout", "GPUs", "published s", "predicted s", "TFLOP/s", "error", "GiB", "source"
     table = Table(*columns, box=None, pad_edge=False)
-    for each in [*published_runs(), *narayanan_table_2(), *sparse_runs()]:
+    for each in [*published_runs(), *narayanan_table_2(), *torchtitan_runs(), *sparse_runs()]:
         run = each.run
         measured = each.measured
         predicted = step_time(each.run, constants).total

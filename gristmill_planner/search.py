@@ -1,5 +1,7 @@
 """Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory.
 
+What is shown of them begins with the simplest of those that are about as fast as any, and goes on with other kinds.
+
 A family's bound of time is below each of its layouts, by which most of them are passed over. Where nothing fits, the
 error says by how much, and the least change with which something does.
 """
@@ -7,7 +9,7 @@ error says by how much, and the least change with which something does.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 
 from gristmill.errors import UsageError
 from gristmill.wording import count_of
@@ -43,22 +45,107 @@ def search(request: PlanRequest, constants: Constants, count: int = 5) -> Search
 
     Raises UsageError if no layout divides GPUs, model and batch, or if none fits.
     """
+    considered, layouts = layouts_by_time(request, constants)
+    choices: list[PlannedLayout] = []
+    shapes: set[ParallelConfig] = set()
+    for choice in layouts:
+        shape = replace(choice.run.layout, zero=0, zero_group=1, virtual_stages=1, micro_batches=1)
+        if shape not in shapes:
+            shapes.add(shape)
+            choices.append(choice)
+        if len(choices) == count:
+            break
+    return SearchResult(choices, considered)
+
+
+def layouts_by_time(request: PlanRequest, constants: Constants) -> tuple[int, Iterator[PlannedLayout]]:
+    """Return how many layouts there are, and those that fit, from the fastest on; one at least.
+
+    Raises UsageError as `search`.
+    """
     every = list(families(request))
     if not every:
         raise UsageError(_no_layout(request))
     considered = sum(len(family.schedules) * len(family.stages) for family in every)
-    choices: list[PlannedLayout] = []
-    shapes: set[ParallelConfig] = set()
-    for time, run in _by_time(request, every, constants):
-        shape = replace(run.layout, zero=0, zero_group=1, virtual_stages=1, micro_batches=1)
-        if shape not in shapes:
-            shapes.add(shape)
-            choices.append(PlannedLayout(run, time, run_memory(run)))
-        if len(choices) == count:
-            break
-    if not choices:
+    runs = _by_time(request, every, constants)
+    first = next(runs, None)
+    if first is None:
         raise UsageError(_nothing_fits(request, every))
-    return SearchResult(choices, considered)
+    layouts = (PlannedLayout(run, time, run_memory(run)) for time, run in chain([first], runs))
+    return considered, layouts
+
+
+TIE = 0.05
+"""Share of a step's time within which layouts count as equally fast: the error where nothing was fitted."""
+_FAR = 1.5  # times as long as the fastest: slower layouts are not worth a line
+_RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
+
+Kind = tuple[str, bool, str, bool]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The layouts to show, each of another kind; the `fastest` of all, and how many were considered."""
+
+    shown: list[PlannedLayout]
+    fastest: PlannedLayout
+    considered: int
+
+
+def kind_of(layout: ParallelConfig) -> Kind:
+    """Return the kinds of parallelism that a layout has besides data parallelism: tensor, pipeline, context, expert."""
+    tensor = layout.tensor if layout.tp > 1 else ""
+    return tensor, layout.pp > 1, layout.context if layout.cp > 1 else "", layout.ep > 1
+
+
+def complexity(run: PlannedRun) -> tuple[int, ...]:
+    """Return how much a layout asks for, to compare: kinds of parallelism first, then what each of them adds."""
+    layout = run.layout
+    tensor, is_pipeline, context, has_experts = kind_of(layout)
+    kinds = bool(tensor) + is_pipeline + bool(context) + has_experts + layout.on_grid
+    return (
+        kinds,
+        is_pipeline,
+        bool(context),
+        layout.pp * layout.virtual_stages,
+        layout.tp * layout.cp,
+        layout.zero,
+        _RECOMPUTE[run.recompute],
+        layout.micro_batches,
+    )
+
+
+def choose_layouts(request: PlanRequest, constants: Constants, count: int = 5) -> Choices:
+    """Choose the simplest layout within TIE of the fastest, then the fastest of each other kind, `count` in all.
+
+    Raises UsageError if no layout divides GPUs, model and batch, or if none fits.
+    """
+    considered, layouts = layouts_by_time(request, constants)
+    fastest = next(layouts)
+    first = fastest
+    by_kind = {kind_of(fastest.run.layout): fastest}
+    for choice in layouts:
+        is_tied = choice.time.total <= (1 + TIE) * fastest.time.total
+        if choice.time.total > _FAR * fastest.time.total or (not is_tied and len(by_kind) > count):
+            break
+        if is_tied and complexity(choice.run) < complexity(first.run):
+            first = choice
+        by_kind.setdefault(kind_of(choice.run.layout), choice)
+    others = [choice for kind, choice in by_kind.items() if kind != kind_of(first.run.layout)]
+    return Choices([first, *others][:count], fastest, considered)
+
+
+def describe_choice(choices: Choices) -> str:
+    """Say why the first layout is not the fastest; nothing where it is."""
+    first = choices.shown[0]
+    fastest = choices.fastest
+    if first is fastest:
+        return ""
+    longer = 100 * (1 - fastest.time.total / first.time.total)
+    return (
+        f"The first is the simplest within {100 * TIE:.0f} % of the fastest on paper, {fastest.run.layout.describe()} "
+        f"with recompute {fastest.run.recompute}, which takes {longer:.1f} % less: the planner's error is larger."
+    )
 
 
 def _by_time(

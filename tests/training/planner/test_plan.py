@@ -52,7 +52,7 @@ def printed(result: object) -> str:
 def test_table_and_words(config: Path) -> None:
     text = printed(plan(str(config), gpus=16, explain=True))
     assert "dp 16" in text
-    assert "dp 16 x ZeRO-1 computes for" in text
+    assert "dp 16 computes for" in text  # as fast as with ZeRO-1, and simpler
     assert "9.83e+07 tokens" in text  # 1000 steps of 96 x 1024
     assert "product: 2 m n k / (w x " in text
     assert "waves in which 108 multiprocessors take them: " in text
