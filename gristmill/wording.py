@@ -1,4 +1,6 @@
-"""Words of messages: a number with its noun, in the singular for one."""
+"""Words of messages: a number with its noun, in the singular for one; tables of Markdown."""
+
+from collections.abc import Iterator, Sequence
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
@@ -49,3 +51,15 @@ def message_of(error: BaseException) -> str:
     if line[:1].isupper() and line[1:2].islower():  # a word, not an abbreviation
         return line[0].lower() + line[1:]
     return line or type(error).__name__
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table of Markdown, with numbers on the right.
+
+    >>> list(markdown_table(["a", "b"], [["x|y", "1"]]))
+    ['| a | b |', '|---|---:|', '| x\\\\|y | 1 |']
+    """
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" + "|---:" * (len(head) - 1) + "|"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"

@@ -19,7 +19,8 @@ from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Decontaminate, Dedup, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.quality.recipe import load_recipe
 from preprocessing.quality.words import WordSplitter
 from preprocessing.train_scorer import train_scorer
@@ -49,9 +50,14 @@ def _run_pipeline() -> None:
         corpus = _write_corpus(folder / "corpus", documents)
         quiz = _write_corpus(folder / "quiz", [_TEXT])
         config = RunConfig(
-            corpus, out, workers=1, mix=Mix(weights={"made_up": 1.0}),
-            decontaminate=Decontaminate((quiz,), policy="report"), tokenizer=Tokenizer(vocab_size=400, exact=False),
-        )  # fmt: skip
+            corpus,
+            out,
+            workers=1,
+            mix=Mix(weights={"made_up": 1.0}),
+            tokenizer=Tokenizer(vocab_size=400, exact=False),
+        )
+        for stage in STAGES:
+            config = replace(config, **stage.kernel_options(quiz))
         run(config)
         run(
             replace(

@@ -18,14 +18,11 @@ from gristmill.paths import object_name, scheme_of, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
-from gristmill.wording import count_of
+from gristmill.wording import count_of, markdown_table
 from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import kept_versions, load_record
-from gristmill_cli.stages.filter_quality import rules_version
-from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES
-from preprocessing.decontaminate import read_report, report_paths
-from preprocessing.quality.recipe import read_recipe
+from gristmill_cli.stages.pipeline import STAGES, stages_in_run
 
 CARD = "README.md"
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")  # the Hub's categories
@@ -74,10 +71,9 @@ def _lines(
         yield "\n## What looks wrong\n"
         for warning in funnel.warnings:
             yield f"- {warning}"
-    if options.get("recipe"):
-        yield from _rules(run, options["recipe"])
-    if options.get("decontaminate", {}).get("against"):
-        yield from _benchmarks(run, options["decontaminate"]["policy"])
+    for stage in stages_in_run(options):
+        record = load_record(run, stage.name)
+        yield from stage.card(run, options, record.settings if record else {})
     yield from _tokens(manifests[TRAIN])
     yield from _kept_versions(run)
     yield "## Options\n\n```json"
@@ -125,7 +121,7 @@ def _sources(counts: Counts, tokens: dict[str, int]) -> Iterable[str]:
     """Yield the section on what each source had, and has for training."""
     yield "## Sources\n"
     head = ("source", "documents read", "MB read", "for training", "MB", "tokens", "bytes a token")
-    yield from _table(head, [_source_row(source, counts, tokens) for source in sorted(counts.tallies)])
+    yield from markdown_table(head, [_source_row(source, counts, tokens) for source in sorted(counts.tallies)])
 
 
 def _outcomes(counts: Counts) -> Iterable[str]:
@@ -140,21 +136,7 @@ def _outcomes(counts: Counts) -> Iterable[str]:
             outgoing.append((reason, counts.total(reason)))
     outgoing.sort(key=lambda row: -row[1].documents)
     rows = [(reason, f"{tally.documents:,}", f"{tally.bytes / 1e6:,.1f}") for reason, tally in outgoing]
-    yield from _table(("", "documents", "MB"), rows)
-
-
-def _benchmarks(run: Path, policy: str) -> Iterable[str]:
-    """Yield the section on items of benchmarks that were found."""
-    yield f"\n## Benchmarks\n\nPolicy: {policy}.\n"
-    _, report = report_paths(run / "decontaminated")
-    rows = list[tuple[str, ...]]()
-    for name, benchmark in read_report(report).benchmarks.items():
-        documents = sum(benchmark.documents.values())
-        near_documents = sum(benchmark.near_documents.values())
-        numbers = (benchmark.items, benchmark.found, documents, benchmark.near, near_documents)
-        rows.append((name, *(f"{number:,}" for number in numbers)))
-    head = ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents")
-    yield from _table(head, rows)
+    yield from markdown_table(("", "documents", "MB"), rows)
 
 
 def _tokens(manifest: Manifest) -> Iterable[str]:
@@ -177,20 +159,6 @@ def _kept_versions(run: Path) -> Iterable[str]:
         for sentence in kept:
             yield f"- {sentence}"
         yield ""
-
-
-def _rules(run: Path, recipe: str) -> Iterable[str]:
-    """Yield the section with the rules of the recipe, if they are those that the run had."""
-    record = load_record(run, "filter_quality") or load_record(run, FIRST_STAGE)
-    try:
-        rules = read_recipe(recipe)
-    except UsageError:
-        rules = ""
-    yield f"\n## Rules of the recipe {Path(recipe).name}\n"
-    if record and record.settings.get("rules") == rules_version(rules):
-        yield f"```toml\n{rules.strip()}\n```"
-    else:
-        yield "The file of its rules has changed since the run."
 
 
 def _without_folders(value: Any) -> Any:
@@ -217,13 +185,6 @@ def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence
         f"{count:,}",
         f"{trained.bytes / count:.2f}" if count else "none",
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|---" + "|---:" * (len(head) - 1) + "|"
-    for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
 def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False, private: bool = True) -> Text:

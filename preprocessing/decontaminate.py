@@ -23,14 +23,14 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Result, Stage, Task
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import stream_table, write_rows
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, paths_of
 from gristmill.io.external_sort import write_array
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
-from gristmill.storage.files import exists, file_info, is_file, read_file, resolved
+from gristmill.storage.files import exists, file_info, is_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
@@ -44,13 +44,19 @@ from preprocessing.contamination.benchmarks import (
     write_index,
 )
 from preprocessing.contamination.ngrams import TextWords, find_words
+from preprocessing.contamination.report import (
+    CONTAMINATED,
+    EXACT,
+    NEAR,
+    BenchmarkReport,
+    Report,
+    read_report,
+    report_paths,
+)
 from preprocessing.contamination.task_files import is_task_file, list_task, task_files_in
 
 STAGE = Stage("decontaminate", version=6, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 Policy = Literal["drop", "cut", "report"]
-CONTAMINATED = "in a benchmark"
-EXACT = "exact"
-NEAR = "near"
 _SCHEMA = pa.schema(
     {
         "file": pa.string(), "row": pa.int64(), "source": pa.string(), "benchmark": pa.string(), "item": pa.string(),
@@ -61,33 +67,6 @@ _SCHEMA = pa.schema(
 _KEY_COUNT = np.dtype([("key", "<u8"), ("documents", "<u8")])
 _MEMORY_A_CHARACTER = 40  # bytes, of a text while its words are looked up: code points, hashes, places
 _SHOWN = 600  # characters of a text in the table
-
-
-class BenchmarkReport(msgspec.Struct):
-    """Items of one benchmark that were found; documents by source.
-
-    `near` are items of which there are near-duplicates alone, `near_documents` those with no more of the benchmark.
-    """
-
-    items: int
-    too_short: int
-    shared_ngrams: int
-    shared_near_ngrams: int
-    found: int
-    documents: dict[str, int]
-    near: int
-    near_documents: dict[str, int]
-
-
-class Report(msgspec.Struct):
-    """TARGET_DIR.benchmarks.json: each benchmark; how many n-grams, and near-duplicates of how many items, are in too
-    many documents to say anything; how many documents have an item.
-    """
-
-    benchmarks: dict[str, BenchmarkReport]
-    common_ngrams: int
-    common_items: int
-    documents: int = 0
 
 
 def decontaminate(
@@ -180,20 +159,6 @@ def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
                 f"--against {path} and the corpus {corpus} overlap, so items of the benchmark would also be read as "
                 "documents: move the benchmark out of the corpus"
             )
-
-
-def report_paths(target_dir: Path) -> tuple[Path, Path]:
-    """The table of the places found, and the report, next to `target_dir`."""
-    name = target_dir.name
-    return target_dir.with_name(f"{name}.contamination.parquet"), target_dir.with_name(f"{name}.benchmarks.json")
-
-
-def read_report(path: Path) -> Report:
-    """The report of a finished run. Raises InputError if it is missing or damaged."""
-    try:
-        return msgspec.json.decode(read_file(path), type=Report)
-    except (FileNotFoundError, msgspec.DecodeError) as error:
-        raise InputError(f"{path}: expected what {STAGE.name} found, got {error}; run that stage again") from error
 
 
 def describe(report: Report) -> list[str]:

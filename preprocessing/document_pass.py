@@ -51,6 +51,11 @@ REMOVED = pa.schema(
 )
 
 
+def removed_path(target_dir: Path) -> Path:
+    """Return the table of the documents that are not in `target_dir`, next to it."""
+    return target_dir.with_name(f"{target_dir.name}.removed.parquet")
+
+
 class SliceNote(msgspec.Struct):
     """What a task did with a slice: the raw records in it, and the documents written, or found, in `written.file`."""
 

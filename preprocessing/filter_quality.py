@@ -18,8 +18,8 @@ from gristmill.io.artefacts import write_rows
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.text import utf8_size
-from gristmill.wording import count_of
-from preprocessing.document_pass import REMOVED
+from preprocessing.document_pass import REMOVED, removed_path
+from preprocessing.prepare import note_replaced
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
@@ -65,18 +65,6 @@ def filter_quality(
         counts = run.finish(done.counts)
     note_replaced(sum(done.values(int)), options)
     return counts
-
-
-def note_replaced(replaced: int, options: RunOptions) -> None:
-    """Print how many addresses were replaced, if any were."""
-    if replaced and not options.quiet:
-        addresses = count_of(replaced, "mail or IP address", "mail and IP addresses")
-        print(f"{STAGE.name}: {addresses} replaced in the documents written", file=sys.stderr)
-
-
-def removed_path(target_dir: Path) -> Path:
-    """The table of the documents that are not in `target_dir`, next to it."""
-    return target_dir.with_name(f"{target_dir.name}.removed.parquet")
 
 
 @leaves_out_damaged

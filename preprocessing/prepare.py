@@ -3,6 +3,7 @@
 Raw files → steps → documents, which later stages read, and facts, which joins read instead of the text.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice
 from gristmill.io.web.extraction import Extract
 from gristmill.steps import DocumentStep, check_steps
 from gristmill.storage.files import listed_once
+from gristmill.wording import count_of
 from preprocessing.document_pass import (
     GroupNotes,
     Steps,
@@ -220,3 +222,10 @@ class PassPlan:
         if self.names and is_piece(group[0]):
             facts = self.run.work / "facts" / f"{label}{SUFFIX}"
         return {"facts": facts, **vectors}
+
+
+def note_replaced(replaced: int, options: RunOptions) -> None:
+    """Print how many addresses the rules of a recipe replaced, if they did."""
+    if replaced and not options.quiet:
+        addresses = count_of(replaced, "mail or IP address", "mail and IP addresses")
+        print(f"note: {addresses} replaced in the documents written", file=sys.stderr)

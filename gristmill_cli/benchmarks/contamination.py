@@ -25,7 +25,8 @@ from gristmill_cli.benchmarks.texts import Part, TokenPart, parts_of
 from gristmill_cli.documents.token_origins import TokenOrigins
 from preprocessing.contamination.benchmarks import ALL_FIELDS, SHORTEST, Benchmarks, IndexFiles, write_index
 from preprocessing.contamination.ngrams import find_words
-from preprocessing.decontaminate import EXACT, NEAR, check_limits
+from preprocessing.contamination.report import EXACT, NEAR
+from preprocessing.decontaminate import check_limits
 from training.tasks.harness import require_lm_eval
 from training.tasks.item_scores import ItemScore, aggregate, read_item_scores
 

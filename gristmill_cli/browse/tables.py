@@ -21,8 +21,7 @@ from gristmill.storage.files import is_file
 from gristmill_cli.documents.duplicates import CLUSTERS, DUPLICATES, corpus_of, some_documents
 from gristmill_cli.documents.removed_texts import removed_documents, removed_table
 from gristmill_cli.run_config import is_data_run, load_options, read_options
-from gristmill_cli.stages.decontaminate import SPANS
-from gristmill_cli.stages.pipeline import context_of, find_stage
+from gristmill_cli.stages.pipeline import context_of, plan_stages
 
 Row = Mapping[str, Any]
 
@@ -178,7 +177,10 @@ class RunTables:
         named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
         clusters = named if is_file(self.out / named) else CLUSTERS
         removed = Path(removed_table(self.config).name)
-        tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": removed, "spans": SPANS}
+        tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": removed}
+        tables |= {
+            stage.browsed_as: stage.losses for stage in plan_stages(self.config) if stage.browsed_as and stage.losses
+        }
         paths = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
         copies = self._stack.enter_context(local_copies(list(paths.values())))
         self.tables = {name: PagedTable(copy) for name, copy in zip(paths, copies, strict=True)}
@@ -193,6 +195,7 @@ class RunTables:
         if of == "rules":
             return removed_documents(self.config, keys)
         corpus = corpus_of(self.out)
-        if of == "spans":
-            corpus = context_of(self.config, find_stage("decontaminate")).corpus
+        for stage in plan_stages(self.config):
+            if stage.browsed_as == of:
+                corpus = context_of(self.config, stage).corpus
         return some_documents(corpus, keys, self.config.text_column)

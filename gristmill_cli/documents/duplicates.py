@@ -113,6 +113,14 @@ def corpus_of(out: Path) -> Path | None:
     return None
 
 
+def corpus_before(out: Path, output: str) -> Path | None:
+    """Return the folder that the stage read which wrote the folder `output` of a run; None if it was removed."""
+    for name in CORPORA[CORPORA.index(output) + 1 :]:
+        if is_folder(out / name):
+            return out / name
+    return None
+
+
 def some_documents(corpus: Path | None, keys: Iterable[DocKey], text_column: str) -> dict[DocKey, Document]:
     """Return some documents, by key; none where they are no longer there."""
     if corpus is None:

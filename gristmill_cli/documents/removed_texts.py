@@ -12,7 +12,7 @@ from gristmill_cli.documents.duplicates import some_documents
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import context_of, judging_stage
-from preprocessing.filter_quality import removed_path
+from preprocessing.document_pass import removed_path
 
 
 def removed_table(config: RunConfig) -> Path:

@@ -33,7 +33,7 @@ from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.mix import DecideMix
-from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES, facts_of_raw_corpus
+from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
@@ -42,7 +42,6 @@ from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 from preprocessing.steps.normalise import web_libraries
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
-_CLEANING = [stage for stage in STAGES if stage.losses]  # they rewrite texts, after the first stage
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
 _RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
@@ -105,6 +104,7 @@ class Tracer:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.out = config.out
+        self.cleaning = [stage for stage in plan_stages(config) if stage.losses]  # they rewrite texts
 
     def find(self, document: str) -> Iterator[tuple[str, list[Fate]]]:
         """Yield a title and the fates of each record that is meant. Raises UsageError if there is none."""
@@ -161,7 +161,7 @@ class Tracer:
                     return [*fates, Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}")]
             fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
             return fates
-        for stage in _CLEANING:
+        for stage in self.cleaning:
             if load_record(self.out, stage.name):
                 key, outcome = self._after(stage, key)
                 fates.append(Fate(stage.name, outcome))
@@ -210,7 +210,7 @@ class Tracer:
 
     def _before_cleaning(self, key: DocKey) -> DocKey:
         """Return the key that a document had after the first stage, given that in what was mixed."""
-        for stage in reversed(_CLEANING):
+        for stage in reversed(self.cleaning):
             if load_record(self.out, stage.name):
                 for removed in self._removed_rows(stage, key.file):
                     if removed > key.row:

@@ -25,9 +25,10 @@ from gristmill_cli.report.page import (
 )
 from gristmill_cli.report.pictures import draw_bars, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
-from gristmill_cli.report.removed import show_benchmarks, show_lines, show_rules, show_spans
+from gristmill_cli.report.removed import show_rules
 from gristmill_cli.report.similar import show_alike, show_pairs
 from gristmill_cli.run_records import StageRecord, kept_versions
+from gristmill_cli.stages.pipeline import FIRST_STAGE
 
 _MAX_HASHES = 8  # of shards of a data set
 _STAGES_NOTE = (
@@ -53,9 +54,8 @@ def sections(run: DataRun) -> Iterator[Markup]:
     yield show_alike(run)
     yield show_pairs(run)
     yield show_rules(run)
-    yield show_lines(run)
-    yield show_spans(run)
-    yield show_benchmarks(run)
+    for stage_section in run.sections:
+        yield stage_section.show(run)
     yield _tokens(run)
     yield _stages(run)
     yield _options(run)
@@ -63,7 +63,7 @@ def sections(run: DataRun) -> Iterator[Markup]:
 
 def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
     """Return what normalisation counted, if it has finished."""
-    record = run.stages.get("normalize_text")
+    record = run.stages.get(FIRST_STAGE)
     return record.counts.tallies if record else {}
 
 

@@ -10,12 +10,13 @@ from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.page import NOTHING, Number, Row, counted, figure, grid, paragraph, pointer, section, table
 from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
+from gristmill_cli.stages.pipeline import FIRST_STAGE
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally
 
 MAX_SOURCES = 12  # in a picture; the others are together
 _MAX_OUTCOMES = 9  # in a picture; the others are together
 _SIZE_REASONS = {"read": READ, "for training": TRAIN}
-_LENGTH_STAGES = {"read": "normalize_text", "in the mix": "encode"}
+_LENGTH_STAGES = {"read": FIRST_STAGE, "in the mix": "encode"}
 
 Histogram = Sequence[int]  # documents by the number of bits of their sizes: class 3 has 4 to 7 bytes
 

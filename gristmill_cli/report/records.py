@@ -1,17 +1,18 @@
 """Records of a run, read for a report: options, counts of stages, tables in parts, token manifests."""
 
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from gristmill.counts import HELD_OUT
@@ -29,20 +30,16 @@ from gristmill_cli.documents.removed_texts import removed_table
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
 from gristmill_cli.run_config import RunConfig, load_options, read_options
 from gristmill_cli.run_records import StageRecord
-from gristmill_cli.stages.decontaminate import SPANS
-from gristmill_cli.stages.pipeline import judging_stage
-from gristmill_cli.stages.remove_lines import LINES
-from gristmill_cli.stages.remove_spans import CUTS
+from gristmill_cli.stages.pipeline import judging_stage, stages_in_run
+from gristmill_cli.stages.spec import StageSpec
 from gristmill_cli.status.command import stages_of_run
-from preprocessing.decontaminate import Report, read_report
 
-BENCHMARKS = Path("decontaminated.benchmarks.json")
 RUN_RECORDS = f"{STATE_DIR}/run"  # the folder of a record for each stage
 BINS = 50  # of similarities from 0 to 1
-_LEAST = 3  # the least similar pairs whose texts are shown
+_LEAST_SIMILAR = 3  # the least similar pairs whose texts are shown
 _SPREAD = 4  # pairs from all of the table whose texts are shown
 _NOT_SIMILAR = 2.0  # in the place of a similarity that was not measured: sorts after all
-_OF_A_RULE = 2  # documents of a rule or benchmark whose texts are shown
+SHOWN_DOCUMENTS = 2  # documents of a rule or benchmark whose texts are shown
 _VERSIONS = {"pyarrow", "unicode", "numpy", "numba", "sentencepiece", "tokenizers", "ftfy", "zstandard"}
 Table = TypeVar("Table")
 
@@ -67,32 +64,11 @@ class SampledRemoval:
     value: float
 
 
-@dataclass(frozen=True, order=True)
-class Span:
-    """A place of a document with an item of a benchmark; those of the smallest hashes of their keys are shown."""
+class StageSection(Protocol):
+    """What a stage's section of the report shows: read with the run's other records, shown later."""
 
-    hash: int
-    key: DocKey
-    item: str
-    match: str  # exact or near, and the share of the item's words
-    text: str
-    item_text: str
-
-
-@dataclass
-class LostLines:
-    """Losses by repeated lines, or spans: documents, units and bytes by source; the documents that lost most bytes."""
-
-    sums: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    most: list[tuple[int, DocKey]] = field(default_factory=list)  # -bytes, key
-
-    def add(self, key: DocKey, units: int, size: int) -> None:
-        """Count what a document lost."""
-        documents, units_before, bytes_before = self.sums.get(key.source, (0, 0, 0))
-        self.sums[key.source] = (documents + 1, units_before + units, bytes_before + size)
-        loss = (-size, key)
-        if len(self.most) < _LEAST or loss < self.most[-1]:
-            self.most = sorted([*self.most, loss])[:_LEAST]
+    def show(self, run: "DataRun") -> Markup:
+        """Return the section."""
 
 
 @dataclass
@@ -110,10 +86,7 @@ class DataRun:
     removals: Removals | None = None
     clusters: Counter[int] | None = None  # of sizes
     by_rule: dict[str, list[SampledRemoval]] = field(default_factory=dict)
-    benchmarks: Report | None = None
-    spans: dict[str, list[Span]] = field(default_factory=dict)
-    lines: LostLines | None = None
-    cuts: LostLines | None = None
+    sections: list[StageSection] = field(default_factory=list)
 
     @property
     def text_column(self) -> str:
@@ -150,20 +123,18 @@ def read_data_run(out: Path) -> DataRun:
     _read_manifests(run)
     run.versions = _read_versions(out)
     if "generate_connected_components" in run.stages:
-        run.clusters = _read_table(run, CLUSTERS, _cluster_sizes)
+        run.clusters = read_table(run, CLUSTERS, _cluster_sizes)
     if "generate_duplicates_dict" in run.stages:
-        run.removals = _read_table(run, DUPLICATES, _sum_removals)
+        run.removals = read_table(run, DUPLICATES, _sum_removals)
     config = run.config
     if config and judging_stage(config).name in run.stages and (config.recipe or config.steps):
         table = removed_table(config).relative_to(out)
-        run.by_rule = _read_table(run, table, _sample_removals) or {}
-    if "remove_lines" in run.stages:
-        run.lines = _read_table(run, LINES, _sum_lines)
-    if "remove_spans" in run.stages:
-        run.cuts = _read_table(run, CUTS, _sum_cuts)
-    if "decontaminate" in run.stages:
-        run.spans = _read_table(run, SPANS, sample_spans) or {}
-        _read_benchmarks(run)
+        run.by_rule = read_table(run, table, _sample_removals) or {}
+    for stage in stages_in_run(run.options):
+        if stage.report_section and stage.name in run.stages:
+            section = pkgutil.resolve_name(stage.report_section)(run, stage)
+            if section is not None:
+                run.sections.append(section)
     return run
 
 
@@ -196,15 +167,7 @@ def _read_manifests(run: DataRun) -> None:
             run.faults.append(str(error))
 
 
-def _read_benchmarks(run: DataRun) -> None:
-    path = run.out / BENCHMARKS
-    try:
-        run.benchmarks = read_report(path)
-    except (ValueError, OSError, GristmillError) as error:
-        run.faults.append(f"{path} is damaged or missing ({error}): what it records is not shown")
-
-
-def _read_table(run: DataRun, name: Path, read: Callable[[pq.ParquetFile], Table]) -> Table | None:
+def read_table(run: DataRun, name: Path, read: Callable[[pq.ParquetFile], Table]) -> Table | None:
     """Return what `read` makes of a table; None, with a fault, if it is missing or damaged."""
     if not is_file(run.out / name):
         run.faults.append(f"{run.out / name} is missing: what it records is not shown")
@@ -215,6 +178,12 @@ def _read_table(run: DataRun, name: Path, read: Callable[[pq.ParquetFile], Table
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         run.faults.append(f"{run.out / name} is damaged ({error}): what it records is not shown")
         return None
+
+
+def read_losses(run: DataRun, stage: StageSpec, read: Callable[[pq.ParquetFile], Table]) -> Table | None:
+    """Return what `read` makes of the table of what documents lost in a stage; None if it is missing or damaged."""
+    assert stage.losses is not None, stage.name
+    return read_table(run, stage.losses, read)
 
 
 def _cluster_sizes(file: pq.ParquetFile) -> Counter[int]:
@@ -259,7 +228,7 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
                 least.append((_NOT_SIMILAR if pair.similarity is None else pair.similarity, first_row + row, pair))
             if row in spread:
                 removals.spread.append(pair)
-        least = sorted(least)[:_LEAST]
+        least = sorted(least)[:_LEAST_SIMILAR]
         first_row = end_row
     removals.least = [pair for _, _, pair in least]
     removals.spread = [pair for pair in sorted(removals.spread) if pair not in removals.least]
@@ -289,7 +258,7 @@ def _count_similarities(removals: Removals, similarities: NDArray[np.float64]) -
 def _least_similar(similarities: NDArray[np.float64]) -> list[int]:
     """Return the rows of the smallest similarities; those that were not measured come last."""
     known = np.nan_to_num(similarities, nan=_NOT_SIMILAR)
-    return np.argsort(known, kind="stable")[:_LEAST].tolist()
+    return np.argsort(known, kind="stable")[:_LEAST_SIMILAR].tolist()
 
 
 def _pair_of_row(batch: pa.RecordBatch, row: int) -> Pair:
@@ -309,51 +278,20 @@ def _sources(files: pa.Array) -> "np.ndarray[Any, Any]":
 def _sample_removals(file: pq.ParquetFile) -> dict[str, list[SampledRemoval]]:
     """Return some documents of each rule, sampled by a hash of their keys."""
     samples = dict[str, list[SampledRemoval]]()
-    for row in _rows(file, ["file", "row", "rule", "value"]):
+    for row in rows_of(file, ["file", "row", "rule", "value"]):
         key = DocKey(row["file"], row["row"])
-        removal = SampledRemoval(_hash(key), key, row["value"])
+        removal = SampledRemoval(hash_of(key), key, row["value"])
         of_rule = samples.setdefault(row["rule"], [])
-        if len(of_rule) < _OF_A_RULE or removal < of_rule[-1]:
-            samples[row["rule"]] = sorted([*of_rule, removal])[:_OF_A_RULE]
+        if len(of_rule) < SHOWN_DOCUMENTS or removal < of_rule[-1]:
+            samples[row["rule"]] = sorted([*of_rule, removal])[:SHOWN_DOCUMENTS]
     return dict(sorted(samples.items()))
 
 
-def sample_spans(file: pq.ParquetFile) -> dict[str, list[Span]]:
-    """Return some places of each benchmark, sampled by a hash of the documents' keys; an item of a document once."""
-    samples = dict[str, list[Span]]()
-    for row in _rows(file, ["file", "row", "benchmark", "item", "match", "share", "text", "item_text"]):
-        key = DocKey(row["file"], row["row"])
-        match = f"{row['match']} {row['share']:.0%}"
-        span = Span(_hash(key), key, row["item"], match, row["text"], row["item_text"])
-        of_benchmark = samples.get(row["benchmark"], [])
-        if (span.key, span.item) not in [(other.key, other.item) for other in of_benchmark]:
-            samples[row["benchmark"]] = sorted([*of_benchmark, span])[:_OF_A_RULE]
-    return dict(sorted(samples.items()))
-
-
-def _hash(key: DocKey) -> int:
+def hash_of(key: DocKey) -> int:
     return crc32(str(key).encode("utf-8", "replace"))
 
 
-def _sum_lines(file: pq.ParquetFile) -> LostLines:
-    """Return what documents lost, by source, and the keys of those that lost most bytes."""
-    lines = LostLines()
-    for row in _rows(file, ["file", "row", "units", "bytes"]):
-        lines.add(DocKey(row["file"], row["row"]), row["units"], row["bytes"])
-    return lines
-
-
-def _sum_cuts(file: pq.ParquetFile) -> LostLines:
-    """Return what documents lost, by source, and the keys of those that lost most bytes."""
-    cuts = LostLines()
-    of_documents = groupby(_rows(file, ["file", "row", "bytes"]), key=lambda row: DocKey(row["file"], row["row"]))
-    for key, rows in of_documents:
-        sizes = [row["bytes"] for row in rows]
-        cuts.add(key, len(sizes), sum(sizes))
-    return cuts
-
-
-def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
+def rows_of(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
     for batch in file.iter_batches(columns=columns):
         yield from batch.to_pylist()
 

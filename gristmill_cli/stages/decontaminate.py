@@ -1,6 +1,6 @@
 """Stage of a run: keep the items of benchmarks out of the corpus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,12 @@ import msgspec
 
 from gristmill.counts import WRITTEN, Counts
 from gristmill.io.documents import paths_of
-from gristmill.wording import count_of
-from gristmill_cli.run_config import RunConfig, corpus_folders
+from gristmill.wording import count_of, markdown_table
+from gristmill_cli.run_config import Decontaminate, RunConfig, corpus_folders
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
 from preprocessing.contamination.benchmarks import check_items
-from preprocessing.decontaminate import (
-    check_limits,
-    decontaminate,
-    list_benchmarks,
-    read_report,
-    reject_own_corpus,
-    report_paths,
-)
-
-SPANS = Path("decontaminated.contamination.parquet")  # in OUT: places of documents with an item of a benchmark
+from preprocessing.contamination.report import read_report, report_paths
+from preprocessing.decontaminate import check_limits, decontaminate, list_benchmarks, reject_own_corpus
 
 
 class RemoveBenchmarks(StageSpec):
@@ -34,8 +26,10 @@ class RemoveBenchmarks(StageSpec):
     rewrites = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = f"OUT/{SPANS}"
-    losses = SPANS
+    losses = Path("decontaminated.contamination.parquet")  # places of documents with an item of a benchmark
+    look_at = f"OUT/{losses}"
+    browsed_as = "spans"
+    report_section = "gristmill_cli.report.benchmarks:read_section"
     requests = 7.0
     is_done_once = True  # an index of all items
 
@@ -71,6 +65,23 @@ class RemoveBenchmarks(StageSpec):
                 "documents that they "
                 "count as boilerplate and are not looked for: try --decontaminate.common 0"
             )
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield how many items of each benchmark were found."""
+        yield f"\n## Benchmarks\n\nPolicy: {options[self.section]['policy']}.\n"
+        _, report = report_paths(out / self.output)
+        rows = list[tuple[str, ...]]()
+        for name, benchmark in read_report(report).benchmarks.items():
+            documents = sum(benchmark.documents.values())
+            near_documents = sum(benchmark.near_documents.values())
+            numbers = (benchmark.items, benchmark.found, documents, benchmark.near, near_documents)
+            rows.append((name, *(f"{number:,}" for number in numbers)))
+        head = ("benchmark", "items", "found", "in documents", "near-duplicates of others", "in documents")
+        yield from markdown_table(head, rows)
+
+    def kernel_options(self, corpus: Path) -> dict[str, Any]:
+        """Return options with the corpus as a benchmark."""
+        return {self.section: Decontaminate((corpus,), policy="report")}
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""

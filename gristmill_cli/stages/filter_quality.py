@@ -1,23 +1,21 @@
 """Stage of a run: keep the documents that a recipe of quality rules allows."""
 
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from gristmill.counts import READ, WRITTEN, Counts, warn_of_losses
+from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.staleness.ledger import Ledger
-from gristmill.errors import GristmillError
 from gristmill.io.files import STATE_DIR
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import signature_settings
-from gristmill_cli.stages.odd_files import counts_by_file, odd_languages
+from gristmill_cli.stages.rules import rule_alarms, rules_card, rules_version
 from gristmill_cli.stages.spec import RunContext, StageSpec, is_given
-from preprocessing.filter_quality import STAGE, filter_quality, note_replaced, removed_path
-from preprocessing.prepare import prepare
-from preprocessing.quality.recipe import Bounds, load_recipe, read_recipe
+from preprocessing.document_pass import removed_path
+from preprocessing.filter_quality import STAGE, filter_quality
+from preprocessing.prepare import note_replaced, prepare
+from preprocessing.quality.recipe import load_recipe, read_recipe
 from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
-
-_SHOWN_DIGITS = 12  # of the SHA-256 of a recipe's rules
 
 
 class FilterQuality(StageSpec):
@@ -67,39 +65,10 @@ class FilterQuality(StageSpec):
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
         yield from rule_alarms(run.config, counts, ledger, "prepare" if run.is_last_writer else "judge")
 
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the rules of the recipe."""
+        yield from rules_card(options["recipe"], settings)
+
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
         return f"see what each rule removes: gristmill preview {config.recipe} {config.out}"
-
-
-def rule_alarms(config: RunConfig, counts: Counts, ledger: Ledger, step: str) -> Iterator[str]:
-    """Yield what looks wrong in what the rules of a recipe removed, given the ledger and the step that judged."""
-    limits = config.alarms
-    yield from _idle_rules(config, counts)
-    files_of_source = counts_by_file(ledger, step)
-    yield from odd_languages(files_of_source, limits.language)
-    for source, files in sorted(files_of_source.items()):
-        losses = warn_of_losses(files, "", 0, limits.times_median, "file")
-        for line in list(losses.values())[:1]:
-            yield f"in {source} {line}: check whether this file holds a different kind of text"
-
-
-def rules_version(recipe: str) -> str:
-    """Return the beginning of the SHA-256 of a recipe's TOML."""
-    return sha256(recipe.encode()).hexdigest()[:_SHOWN_DIGITS]
-
-
-def _idle_rules(config: RunConfig, counts: Counts) -> Iterator[str]:
-    """Yield a sentence if rules removed none of many documents."""
-    documents = counts.total(READ).documents
-    limit = config.alarms.idle_rule
-    if not limit or documents < limit:
-        return
-    try:
-        steps = load_recipe(config.recipe).steps
-    except GristmillError:  # a report of a run whose recipe is no longer there
-        return
-    rules = [step.name for step in steps if isinstance(step, Bounds)]
-    idle = [rule for rule in rules if not counts.total(rule).documents]
-    if idle:
-        yield f"of {documents:,} documents these rules removed none: {', '.join(idle)}: look at their limits"

@@ -3,7 +3,7 @@
 Steps are normalisation, those of the user, the rules of a recipe, and the facts that later stages decide by.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from gristmill.engine.staleness.ledger import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.filter_quality import rule_alarms, rules_version
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
+from gristmill_cli.stages.rules import rule_alarms, rules_card, rules_version
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.filter_quality import note_replaced, removed_path
+from preprocessing.document_pass import removed_path
 from preprocessing.normalize_text import STAGE
-from preprocessing.prepare import prepare
+from preprocessing.prepare import note_replaced, prepare
 from preprocessing.quality.recipe import read_recipe
 from preprocessing.steps.normalise import Normalise, check_ftfy
 from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
@@ -97,6 +97,11 @@ class NormalizeText(StageSpec):
         yield from odd_lengths(counts_by_file(ledger, "prepare"), run.config.alarms.length)
         if _has_rules(run.config):
             yield from rule_alarms(run.config, counts, ledger, "prepare")
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the rules of a recipe, if this stage applied them."""
+        if "rules" in settings:
+            yield from rules_card(options["recipe"], settings)
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""

@@ -9,8 +9,6 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
 
-LINES = Path("lines.lines.parquet")  # in OUT: lines that documents lost
-
 
 class RemoveLines(StageSpec):
     """Leave out lines or paragraphs that the corpus repeats."""
@@ -22,8 +20,9 @@ class RemoveLines(StageSpec):
     rewrites = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = f"OUT/{LINES}"
-    losses = LINES
+    losses = Path("lines.lines.parquet")  # lines that documents lost
+    look_at = f"OUT/{losses}"
+    report_section = "gristmill_cli.report.losses:read_lines"
     requests = 9.0
 
     def call(self, run: RunContext) -> Counts:

@@ -9,8 +9,6 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
 
-CUTS = Path("spans.spans.parquet")  # in OUT: spans that documents lost
-
 
 class RemoveSpans(StageSpec):
     """Cut spans of text that the corpus repeats."""
@@ -22,8 +20,9 @@ class RemoveSpans(StageSpec):
     rewrites = True
     is_in_funnel = True
     keeps = WRITTEN
-    look_at = f"OUT/{CUTS}"
-    losses = CUTS
+    losses = Path("spans.spans.parquet")  # spans that documents lost
+    look_at = f"OUT/{losses}"
+    report_section = "gristmill_cli.report.losses:read_spans"
     requests = 19.0
 
     def call(self, run: RunContext) -> Counts:

@@ -114,6 +114,8 @@ class StageSpec:
         is_serial: One process does most of its work.
         is_done_once: Some of its work does not grow with the corpus.
         is_after_mix: It reads no duplicates.
+        browsed_as: The name of `losses` in gristmill browse.
+        report_section: Its section of the report: a function that returns a StageSection, as "module:function".
     """
 
     name: str
@@ -136,6 +138,8 @@ class StageSpec:
     is_serial: bool = False
     is_done_once: bool = False
     is_after_mix: bool = False
+    browsed_as: str = ""
+    report_section: str = ""
 
     def call(self, run: RunContext) -> Counts:
         """Run the stage; every task that is done is skipped."""
@@ -158,6 +162,14 @@ class StageSpec:
     def hint(self, config: RunConfig) -> str:
         """Return what to try if it kept no document."""
         return ""
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of its section in the card of the data, given the options of the run and its own settings."""
+        yield from ()
+
+    def kernel_options(self, corpus: Path) -> dict[str, Any]:
+        """Return options of a small run that needs the compiled kernels of the stage; `corpus` has a few documents."""
+        return {}
 
     def describe_loss(self, rows: list[dict[str, Any]]) -> str:
         """Return what it did with a document, given the rows of the document in `losses`."""

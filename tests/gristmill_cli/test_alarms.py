@@ -19,7 +19,7 @@ from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Alarms, Decontaminate, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.stages import odd_files
 from gristmill_cli.stages.pipeline import clean_corpus
-from preprocessing.decontaminate import Report, report_paths
+from preprocessing.contamination.report import Report, report_paths
 from preprocessing.train_tokenizer import train_tokenizer
 from tests.object_store import object_store
 

@@ -18,7 +18,7 @@ from gristmill.io.keys import iter_keys
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
-from gristmill_cli.report.records import sample_spans
+from gristmill_cli.report.benchmarks import sample_spans
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer

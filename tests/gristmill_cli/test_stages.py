@@ -1,10 +1,14 @@
 """A stage is described once: one that is added to the list appears wherever stages are shown, checked or estimated."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from markupsafe import Markup
 from rich.console import Console
 
 from gristmill.counts import READ, WRITTEN, Counts
@@ -12,11 +16,15 @@ from gristmill.engine.rewriting import open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
+from gristmill.io.artefacts import write_rows
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
+from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
 from gristmill_cli.data_card import card
+from gristmill_cli.documents.trace import trace
 from gristmill_cli.estimate import EstimateConfig, estimate
+from gristmill_cli.report.records import DataRun
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_check import check_config
@@ -29,22 +37,38 @@ from gristmill_cli.status.command import stages_of_run
 from tests.gristmill_cli.corpus import write_records
 
 SHOUTING = "in capitals"
+TABLE = pa.schema({"file": pa.string(), "row": pa.int64(), "removed": pa.bool_()})
 
 
 @leaves_out_damaged
-def drop_capitals(group: SliceGroup, outputs: tuple[Path, ...]) -> Counts:
-    """Task: write the documents that are not in capitals."""
+def drop_capitals(group: SliceGroup, outputs: tuple[Path, ...], rows: Path) -> Counts:
+    """Task: write the documents that are not in capitals, and a table of the others."""
     counts = Counts({}, [])
+    dropped = list[tuple[str, int, bool]]()
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
                 size = utf8_size(document.text)
                 if document.text.isupper():
                     counts.add(part.source, SHOUTING, size)
+                    dropped.append((*document.key, True))
                 else:
                     sink.write(document.to_json())
                     counts.add_written(part.source, size, size)
+    write_rows(rows, TABLE, dropped)
     return counts
+
+
+class Shouters:
+    """The section of the report."""
+
+    def show(self, run: DataRun) -> Markup:
+        return Markup("<h2>Who shouted</h2>")
+
+
+def read_shouters(run: DataRun, stage: StageSpec) -> Shouters:
+    assert stage.losses and is_file(run.out / stage.losses)
+    return Shouters()
 
 
 class DropCapitals(StageSpec):
@@ -57,13 +81,23 @@ class DropCapitals(StageSpec):
     keeps = WRITTEN
     look_at = "who wrote OUT/calm"
     requests = 3.0
+    losses = Path("calm.dropped.parquet")
+    report_section = f"{__name__}:read_shouters"
 
     def call(self, run: RunContext) -> Counts:
         stage = Stage(self.name, libraries=("pyarrow",))
-        with open_rewriting(stage, run.corpus, self.path(run.config), run.options, "text", "jsonl") as (
+        table = run.out / self.losses
+        with open_rewriting(stage, run.corpus, self.path(run.config), run.options, "text", "jsonl", [table]) as (
             stage_run, files, targets,
         ):  # fmt: skip
-            return stage_run.finish(rewrite_corpus(stage_run, "drop", files, targets, drop_capitals, {}).counts)
+            done = rewrite_corpus(stage_run, "drop", files, targets, drop_capitals, {}, table=table)
+            return stage_run.finish(done.counts)
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        yield f"The tone is {settings['tone']}."
+
+    def describe_loss(self, rows: list[dict[str, Any]]) -> str:
+        return "it shouts"
 
     def settings(self, run: RunContext) -> dict[str, object]:
         return {"tone": "calm"}
@@ -111,8 +145,14 @@ def test_a_stage_that_is_added_to_the_list_appears_everywhere(config: RunConfig,
     assert stages_of_run(config.out, "")["drop_capitals"] == "finished"  # status
     card(config.out)
     assert f"| {SHOUTING} | 3 |" in (config.out / "tokens" / "README.md").read_text()  # the data card
+    assert "The tone is calm." in (config.out / "tokens" / "README.md").read_text()
     report((config.out,))
-    assert SHOUTING in (config.out / "report.html").read_text()
+    page = (config.out / "report.html").read_text()
+    assert SHOUTING in page and "<h2>Who shouted</h2>" in page
+    with console.capture() as traced:
+        console.print(trace(config.out, "web/a.jsonl@1"), trace(config.out, "web/a.jsonl@5"))
+    assert re.search(r"drop_capitals +removed: it shouts", traced.get())  # trace
+    assert re.search(r"drop_capitals +unchanged", traced.get())
 
 
 def test_a_stage_that_is_added_is_checked_and_estimated(config: RunConfig) -> None:

@@ -24,7 +24,8 @@ from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.contamination import benchmarks
 from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
 from preprocessing.contamination.ngrams import find_words, hash_ngrams
-from preprocessing.decontaminate import decontaminate, describe, read_report, report_paths
+from preprocessing.contamination.report import read_report, report_paths
+from preprocessing.decontaminate import decontaminate, describe
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import make_corpus, tree
 

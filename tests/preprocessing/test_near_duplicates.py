@@ -9,7 +9,8 @@ import pytest
 from gristmill.io.readers import read_corpus
 from preprocessing.contamination import near
 from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS
-from preprocessing.decontaminate import decontaminate, describe, read_report, report_paths
+from preprocessing.contamination.report import read_report, report_paths
+from preprocessing.decontaminate import decontaminate, describe
 from tests.preprocessing.test_decontaminate import OPTIONS, plain_search, plain_words, table_of, write
 
 N = 5

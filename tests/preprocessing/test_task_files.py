@@ -11,7 +11,8 @@ import pytest
 from gristmill.engine.options import RunOptions
 from gristmill.errors import GristmillError
 from gristmill.storage import hub as hub_module
-from preprocessing.decontaminate import decontaminate, read_report, report_paths
+from preprocessing.contamination.report import read_report, report_paths
+from preprocessing.decontaminate import decontaminate
 from tests.hub_server import DATASET, running_hub
 
 OPTIONS = RunOptions(workers=1, quiet=True)
