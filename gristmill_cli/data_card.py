@@ -74,7 +74,7 @@ def _lines(
     for stage in stages_in_run(options):
         record = load_record(run, stage.name)
         yield from stage.card(run, options, record.settings if record else {})
-    yield from _tokens(manifests[TRAIN])
+    yield from _tokens(manifests[TRAIN], options["tokenizer"].get("bos", "none"))
     yield from _kept_versions(run)
     yield "## Options\n\n```json"
     shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
@@ -139,11 +139,14 @@ def _outcomes(counts: Counts) -> Iterable[str]:
     yield from markdown_table(("", "documents", "MB"), rows)
 
 
-def _tokens(manifest: Manifest) -> Iterable[str]:
-    """Yield the section on the format of the tokens, and their tokenizer."""
+def _tokens(manifest: Manifest, begin: str) -> Iterable[str]:
+    """Yield the section on the format of the tokens, and their tokenizer; `begin` is the option --bos."""
     tokenizer = manifest.tokenizer
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifest.dtype}, {tokenizer.vocab_size:,} ids;"
-    yield f"{tokenizer.end_of_document} ends a document. {Path(tokenizer.path).name} has the SHA-256"
+    begins = {"none": "no token begins one", "model": "the tokenizer's own begins one"}.get(
+        begin, f"{begin} begins one"
+    )
+    yield f"{tokenizer.end_of_document} ends a document, {begins}. {Path(tokenizer.path).name} has the SHA-256"
     yield f"{tokenizer.sha256}.\n"
 
 

@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
+from tyro.conf import Positional
 
 from gristmill.kernels import SUFFIX, cache_folders
 from gristmill.wording import count_of
@@ -39,11 +40,16 @@ DEVELOPMENT = frozenset(["test", "bench", "versions", "docs"])  # extras for the
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def doctor() -> Group:
+def doctor(config: Positional[Path | None] = None) -> Group:
     """Print what is installed here, what each extra would add, and what this machine can do.
 
     It writes nothing and uses no network. A line that begins with "try" is a command to type.
+
+    Args:
+        config: The TOML file of a run: which extras that needs, all at once, and what for.
     """
+    if config:
+        return _extras_of_run(config)
     return Group(_machine(), Text(), _extras(), *(Text(line) for line in _advice()))
 
 
@@ -129,6 +135,23 @@ def _extras() -> Table:
         lacking = missing(extra)
         table.add_row(extra, Text(adds), Text(f"lacks {', '.join(lacking)}" if lacking else "installed"))
     return table
+
+
+def _extras_of_run(config: Path) -> Group:
+    """Return the extras that a run needs, and the command that installs those that are missing."""
+    from gristmill_cli.needed_extras import needed_extras  # which imports the stages
+
+    needed = needed_extras(config)
+    if not needed:
+        return Group(Text(f"{config} needs no extra"))
+    table = Table("extra", "needed for", "state", box=None, pad_edge=False)
+    for extra, reason in needed.items():
+        lacking = missing(extra)
+        table.add_row(extra, Text(reason), Text(f"lacks {', '.join(lacking)}" if lacking else "installed"))
+    lacking_extras = [extra for extra in needed if missing(extra)]
+    if not lacking_extras:
+        return Group(table)
+    return Group(table, Text(), Text(f"try pip install 'gristmill[{','.join(lacking_extras)}]'"))
 
 
 def _advice() -> list[str]:

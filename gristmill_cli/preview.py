@@ -49,7 +49,7 @@ def preview(
 
     Args:
         recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
-        corpus: A corpus folder or file.
+        corpus: A corpus folder or file, or the TOML file of a run, whose [sources] are read as the run reads them.
         documents: Size of the sample, drawn at random from the whole corpus.
         examples: Maximum number of documents to show for each rule.
         text_column: The column or field that holds the text.
@@ -58,7 +58,11 @@ def preview(
     rules = load_recipe(recipe)
     if documents < 1:
         raise UsageError(f"--documents {documents}: expected 1 or more")
-    sample, total = _sample(read_corpus(corpus, text_column, on_malformed="skip"), documents, seed)
+    found = read_corpus(corpus, text_column, on_malformed="skip")
+    if corpus.suffix == ".toml":
+        require(text_column == "text", f"--text_column has no effect with {corpus}, which names it: leave it out")
+        found = _documents_of(load_config(RunConfig, ["--config", str(corpus)]))
+    sample, total = _sample(found, documents, seed)
     if not sample:
         raise UsageError(f"{corpus} has no document to preview; give a corpus with documents")
     return _report(rules, sample, total, examples)

@@ -90,6 +90,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         options = replace(options, explain=not by_option)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
     remove_partial_files([out / FUNNEL_FILE])
+    earlier_records = {stage.name: load_record(out, stage.name) for stage in stages}
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
@@ -104,7 +105,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         if earlier := stage.stage_read(context):
             check_counts_between(earlier, counts[earlier], stage.reads_reasons, stage.name, found, stage.reads_bytes)
         stage.reject_empty(config, found)
-        save_record(config, stage, found, round(seconds, 3))
+        save_record(config, stage, found, round(seconds, 3), earlier_records[stage.name])
         its = list(find_alarms(config, stage.name, found))
         alarms += its
         shown = at_folder(its, out)

@@ -14,6 +14,7 @@ import msgspec
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
 from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
+from gristmill.io.documents import source_of
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.steps import check_steps
@@ -59,6 +60,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             web_libraries(file.name for file in found.files)  # raises if they are missing
         _note_texts(found)
         _note_arc(found)
+        _note_top(config, found)
         sources = {file.source for file in found.files}
     for stage in STAGES:
         with _section(stage.section):
@@ -114,6 +116,17 @@ def _note_arc(corpus: Corpus) -> None:
         print(
             f"note: {count_of(len(files), 'ARC file')} not read, such as {files[0].name}: expected WARC, the format "
             "since 2009; try `warcio recompress FILE.arc.gz FILE.warc.gz`, which converts one",
+            file=sys.stderr,
+        )
+
+
+def _note_top(config: RunConfig, corpus: Corpus) -> None:
+    """Say that files directly in the folder of a corpus, beside sources, are a source of their own."""
+    files = [file.name for file in corpus.files if "/" not in file.name]
+    if files and len(files) < len(corpus.files):
+        print(
+            f"note: {count_of(len(files), 'file')} directly in {config.corpus}, such as {files[0]}: expected "
+            f"CORPUS/<source>/…; read as the source {source_of(files[0])!r}",
             file=sys.stderr,
         )
 

@@ -25,7 +25,7 @@ from gristmill_cli.stages.spec import StageSpec
 
 
 class StageRecord(msgspec.Struct):
-    """A finished stage: the settings it ran with, its counts, and how long its last call took.
+    """A finished stage: the settings it ran with, its counts, and how long its last call took that had work to do.
 
     `tasks` are those whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
     `kept_versions` are libraries of other versions that made some of them, then and now, kept by --accept_versions.
@@ -49,13 +49,17 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
         return None
 
 
-def save_record(config: RunConfig, stage: StageSpec, counts: Counts, seconds: float) -> None:
-    """Write the record of a stage that has finished."""
+def save_record(
+    config: RunConfig, stage: StageSpec, counts: Counts, seconds: float, earlier: StageRecord | None = None
+) -> None:
+    """Write the record of a stage that has finished; one that had nothing to do keeps the seconds of its record."""
     costs = _costs(config, stage)
     core_seconds = round(sum(cost.core_seconds for cost in costs), 3)
     retries = sum(cost.retries for cost in costs)
     settings = stage.settings(context_of(config, stage))
     kept = outdated_tasks(costs).libraries
+    if earlier and (earlier.tasks, earlier.core_seconds, earlier.counts) == (len(costs), core_seconds, counts):
+        seconds = earlier.seconds
     record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries, kept)
     write_file(_path(config.out, stage.name), msgspec.json.encode(record))
 

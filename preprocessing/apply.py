@@ -252,7 +252,12 @@ class _Call:
         try:
             documents: object = function(self.given)
             if not isinstance(documents, Iterable):
-                raise UsageError(f"{self.name} returned a {type(documents).__name__}: expected {_FORM}")
+                got = (
+                    "yields nothing: it returned None"
+                    if documents is None
+                    else f"returned a {type(documents).__name__}"
+                )
+                raise UsageError(f"{self.name} {got}; expected {_FORM}")
             for document in documents:
                 self._check(document)
                 yield document

@@ -360,7 +360,10 @@ def special_id(
         fault = f"{CONFIG} beside it names the {name} token {named!r}, which is not in its vocabulary"
     else:
         fault = f"no {name} token is named by it"
-    raise UsageError(f"{path}: {fault}; give --{name} TOKEN, such as '<|endoftext|>', or --{name} none")
+    usual = (*_BEGINS, *_ENDS) if name == "bos" else (*_ENDS, *_BEGINS)
+    known = [token for token in usual if token != asked and tokenizer.id_of(token) >= 0]
+    example = f" TOKEN, such as {known[0]!r}, or --{name}" if known else ""
+    raise UsageError(f"{path}: {fault}; give --{name}{example} none")
 
 
 def find_ends(path: Path, bos: str, eos: str) -> tuple[int, int]:

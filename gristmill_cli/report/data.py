@@ -11,6 +11,7 @@ from gristmill_cli.report.page import (
     NOTHING,
     Number,
     Row,
+    Section,
     counted,
     figure,
     fold,
@@ -30,35 +31,45 @@ from gristmill_cli.report.similar import show_alike, show_pairs
 from gristmill_cli.run_records import StageRecord, kept_versions
 from gristmill_cli.stages.pipeline import FIRST_STAGE
 
+# by words of alarms; the first that an alarm has counts
+_SECTIONS = {
+    "a token of": "Tokens",
+    "bytes on average": "Lengths of documents",
+    "gristmill duplicates": "What is alike",
+    "contamination": "Benchmarks",
+    "rule": "Documents that rules removed",
+    "were asked for": "Shares of the mix",
+    "loses": "Where the documents went",
+}
 _MAX_HASHES = 8  # of shards of a data set
 _STAGES_NOTE = (
-    "Seconds are those of the last gristmill run, which skips finished work. Core hours are the processor time of all "
-    "tasks, whenever they ran; retries count how often storage errors made tasks start again."
+    "Seconds are those of the last gristmill run in which a stage had work to do. Core hours are the processor time of "
+    "all tasks, whenever they ran; retries count how often storage errors made tasks start again."
 )
 
 
 def sections(run: DataRun) -> Iterator[Markup]:
     """Yield the parts of the page in order; those about which the run says nothing are empty."""
     counts = Counts(run.funnel.tallies if run.funnel else _normalized(run), [])
+    parts = list[Markup]()
+    if run.funnel:
+        parts += [show_flow(counts), show_sizes(counts), show_lengths(run)]
+    else:
+        parts.append(_flow_so_far(run))
+    parts += [
+        show_shares(run),
+        show_alike(run),
+        show_pairs(run),
+        show_rules(run),
+    ]
+    parts += [stage_section.show(run) for stage_section in run.sections]
+    parts += [_tokens(run), _stages(run), _options(run)]
+    titles = [part.heading for part in parts if isinstance(part, Section)]
     yield heading(run.out.name or str(run.out))
     yield paragraph(f"The corpus {run.options.get('corpus')}, as tokenized by gristmill run.", "soft")
-    yield _warnings(run)
+    yield _warnings(run, titles)
     yield _summary(run, counts)
-    if run.funnel:
-        yield show_flow(counts)
-        yield show_sizes(counts)
-        yield show_lengths(run)
-    else:
-        yield _flow_so_far(run)
-    yield show_shares(run)
-    yield show_alike(run)
-    yield show_pairs(run)
-    yield show_rules(run)
-    for stage_section in run.sections:
-        yield stage_section.show(run)
-    yield _tokens(run)
-    yield _stages(run)
-    yield _options(run)
+    yield from parts
 
 
 def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
@@ -67,8 +78,8 @@ def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
     return record.counts.tallies if record else {}
 
 
-def _warnings(run: DataRun) -> Markup:
-    """Return what looks wrong, a paragraph each, or that nothing does."""
+def _warnings(run: DataRun, titles: Sequence[str]) -> Markup:
+    """Return what looks wrong, a paragraph each that links to a section of these `titles`, or that nothing does."""
     lines = [f"This record cannot be used: {fault}." for fault in run.faults]
     lines += _unfinished(run)
     for alarm in run.alarms:
@@ -77,7 +88,15 @@ def _warnings(run: DataRun) -> Markup:
         lines.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
     if not lines:
         return paragraph("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
-    return warnings(lines)
+    return warnings((line, _section_of(line, titles)) for line in lines)
+
+
+def _section_of(alarm: str, titles: Sequence[str]) -> str:
+    """Return the title of the section that shows what an alarm is about; '' for what none of the page shows."""
+    for word, title in _SECTIONS.items():
+        if word in alarm and title in titles:
+            return title
+    return ""
 
 
 def _unfinished(run: DataRun) -> list[str]:

@@ -1,5 +1,6 @@
 """A page of HTML by Jinja2: its parts, and numbers that say which record they are from. It has no script."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -43,7 +44,9 @@ def render(template: str, **values: object) -> bytes:
 
 def page(title: str, parts: Iterable[Markup]) -> bytes:
     """Return a page of parts that follow one another; empty ones are left out."""
-    return render("page.html", title=title, parts=parts)
+    filled = [part for part in parts if part]
+    contents = [(part.heading, slug_of(part.heading)) for part in filled if isinstance(part, Section)]
+    return render("page.html", title=title, parts=filled, contents=contents if len(contents) > 1 else [])
 
 
 def pointer(record: str, *names: str | int) -> str:
@@ -95,9 +98,9 @@ def paragraph(text: str, kind: str = "") -> Markup:
     return _PARTS.paragraph(text, kind)
 
 
-def warnings(lines: Iterable[str]) -> Markup:
-    """Return a paragraph for each warning."""
-    return _PARTS.warnings(lines)
+def warnings(lines: Iterable[tuple[str, str]]) -> Markup:
+    """Return a paragraph for each warning, and a link to the section whose title is given with it; '' for none."""
+    return _PARTS.warnings([(line, slug_of(title)) for line, title in lines])
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[str | Number]], name: str = "") -> Markup:
@@ -105,10 +108,29 @@ def table(head: Sequence[str], rows: Iterable[Iterable[str | Number]], name: str
     return _PARTS.table(head, rows, name)
 
 
+class Section(Markup):
+    """A part of the page with a title, which is in the contents."""
+
+    heading = ""
+
+
+def slug_of(title: str) -> str:
+    """Return the name that links to a section have.
+
+    >>> slug_of("Sizes and lengths, before and after")
+    'sizes-and-lengths-before-and-after'
+    """
+    return "-".join(re.findall("[a-z0-9]+", title.lower()))
+
+
 def section(title: str, *parts: Markup) -> Markup:
     """Return a part of the page with a title; nothing if all its parts are empty."""
     filled = list(filter(None, parts))
-    return _PARTS.section(title, filled) if filled else NOTHING
+    if not filled:
+        return NOTHING
+    part = Section(_PARTS.section(title, slug_of(title), filled))
+    part.heading = title
+    return part
 
 
 def figure(title: str, picture: Markup, numbers: Markup = NOTHING, wide: bool = False) -> Markup:

@@ -3,6 +3,7 @@
 from markupsafe import Markup
 
 from gristmill.io.documents import DocKey
+from gristmill.wording import count_of
 from gristmill_cli.documents.duplicates import label_among, text_among
 from gristmill_cli.documents.removed_texts import removed_documents
 from gristmill_cli.report.page import (
@@ -14,6 +15,7 @@ from gristmill_cli.report.page import (
     section,
 )
 from gristmill_cli.report.records import DataRun
+from gristmill_cli.stages.pipeline import judging_stage
 
 _EXCERPT = 400  # characters
 
@@ -28,12 +30,14 @@ def show_rules(run: DataRun) -> Markup:
         keys += [sample.key for sample in samples]
     documents = removed_documents(config, keys)
     parts = list[Markup]()
-    for rule, samples in run.by_rule.items():
+    judged = run.stages[judging_stage(config).name].counts
+    by_count = sorted(run.by_rule.items(), key=lambda item: (-judged.total(item[0]).documents, item[0]))
+    for rule, samples in by_count:
         texts = list[Markup]()
         for sample in samples:
             text = excerpt(text_among(sample.key, documents))
             texts.append(quotation(label_among(sample.key, documents), text, f", {sample.value:.4g}"))
-        parts.append(fold(rule, join(texts)))
+        parts.append(fold(f"{rule}: {count_of(judged.total(rule).documents, 'document')}", join(texts)))
     note = paragraph("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
     return section("Documents that rules removed", note, *parts)
 

@@ -70,7 +70,7 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Marku
     for run in runs:
         faults += run.faults
     yield heading(title)
-    yield warnings(faults)
+    yield warnings((fault, "") for fault in faults)
     for run in runs:
         yield paragraph(run.name, "soft") if run.name else NOTHING
         yield _totals(run)

@@ -9,8 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.config import load_config
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, ShardRecord, SourceRecord, TokenizerRecord
+from gristmill_cli.__main__ import GROUPS
+from gristmill_cli.run_config import RunConfig
 from tests.gristmill_cli.corpus import ROOT, make_corpus, tree
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.tokenizers_of_models import content_of
@@ -48,6 +51,20 @@ def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
     elsewhere = TRAINING | NODES | BUCKETS | CHATS | FILTERS | SCORES | SPANS | FORMATS | TRACES | REWINDS
     assert {page for page in PAGES if commands(page)} == elsewhere | DATA | tutorials
+
+
+def test_the_whole_file_of_a_run_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"### A whole file\n.*?```toml\n(.*?)```", PAGES["guides/pipeline.md"], re.DOTALL)
+    (tmp_path / "run.toml").write_text(block)
+    config = load_config(RunConfig, ["--config", str(tmp_path / "run.toml")])
+    assert config.weights == {"web": 1.0, "books": 2.5} and config.dedup.keep == "longest"
+
+
+def test_the_page_of_commands_has_all_of_them() -> None:
+    page = PAGES["reference/commands.md"]
+    for group in GROUPS.values():
+        for name, command in group.items():
+            assert f"| `gristmill {name}` | {command.help}" in page
 
 
 def test_the_trainer_has_one_spelling() -> None:

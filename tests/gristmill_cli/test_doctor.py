@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from importlib.metadata import metadata, version
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gristmill_cli import doctor
 from gristmill_cli.doctor import DEVELOPMENT, EXTRAS, missing, requirements_of
+from gristmill_cli.needed_extras import needed_extras
 
 
 def test_every_extra_is_told() -> None:
@@ -26,6 +29,29 @@ def test_the_command_tells_versions_and_what_lacks(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     lacking = [extra for extra in EXTRAS if missing(extra)]
     assert (f"gristmill[{','.join(lacking)}]" in done.stdout) == bool(lacking)
+
+
+def test_all_extras_that_a_run_needs_are_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "corpus/web").mkdir(parents=True)
+    (tmp_path / "corpus/web/a.warc.gz").write_bytes(b"")
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"corpus = '{tmp_path}/corpus'\nout = 'out'\nrecipe = 'gopher'\n[normalize]\nftfy = true\n"
+        "[tokenizer]\nmodel_type = 'byte-bpe'\n[scores.edu]\nfasttext = 'edu.bin'\n"
+    )
+    assert needed_extras(file) == {
+        "web": "web/a.warc.gz",
+        "fasttext": "[scores.edu]",
+        "tokenizers": "tokenizer.model_type",
+        "ftfy": "normalize.ftfy",
+    }
+    known = doctor._version_of
+    monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name in ("ftfy", "resiliparse") else known(name))
+    console = Console(file=StringIO(), width=100)
+    console.print(doctor.doctor(file))
+    assert "try pip install 'gristmill[web,ftfy]'" in console.file.getvalue()
+    file.write_text("corpus = 'hf://datasets/a/b'\nout = 'out'\nexecutor = 'ray'\n[tokenizer]\nfile = 'm.model'\n")
+    assert [*needed_extras(file)] == ["ray", "hub"]
 
 
 def test_without_extras_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ HOSTILE = [
 ]
 NAMES = [text.replace("/", "") for text in HOSTILE]  # of files and sources
 TAGS = {"a", "b", "blockquote", "body", "button", "details", "div", "figure", "form", "h1", "h2", "h3", "head", "html"}
-TAGS |= {"input", "mark", "meta", "p", "section", "style", "summary", "table", "td", "th", "title", "tr"}
+TAGS |= {"input", "main", "mark", "nav", "meta", "p", "section", "style", "summary", "table", "td", "th", "title", "tr"}
 SVG_TAGS = {"svg", "defs", "clippath", "g", "path", "rect", "text", "tspan", "use", "style"}
 ATTRIBUTES = {"action", "class", "content", "charset", "data-record", "data-value", "disabled", "href", "http-equiv"}
 ATTRIBUTES |= {"id", "lang", "method", "name", "placeholder", "size", "style", "type", "value"}
@@ -46,7 +46,9 @@ def check(content: str, texts: list[str]) -> Elements:
     assert {name for _, attributes in outside for name in attributes} <= ATTRIBUTES
     assert {name for _, attributes in elements.tags for name in attributes if name.startswith("on")} == set()
     for _, attributes in outside:
-        assert (attributes.get("href") or "/").startswith("/") and (attributes.get("action") or "/").startswith("/")
+        assert (attributes.get("href") or "/").startswith(("/", "#")) and (attributes.get("action") or "/").startswith(
+            "/"
+        )
     for text in texts:
         assert text in elements.text, text
     return elements
@@ -60,7 +62,7 @@ def test_each_part_shows_a_text_as_it_is(text: str) -> None:
     made = {
         "heading": parts.heading(text),
         "paragraph": parts.paragraph(text, text),
-        "warnings": parts.warnings([text]),
+        "warnings": parts.warnings([(text, text)]),
         "table": parts.table([text], [[text, number]], text),
         "section": parts.section(text, parts.paragraph(text)),
         "figure": parts.figure(text, NOTHING, parts.table([text], [])),

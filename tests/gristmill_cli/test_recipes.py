@@ -89,6 +89,18 @@ def test_preview_fits_80_columns_and_shows_examples(config: RunConfig) -> None:
         preview("fineweb", config.corpus, documents=0)
 
 
+def test_preview_reads_the_sources_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.jsonl").write_text('{"content": "one two"}\n{"content": "three"}\n')
+    (tmp_path / "raw/b.jsonl").write_text('{"text": "of no source"}\n')
+    file = tmp_path / "run.toml"
+    file.write_text(f"corpus = '{tmp_path}'\nout = 'out'\n[sources.own]\npath = 'raw/a.jsonl'\ncolumn = 'content'\n")
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(preview("gopher", file))
+    said = console.export_text()
+    assert said.startswith("2 of 2 documents: 2 removed") and "own/a.jsonl@0" in said
+
+
 def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:
     (block,) = commands("guides/recipes.md")
     block = block.replace("--recipe gopher", "--recipe gopher --until normalize_text")

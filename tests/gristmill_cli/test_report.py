@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +23,8 @@ from gristmill_cli.funnel import TRAIN, show_funnel
 from gristmill_cli.report.benchmarks import sample_spans
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer, load_options, read_options
+from gristmill_cli.run_records import load_record
 from tests.dedup.template_pages import template_pages
 from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
 from tests.object_store import BUCKET, object_store
@@ -105,9 +108,25 @@ def test_lengths_are_those_of_the_documents(out: Path) -> None:
 
 
 def test_a_wipe_out_heads_the_page(written: str) -> None:
-    head = written.partition("Where the documents went")[0]
+    head = written.partition('<section id="where-the-documents-went">')[0]
     assert re.search(r'class="warn">The source web loses \d+% of its documents', head)
+    assert re.search(r'loses [^<]* <a href="#what-is-alike">show</a>', head)
     assert 'class="warn">Documents that are not similar are removed' in head
+
+
+def test_the_contents_lead_to_each_section(written: str) -> None:
+    (contents,) = re.findall("<nav>(.*?)</nav>", written, re.DOTALL)
+    links = re.findall('<a href="#([^"]*)">', contents)
+    assert links == re.findall('<section id="([^"]*)">', written) and len(links) > 5
+
+
+def test_a_stage_that_was_skipped_keeps_its_time(out: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(out, tmp_path / "out")
+    before = load_record(copied, "normalize_text")
+    record = copied / ".gristmill/run/normalize_text.json"
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(before, seconds=1234.5)))
+    run(replace(load_options(read_options(copied), copied), until="filter"))
+    assert load_record(copied, "normalize_text").seconds == 1234.5
 
 
 def test_texts_and_names_are_only_text(written: str) -> None:

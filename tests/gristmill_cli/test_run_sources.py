@@ -153,6 +153,13 @@ def test_an_explanation_speaks_of_sources(config: RunConfig, capsys: pytest.Capt
     assert "changed: normalize_text source m: format none → jsonl, source z gone, source new new\n" in said
 
 
+def test_files_beside_the_sources_are_said(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    write_records(config.corpus / "top.jsonl", list(documents("top", 3)))
+    run(replace(config, sources={}, out=config.out.with_name("top"), until="normalize_text"))
+    said = "such as top.jsonl: expected CORPUS/<source>/…; read as the source 'corpus'"
+    assert f"note: 1 file directly in {config.corpus}, {said}" in capsys.readouterr().err
+
+
 def test_folders_of_sources_are_named(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """Without [sources] a source is a folder."""
     folders = replace(config, sources={}, out=config.out.with_name("folders"), until="normalize_text", explain=True)

