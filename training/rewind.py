@@ -238,7 +238,8 @@ class Rewind:
             if f"data.{name}" in stored
         }
         ramp = tuple(stored.get("data.batch_ramp", ()))
-        return DataConfig(tuple(self._find_tokens()), Path(), batch_ramp=ramp, **options)
+        skipped = tuple(stored.get("data.skip_documents", ()))
+        return DataConfig(tuple(self._find_tokens()), Path(), batch_ramp=ramp, skip_documents=skipped, **options)
 
     def _find_tokens(self) -> Iterator[Path]:
         """Yield the folders of the run's token shards, which are known by their checksums."""
@@ -283,7 +284,8 @@ class Rewind:
                 f"{self.run} read rows of best-fit packing in its version {version}, and this release has version "
                 f"{PACKING_VERSION}; try the release that began the run"
             )
-        parts = [TokenSequences(folder, data.seq_len, data.ignores_firsts) for folder in data.train_folders]
+        size = data.seq_len, data.ignores_firsts
+        parts = [TokenSequences(folder, *size, skipped=data.skip_documents) for folder in data.train_folders]
         mix = TokenMix.of(parts, self._weights(parts))
         sequences, order = mix.sequences(stored["seed"], self.run if data.is_packed else None)
         batches = Batches(sequences, BatchSplit(1, 1, data.batch_size), 0, stored["seed"], data.order, order)

@@ -70,10 +70,11 @@ class RunPlan:
         parts = []
         cached = 0
         for folder in data.train_folders:
-            parts.append(_open_tokens(folder, data, cached))
+            parts.append(_open_tokens(folder, data, cached, data.skip_documents))
             cached += parts[-1].cached_bytes
         _require_different_sets(parts)
         _require_packing(parts, data)
+        _require_documents(parts, data.skip_documents)
         train = TokenMix.of(parts, data.weights)
         holdout = _open_tokens(data.holdout, data, cached)
         cached += holdout.cached_bytes
@@ -189,9 +190,27 @@ class RunPlan:
         )
 
 
-def _open_tokens(folder: Path, data: DataConfig, cached: int) -> TokenSequences:
-    """Open a folder of token shards; `cached` bytes of the cache are those of other folders."""
-    return TokenSequences(folder, data.seq_len, data.ignores_firsts, data.cache_options, cached)
+def _open_tokens(folder: Path, data: DataConfig, cached: int, skipped: Sequence[str] = ()) -> TokenSequences:
+    """Open a folder of token shards; `cached` bytes of the cache are those of other folders.
+
+    `skipped`: documents to learn nothing from.
+    """
+    return TokenSequences(folder, data.seq_len, data.ignores_firsts, data.cache_options, cached, skipped)
+
+
+def _require_documents(parts: Sequence[TokenSequences], documents: Sequence[str]) -> None:
+    """Raise UsageError for a document to skip whose shard is in none of the data sets, or in several."""
+    for document in documents:
+        name = document.rpartition("@")[0]
+        folders = [str(part.folder) for part in parts if name in {shard.name for shard in part.manifest.shards}]
+        require(
+            bool(folders), f"data.skip_documents has {document}, and data.train has no shard {name}; check its name"
+        )
+        require(
+            len(folders) == 1,
+            f"data.skip_documents has {document}, and {' and '.join(folders)} have a shard of that name; expected one: "
+            "leave the document out of its corpus",
+        )
 
 
 def _require_packing(parts: Sequence[TokenSequences], data: DataConfig) -> None:

@@ -187,12 +187,14 @@ class Trainer:
 
     def _intervene(self, source: BranchSource, skipped: int) -> None:
         """Note how a new branch changes its learning rate, and how many sequences it leaves out."""
-        changes = source.changes(self.config.optim, skipped)
+        changes = source.changes(self.config.optim, skipped, self.config.data.skip_documents)
         self.interventions = [*source.interventions, *changes]
         for change in changes:
             if rates := change.get("learning_rate"):
                 before = "an unknown one" if rates[0] is None else f"{rates[0]:.2e}"
                 self.origin += f"; the learning rate jumps from {before} to {rates[1]:.2e}"
+            if documents := change.get("skipped_documents"):
+                self.origin += f"; nothing is learnt from {count_of(len(documents), 'document')}"
         if skipped:
             self.seen.since = source.record.step
             self.origin += f"; {count_of(skipped, 'sequence')} left out, tokens seen are counted from there on"

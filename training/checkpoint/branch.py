@@ -1,6 +1,6 @@
 """Branches: a new run that continues a checkpoint of another one, with its optimizer's state and its step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -43,6 +43,7 @@ class BranchSource:
     counted_from: int = 0
     batch_sizes: Sizes = ()
     interventions: list[dict[str, Any]] = field(default_factory=list)
+    skipped_documents: Sequence[str] = ()
 
     @classmethod
     def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
@@ -70,7 +71,8 @@ class BranchSource:
         reads = {key: stored.get(key) for key in _READ}
         sizes = record.batch_sizes or [(0, int(stored.get("data.batch_size") or 1))]
         earlier = [each for each in stored.get(INTERVENTIONS, []) if each["after_step"] < record.step]
-        return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes, earlier)
+        documents = stored.get("data.skip_documents", ())
+        return cls(path, record, _optim_of(stored, run), reads, stored[COUNTED_FROM], sizes, earlier, documents)
 
     def check(self, optim: OptimConfig, local_steps: int = 0, allow_lr_jump: bool = False) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay.
@@ -146,8 +148,10 @@ class BranchSource:
         here = self.record.step if optim.warmup_from == self.record.step else last
         return learning_rate(last, before or self.optim), learning_rate(here, optim)
 
-    def changes(self, optim: OptimConfig, skipped: int) -> list[dict[str, Any]]:
-        """What the branch changes at its step, as run.json records it: its learning rate, and `skipped` sequences.
+    def changes(self, optim: OptimConfig, skipped: int, documents: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """What the branch changes at its step, as run.json records it: its learning rate, and what it skips.
+
+        That is `skipped` sequences, and `documents`, of which its run has not skipped all.
 
         The rate before is None where a function of the user's gave it whose file this command does not name.
         """
@@ -160,6 +164,8 @@ class BranchSource:
             found.append({"after_step": self.record.step, "learning_rate": [before, now]})
         if skipped:
             found.append({"after_step": self.record.step, "skipped_sequences": skipped})
+        if new := sorted({*documents} - {*self.skipped_documents}):
+            found.append({"after_step": self.record.step, "skipped_documents": new})
         return found
 
     def progress(self, identity: Mapping[str, Any]) -> tuple[MixPlace, bool]:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.engine.options import parse_size
@@ -16,6 +16,7 @@ from gristmill.storage.files import reject_remote, resolved
 OrderKind = Literal["keyed", "randperm"]
 PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
 _RAMP = re.compile(r"(\d{1,10}):(\d{1,18})")
+_DOCUMENT = re.compile(r"(.+)@(\d{1,18})")
 _MOST = 2**31 - 1  # of tokens in a sequence, and of sequences in a batch
 
 
@@ -49,6 +50,9 @@ class DataConfig:
     skip: int = 0
     """With branch_from: steps of data that are left out, such as those in which the loss went up. The branch reads on
     after as many sequences as it reads in so many steps."""
+    skip_documents: tuple[str, ...] = ()
+    """Documents to learn nothing from, as SHARD@NUMBER, which gristmill rewind shows: no token of them is a target. In
+    a branch, those that made the loss of its run go up."""
     verify: Literal["checksum", "size"] = "checksum"
     """How to check the token shards. checksum: the ranks compare the SHA-256 of all files, in a thread during the first
     steps, and the first checkpoint waits for it. size: only what is always checked, the manifest, sizes and headers at
@@ -95,7 +99,7 @@ class DataConfig:
         """`batch_ramp` as numbers: sequences per step, and the tokens read until which they hold."""
         return [(int(found[1]), int(found[2])) for each in self.batch_ramp if (found := _RAMP.fullmatch(each))]
 
-    def of_documents(self) -> dict[str, bool | str | int]:
+    def of_documents(self) -> dict[str, Any]:
         """The options of documents that are not at their defaults, by name: runs from before them have none.
 
         With a packing its version, too: another one has other targets.
@@ -103,7 +107,8 @@ class DataConfig:
         masked = {"data.mask_documents": True} if self.mask_documents else {}
         packed = {"data.packing": self.packing, "data.packing_version": PACKING_VERSION} if self.is_packed else {}
         eod = {"data.eod_mask_loss": True} if self.eod_mask_loss and not self.mask_documents else {}
-        return {**masked, **eod, **packed}
+        skipped = {"data.skip_documents": sorted(self.skip_documents)} if self.skip_documents else {}
+        return {**masked, **eod, **packed, **skipped}
 
     @property
     def cache_options(self) -> CacheOptions:
@@ -126,6 +131,17 @@ class DataConfig:
             len(ends) == len(self.batch_ramp) and all(size for size, _ in self.ramp) and ends == sorted(set(ends)),
             f"data.batch_ramp is {' '.join(self.batch_ramp)}; expected SIZE:TOKENS, at growing numbers of tokens; try "
             "--data.batch_ramp 8:1000000 16:3000000",
+        )
+        for document in self.skip_documents:
+            require(
+                _DOCUMENT.fullmatch(document) is not None,
+                f"data.skip_documents has {document}; expected SHARD@NUMBER, such as tokens_00000@81, which gristmill "
+                "rewind shows",
+            )
+        require(
+            not self.skip_documents or not self.is_packed,
+            f"data.skip_documents with data.packing {self.packing}: rows were packed with these documents; try "
+            "--data.packing window, or leave them out of the corpus",
         )
         require(folders > 0, "data.train names no folder; expected one of token shards, or several")
         twice = [path for path, count in Counter(resolved(path) for path in self.train_folders).items() if count > 1]

@@ -116,9 +116,11 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         ignores_firsts: bool = False,
         cache: CacheOptions = CacheOptions(),
         taken: int = 0,
+        skipped: Sequence[str] = (),
     ) -> None:
         """Open the shards of `folder`; `length` is T; `ignores_firsts`: the first token of a document is no target.
 
+        `skipped`: documents of which no token is a target, as SHARD@NUMBER; those of other folders have no effect.
         `cache` is for shards in a bucket; `taken` bytes of its size are other folders'. Raises UsageError for less than
         one full sequence, InputError where a shard is not the manifest's.
         """
@@ -132,7 +134,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
             self.cache = ShardCache(folder, self.manifest, cache, taken)
             self.local = self.cache.local
         self.masks = TokenMasks.load(self.local, self.manifest)
-        self.has_ignored = ignores_firsts or self.masks is not None
+        self.skipped = self._spans_of(skipped)
+        self.has_ignored = ignores_firsts or self.masks is not None or bool(self.skipped)
         self.shard = lru_cache(_MAPPED)(self._map)
         sizes = [shard.tokens for shard in self.manifest.shards]
         if self.cache is None:
@@ -206,9 +209,31 @@ class TokenSequences(DataSet, Dataset[Tensor]):
     def is_target(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which of the tokens start … stop of all shards concatenated are targets: (stop - start,) bool."""
         found = np.ones(stop - start, bool) if self.masks is None else self.masks.between(start, stop)
+        for first, end in self.skipped:
+            found[max(0, first - start) : max(0, end - start)] = False
         if self.ignores_firsts:
             found[self.documents.starts_between(start, stop) - start] = False
         return found
+
+    def _spans_of(self, documents: Sequence[str]) -> list[tuple[int, int]]:
+        """Return where documents of this folder begin and end. Raises UsageError for a number beyond its shard."""
+        spans = []
+        shards = {shard.name: number for number, shard in enumerate(self.manifest.shards)}
+        for document in documents:
+            name, _, number = document.rpartition("@")
+            if name not in shards:
+                continue
+            shard = shards[name]
+            count = self.manifest.shards[shard].documents
+            if int(number) >= count:
+                raise UsageError(
+                    f"data.skip_documents has {document}, and {name} has {count_of(count, 'document')}; expected a "
+                    f"number from 0 to {count - 1}"
+                )
+            first = int(self.documents.documents[shard]) + int(number)
+            found = self.documents.numbered(first, first + 1)
+            spans.append((int(found.start[0]), int(found.start[0] + found.length[0])))
+        return sorted(spans)
 
     @cached_property
     def documents(self) -> DocumentIndex:

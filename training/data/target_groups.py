@@ -60,7 +60,8 @@ class TargetGroups:
 
     def _row(self, index: int) -> NDArray[np.int64]:
         """The groups of the targets of a sequence: (targets,)."""
-        return np.concatenate([self._between(start, stop) for start, stop in self._shards.target_spans(index)])
+        parts = [self._between(start, stop) for start, stop in self._shards.target_spans(index)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)  # all of its documents may be skipped
 
     def _between(self, start: int, stop: int) -> NDArray[np.int64]:
         """The groups of the tokens start … stop."""

@@ -11,6 +11,8 @@ from gristmill.errors import UsageError
 from tests.training.checkpoint.test_branch import branch, stable, steps
 from training.config import TrainConfig
 from training.data.batches import PrefetchLoader
+from training.kernels.cross_entropy import IGNORE_INDEX
+from training.rewind import ReadSequence, Rewind
 from training.train import train
 
 __all__ = ["stable"]
@@ -109,3 +111,68 @@ def test_what_only_a_branch_can_have_is_refused(config: TrainConfig) -> None:
         train(replace(config, allow_lr_jump=True))
     with pytest.raises(UsageError, match=r"data.skip is given without branch_from: only a branch can have it; try"):
         train(replace(config, data=replace(config.data, skip=3)))
+
+
+def test_a_branch_learns_nothing_from_documents(
+    stable: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two that its next steps read; what is read is the same, and the losses are those of the other documents."""
+    run = replace(stable, out_dir=tmp_path / "run", optim=replace(stable.optim, steps=5))
+    train(run)
+    rewind = Rewind(run.out_dir)
+    parts = [part for sequence in rewind.sequences(4) for part in sequence.parts]
+    chosen = sorted({(part.shard, part.in_shard) for part in parts})[:2]
+    names = tuple(f"{shard}@{number}" for shard, number in chosen)
+    targets: dict[int, Any] = {}
+    load = PrefetchLoader.batch
+
+    def batch(loader: PrefetchLoader, step: int) -> Any:
+        found = load(loader, step)
+        targets[step + 1] = found.targets
+        return found
+
+    monkeypatch.setattr(PrefetchLoader, "batch", batch)
+    train(replace(run, out_dir=tmp_path / "again"))
+    before = dict(targets)
+    capsys.readouterr()
+    without = branch(run, tmp_path / "without", 2, steps=5)
+    without = replace(without, data=replace(run.data, skip_documents=names))
+    train(without)
+    assert "; nothing is learnt from 2 documents" in capsys.readouterr().out
+    left_out = sum(_targets_of(sequence, chosen) for sequence in rewind.sequences(4))
+    masked = targets[4] == IGNORE_INDEX
+    assert int(masked.sum()) == left_out > 0
+    assert (targets[4][~masked] == before[4][~masked]).all()
+    assert steps(without.out_dir, "loss")[4] != steps(run.out_dir, "loss")[4]
+    assert interventions(without) == [{"after_step": 2, "skipped_documents": sorted(names)}]
+    stored = json.loads((without.out_dir / "run.json").read_text())
+    assert stored["data.skip_documents"] == sorted(names)
+    train(replace(without, optim=replace(without.optim, steps=6)))  # resumes
+    with pytest.raises(UsageError, match=r"differs in data.skip_documents"):
+        train(replace(without, data=run.data, optim=replace(without.optim, steps=7)))
+    assert sum(Rewind(without.out_dir).summarize(4).tokens.values()) == int((~masked).sum())
+    more = branch(replace(without, data=replace(without.data, skip=0)), tmp_path / "more", 5, steps=6)
+    train(replace(more, data=without.data))
+    assert interventions(more) == interventions(without)
+
+
+def _targets_of(sequence: ReadSequence, documents: list[tuple[str, int]]) -> int:
+    """The targets of documents in a sequence, whose first token is none."""
+    of_documents = [part for part in sequence.parts if (part.shard, part.in_shard) in documents]
+    return sum(part.tokens - (part.first == 0) for part in of_documents)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("81", "data.skip_documents has 81; expected SHARD@NUMBER, such as tokens_00000@81"),
+        ("tokens@1", "data.train has no shard tokens; check its name"),
+        (
+            "shard-00000@9999",
+            "has shard-00000@9999, and shard-00000 has 150 documents; expected a number from 0 to 149",
+        ),
+    ],
+)
+def test_a_document_that_is_none_is_refused(config: TrainConfig, document: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train(replace(config, data=replace(config.data, skip_documents=(document,))))
