@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 
@@ -27,49 +26,23 @@ from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.storage.local import atomic_write_bytes
+from preprocessing.scoring.score_choice import Choice, Cut, Cuts, ScoreBands, is_kept
 from preprocessing.scoring.score_statistics import ScoreSums, join_sums, score_table
+from preprocessing.steps.text_digest import TEXT_DIGEST
 
-STAGE = Stage("choose_by_score", version=1, libraries=("pyarrow",))
+STAGE = Stage("choose_by_score", version=2, libraries=("pyarrow",))
 KEPT = "kept"
-ALL = "*"  # the group of all sources; no source has this name
 _FIND = "find"  # the step whose tasks look at all scores
 _FACTS_FILES = 64  # read by one task
 _SCORE = np.dtype([("group", "<u4"), ("score", "<f4")])
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which documents a score keeps: those from `min`, or from a `quantile` of each source or, `of_all`, of all.
-
-    `fact` is the score's name in the facts, `name` the one in its table.
-    """
-
-    name: str
-    fact: str
-    min: float | None = None
-    quantile: float | None = None
-    of_all: bool = False
-
-    @property
-    def reason(self) -> str:
-        """The reason under which documents go."""
-        return f"low {self.name}"
-
-    def group(self, source: str) -> str:
-        """Return the group whose quantile decides on documents of a source."""
-        return ALL if self.of_all else source
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """The limit that a quantile gives: documents of a group, a source or ALL, whose score is below it go."""
-
-    name: str
-    group: str
-    limit: float
-
-
 def list_low_scores(
-    facts_dir: Path, output_file: Path, choices: Sequence[Choice], options: RunOptions = RunOptions()
+    facts_dir: Path,
+    output_file: Path,
+    choices: Sequence[Choice],
+    options: RunOptions = RunOptions(),
+    bands_file: Path | None = None,
 ) -> tuple[Counts, list[Cut]]:
     """List the documents that one of the choices does not keep.
 
@@ -78,6 +51,7 @@ def list_low_scores(
         output_file: The key set, .pickle or .parquet.
         choices: What is kept, by score; a document goes by the first that does not keep it.
         options: Workers, memory, and when to stop; they change no output.
+        bands_file: The file to write, .json, of the limits between the bands that a choice has, for the mix.
 
     Returns:
         Documents read, kept and left out by each score, per source; and the limits that quantiles give.
@@ -86,7 +60,12 @@ def list_low_scores(
     choices = tuple(choices)
     reads = {facts_dir: list_facts(facts_dir)}
     with open_stage(
-        STAGE, output_file.parent, options, reads=reads, files=[output_file], label=output_file.name
+        STAGE,
+        output_file.parent,
+        options,
+        reads=reads,
+        files=[output_file, *([bands_file] if bands_file else [])],
+        label=output_file.name,
     ) as run:
         files = plan_facts(run, facts_dir)
         paths = [facts_dir / file.path for file in files]
@@ -101,14 +80,18 @@ def list_low_scores(
         keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in found.records))
         merging = {"keys": keys, "output_file": output_file}
         run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
+        banded = [choice for choice in choices if choice.bands]
+        if bands_file:
+            bands = ScoreBands.of(banded[0], Cuts(cuts), sorted(found.counts.tallies))
+            run.step("bands", [Task("bands", write_bands, {"bands": bands, "output": bands_file}, (bands_file,))])
         counts = run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
     if run.ran and not options.quiet:
         joined = join_sums(part for parts in found.values(list[ScoreSums]) for part in parts)
-        limits = _by_group(cuts)
+        limits = Cuts(cuts)
         kept: dict[tuple[str, str], float] = {}
         for choice in choices:
             for source in joined.get(choice.name, {}):
-                kept[choice.name, source] = _limit(choice, source, limits)
+                kept[choice.name, source] = limits.limit(choice, source)
         wide_console().print(score_table(joined, kept))
     return counts, cuts
 
@@ -116,17 +99,16 @@ def list_low_scores(
 def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> list[Cut]:
     """Return the limits of all groups, for the choices by a quantile."""
     tasks = list[Task]()
-    for choice in choices:
-        if choice.quantile is not None:
-            output = run.work / "cuts" / f"{choice.fact}.json"
+    for number, choice in enumerate(choices):
+        if choice.quantiles:
+            output = run.work / "cuts" / f"{number}.json"
             arguments = {"facts": facts, "choice": choice, "output": output}
             tasks.append(Task(choice.name, find_cuts, arguments, (output,), memory=run.options.memory_bytes))
     return [cut for of_choice in run.step("cuts", tasks).values(list[Cut]) for cut in of_choice]
 
 
 def find_cuts(facts: FileSet, choice: Choice, output: Path, memory: int) -> Result:
-    """Task: the value is the limit of each group that a quantile gives, as NumPy computes it from all its scores."""
-    assert choice.quantile is not None
+    """Task: the value is the limit of each group that each quantile gives, as NumPy computes it from all its scores."""
     numbers: dict[str, int] = {}
     sizes = list[int]()
     with ExternalSorter(output.with_name(f"{output.name}.sorted"), _SCORE, ("group", "score"), memory // 2) as sorter:
@@ -141,15 +123,18 @@ def find_cuts(facts: FileSet, choice: Choice, output: Path, memory: int) -> Resu
                 records["score"] = _scores(rows, choice.fact, path)
                 sorter.add(records)
         starts = np.cumsum([0, *sizes])[:-1].tolist()
-        ranks = [(size - 1) * choice.quantile for size in sizes]
-        pairs = [_neighbours(rank, size) for rank, size in zip(ranks, sizes, strict=True)]
-        positions = {start + at for start, pair in zip(starts, pairs, strict=True) for at in pair}
+        ranks = [[(size - 1) * quantile for quantile in choice.quantiles] for size in sizes]
+        positions = set[int]()
+        for start, size, of_group in zip(starts, sizes, ranks, strict=True):
+            for rank in of_group:
+                positions.update(start + at for at in _neighbours(rank, size))
         scores = _scores_at(sorter, sorted(positions))
     cuts = list[Cut]()
     for group, number in numbers.items():
-        both = [scores[starts[number] + at] for at in pairs[number]]
-        limit = float(np.quantile(np.array(both), ranks[number] - floor(ranks[number])))
-        cuts.append(Cut(choice.name, group, limit))
+        for quantile, rank in zip(choice.quantiles, ranks[number], strict=True):
+            both = [scores[starts[number] + at] for at in _neighbours(rank, sizes[number])]
+            limit = float(np.quantile(np.array(both), rank - floor(rank)))
+            cuts.append(Cut(choice.name, group, quantile, limit))
     atomic_write_bytes(output, msgspec.json.encode(cuts))
     return Result(Counts({}, []), msgspec.to_builtins(cuts))
 
@@ -180,19 +165,22 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
     """
     counts = Counts({}, [])
     low = defaultdict[str, list[NDArray[np.int64]]](list)
-    limits = _by_group(cuts)
+    limits = Cuts(cuts)
     sums: dict[tuple[str, str], ScoreSums] = {}
-    columns = tuple(dict.fromkeys(choice.fact for choice in choices))
+    columns = list(dict.fromkeys(choice.fact for choice in choices))
+    if any(choice.keep for choice in choices):
+        columns.append(TEXT_DIGEST[0])
     for path in facts.paths:
         for name, rows in written_by_file(path, ("bytes", *columns)):
             source = source_of(name)
             sizes = rows["bytes"].to_numpy()
             left = np.ones(rows.num_rows, np.bool_)
+            digests = rows[TEXT_DIGEST[0]].to_numpy() if TEXT_DIGEST[0] in columns else np.empty(0, np.uint64)
             counts.add(source, READ, int(sizes.sum()), rows.num_rows)
             for choice in choices:
                 scores = _scores(rows, choice.fact, path)
                 sums.setdefault((choice.name, source), ScoreSums(choice.name, source)).add(scores, sizes)
-                is_low = left & (scores.astype(np.float64) < _limit(choice, source, limits))
+                is_low = left & ~is_kept(choice, limits, source, scores, digests)
                 left &= ~is_low
                 if is_low.any():
                     counts.add(source, choice.reason, int(sizes[is_low].sum()), int(is_low.sum()))
@@ -210,15 +198,9 @@ def read_score_sums(output_file: Path) -> dict[str, dict[str, ScoreSums]]:
     return join_sums(part for record in records for part in msgspec.convert(record.value, list[ScoreSums]))
 
 
-def _by_group(cuts: Sequence[Cut]) -> dict[tuple[str, str], float]:
-    return {(cut.name, cut.group): cut.limit for cut in cuts}
-
-
-def _limit(choice: Choice, source: str, limits: dict[tuple[str, str], float]) -> float:
-    """Return below which score documents of a source go."""
-    if choice.quantile is not None:
-        return limits[choice.name, choice.group(source)]
-    return -np.inf if choice.min is None else choice.min
+def write_bands(bands: ScoreBands, output: Path) -> None:
+    """Task: write the bands of a score, and the limits between them."""
+    atomic_write_bytes(output, msgspec.json.encode(bands))
 
 
 def _scores(rows: pa.Table, fact: str, path: Path) -> NDArray[np.float32]:

@@ -28,8 +28,10 @@ from gristmill.io.documents import source_of
 from gristmill.steps import DocumentStep
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.document_pass import NOTED
-from preprocessing.mixing.decisions import GroupFacts, choose_epochs, choose_holdout, corpus_files_of, decide_tasks
+from preprocessing.mixing.band_epochs import bands_table, choose_epochs
+from preprocessing.mixing.decisions import choose_holdout, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
+from preprocessing.mixing.facts import GroupFacts, corpus_files_of
 from preprocessing.mixing.mix_manifest import (
     DecisionsFile,
     MixManifest,
@@ -41,11 +43,12 @@ from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
 from preprocessing.prepare import STAGE as PREPARE
 from preprocessing.prepare import prepare
+from preprocessing.scoring.score_choice import ScoreBands
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
 OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
-STAGE = Stage("mix", version=3, libraries=("zstandard", "pyarrow"))
+STAGE = Stage("mix", version=4, libraries=("zstandard", "pyarrow"))
 FACTS = "facts"  # folder of the facts that are noted where no pass before has done it
 FAN_IN = 256  # files that a task opens at once
 
@@ -66,6 +69,7 @@ def mix(
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
     low_scores: Path | None = None,
+    bands: Path | None = None,
 ) -> Counts:
     """Decide which documents are in the train set, how often, and which are held out.
 
@@ -87,6 +91,7 @@ def mix(
         keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
             dropped as short or duplicate, a document to drop always is.
         low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
+        bands: The bands of a score, .json, as choose_by_score writes them; their weights multiply those of sources.
 
     Returns:
         Documents read, in the train set (written), repeated, held out, and left out, per source and reason. One of
@@ -105,7 +110,7 @@ def mix(
     noted, _ = prepare(input_dir, None, facts_dir, steps, options, text_column=text_column, stage=noting)
     counts = mix_facts(
         facts_dir, out_dir, duplicates, short_docs, weights, seed, holdout, options,
-        bytes=bytes, tokens=tokens, tokenizer=tokenizer, keep_list=keep_list, low_scores=low_scores,
+        bytes=bytes, tokens=tokens, tokenizer=tokenizer, keep_list=keep_list, low_scores=low_scores, bands=bands,
     )  # fmt: skip
     return _join_counts(noted, counts)
 
@@ -125,6 +130,7 @@ def mix_facts(
     tokenizer: Path | None = None,
     keep_list: Path | None = None,
     low_scores: Path | None = None,
+    bands: Path | None = None,
 ) -> Counts:
     """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
 
@@ -149,11 +155,14 @@ def mix_facts(
         dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
+        score_bands = ScoreBands.read(bands) if bands else None
         known = [
-            GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens))
+            GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens), score_bands)
             for file, of_file in zip(files, names, strict=True)
         ]
-        source_weight, epochs = choose_epochs(run, source_weight, amounts, known, seed, FAN_IN)
+        chosen = choose_epochs(run, source_weight, amounts, known, seed, FAN_IN, score_bands)
+        source_weight = chosen.weights
+        epochs = chosen.epochs
         limits, digests, digest_bytes = choose_holdout(run, known, epochs, holdout, seed, FAN_IN)
         outputs = [out_dir / decisions_name(file.path) for file in files]
         documents = [file.documents for file in files]
@@ -175,6 +184,8 @@ def mix_facts(
             print(f"note: {both:,} of the {kinds} documents are duplicates, too, and count as {kinds}", file=sys.stderr)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts, amounts))
+        if chosen.bands:
+            wide_console().print(bands_table(chosen.bands))
     if run.ran and not (options.quiet or options.of_run):  # a run says it with its own limits
         for line in warn_of_losses(counts, DUPLICATE).values():
             print(f"warning: {line}", file=sys.stderr)

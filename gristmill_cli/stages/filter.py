@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gristmill.counts import Counts
+from gristmill.errors import require
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.choose_by_score import Choice, list_low_scores, read_score_sums
+from preprocessing.choose_by_score import list_low_scores, read_score_sums
 from preprocessing.filter import KEPT, list_short
 from preprocessing.minimum_length import check_threshold
+from preprocessing.scoring.score_choice import Band, Choice, parse_bands
 from preprocessing.scoring.score_statistics import odd_scores
 from preprocessing.steps.model_score import ScoreOptions, score_step
 
@@ -52,7 +54,7 @@ class ChooseByScore(StageSpec):
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the documents that go."""
         choices = [_choice(name, options) for name, options in run.config.scores.items()]
-        counts, _ = list_low_scores(run.facts, self.path(run.config), choices, run.options)
+        counts, _ = list_low_scores(run.facts, self.path(run.config), choices, run.options, run.bands)
         return counts
 
     def settings(self, run: RunContext) -> dict[str, Any]:
@@ -63,6 +65,15 @@ class ChooseByScore(StageSpec):
         """Raise the error of a table or a model that cannot be used."""
         for name, options in config.scores.items():
             score_step(name, options)
+        banded = [name for name, options in config.scores.items() if options.bands]
+        require(
+            len(banded) < 2,
+            f"[scores]: expected bands in one table, got {' and '.join(banded)}; give the others min or quantile",
+        )
+        require(
+            not banded or "train_text" not in config.keep,
+            f"[scores.{' '.join(banded)}]: bands have no effect on --keep train_text; leave out one of them",
+        )
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
@@ -75,7 +86,8 @@ class ChooseByScore(StageSpec):
 
 def _choice(name: str, options: ScoreOptions) -> Choice:
     fact = score_step(name, options).fact
-    return Choice(name, fact, options.min, options.quantile, options.of == "all")
+    bands = parse_bands(options.bands)
+    return Choice(name, fact, options.min, options.quantile, options.of == "all", bands, options.keep)
 
 
 def _describe(options: ScoreOptions) -> str:
@@ -84,4 +96,15 @@ def _describe(options: ScoreOptions) -> str:
         return f"min {options.min:g}"
     if options.quantile is not None:
         return f"quantile {options.quantile:g} of {options.of}"
+    if options.bands:
+        of = f" of {options.of}" if any(band.quantile for band in options.bands.values()) else ""
+        bands = (f"{band.name} {_limit_of(band)}x{band.weight:g}" for band in parse_bands(options.bands))
+        return f"bands{of}: {', '.join(bands)}"
+    if options.keep:
+        return f"keep {' '.join(f'{score:g}:{chance:g}' for score, chance in options.keep)}"
     return "noted"
+
+
+def _limit_of(band: Band) -> str:
+    limits = [value for value in (band.min, band.quantile) if value is not None]
+    return f"{limits[0]:g} " if limits else ""

@@ -48,6 +48,7 @@ class DecideMix(StageSpec):
             tokenizer=config.counting_tokenizer,
             keep_list=config.keep_list,
             low_scores=run.low_scores,
+            bands=run.bands,
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class DecideMix(StageSpec):
             distinct = mixed.documents - counts.total(REPEATED, source).documents
             if source in config.mix.bytes:
                 yield from differing_amount(config, source, config.mix.bytes[source], mixed.bytes, "bytes")
-            elif source not in config.mix.tokens and max(kept, distinct) >= FEW_DOCUMENTS:
+            elif source not in config.mix.tokens and max(kept, distinct) >= FEW_DOCUMENTS and not run.bands:
                 yield from differing_amount(config, source, weight * kept, mixed.documents, "documents")
 
     def hint(self, config: RunConfig) -> str:

@@ -67,6 +67,12 @@ class RunContext:
         return self.out / "low_scores.parquet" if self.config.scores else None
 
     @property
+    def bands(self) -> Path | None:
+        """The bands of a score, by which documents are weighed; None without."""
+        has_bands = any(options.bands for options in self.config.scores.values())
+        return self.out / "score_bands.json" if has_bands else None
+
+    @property
     def exact_pairs(self) -> Path:
         """The lines of exact copies; the table of the same pairs is next to it."""
         return self.out / "dup" / "duplicate_pairs_exact.txt"

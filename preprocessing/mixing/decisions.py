@@ -18,13 +18,11 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import encode_names, stream_table, write_table
-from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, write_records
-from gristmill.io.facts import SUFFIX, FactsFile
+from preprocessing.mixing.band_epochs import BandEpochs
 from preprocessing.mixing.drops import load_drops
-from preprocessing.mixing.epochs import Amounts, MeasuredSources
-from preprocessing.mixing.facts import DIGEST, MixFacts, load_facts
-from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
+from preprocessing.mixing.facts import DIGEST, GroupFacts, MixFacts, is_kept
+from preprocessing.mixing.sampling import random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
 from preprocessing.mixing.split import Limits, held_out_documents
 
@@ -32,34 +30,6 @@ HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
 _SORTED = np.dtype([("digest", DIGEST)])
 _FACTS_SHARE = 6  # documents that a task decides on, for each of which it reads the digest from the holdout
 _COLUMNS = ("file", "row", "copies", "bytes")
-
-
-@dataclass(frozen=True)
-class GroupFacts:
-    """What is known of the documents of one file of facts: their source and corpus files; facts, and drops."""
-
-    label: str
-    source: str
-    names: tuple[str, ...]
-    facts: Path
-    drops: Path
-    has_tokens: bool
-
-    @classmethod
-    def of(cls, file: FactsFile, facts_dir: Path, drops: Path, has_tokens: bool) -> "GroupFacts":
-        """Return what is known of a file of facts."""
-        names = corpus_files_of(file)
-        label = file.path.removesuffix(SUFFIX)
-        return cls(label, source_of(names[0]), names, facts_dir / file.path, drops, has_tokens)
-
-    def load(self) -> list[MixFacts]:
-        """Return the facts of each corpus file, in order."""
-        return load_facts(self.facts, self.names, self.has_tokens)
-
-
-def corpus_files_of(file: FactsFile) -> tuple[str, ...]:
-    """Return the names of the corpus files whose documents a file of facts has."""
-    return tuple(dict.fromkeys(part.file for part in file.slices))
 
 
 @dataclass(frozen=True)
@@ -85,31 +55,6 @@ class DecidedFile:
         return DecidedFile(self.name, self.rows[chosen], self.copies[chosen], self.sizes[chosen])
 
 
-def choose_epochs(
-    run: StageRun,
-    weights: Mapping[str, float],
-    amounts: Amounts,
-    groups: Sequence[GroupFacts],
-    seed: int,
-    fan_in: int,
-) -> tuple[dict[str, float], dict[str, SourceEpochs]]:
-    """Return the weights and the epochs of all sources, as find_epochs does, from facts.
-
-    Only a source with an amount, or a fractional weight, is measured.
-    """
-    sources = MeasuredSources(weights, amounts)
-    measured = [group for group in groups if group.source in sources]
-    tasks = []
-    for group in measured:
-        output = run.work / "sampling" / f"{group.label}.zst"
-        arguments = {"group": group, "seed": seed, "by_tokens": bool(amounts.tokenizer), "output": output}
-        tasks.append(Task(group.label, write_epoch_numbers, arguments, (output,)))
-    values = run.step("sampling", tasks).values(tuple[int, int])
-    for group, task, (documents, amount) in zip(measured, tasks, values, strict=True):
-        sources.add(group.source, task.outputs[0], documents, amount)
-    return sources.choose_epochs(run, fan_in)
-
-
 @dataclass(frozen=True)
 class _Drawn:
     """Documents (n) of one corpus file, why each is dropped ('' if it is not), and copies of each, 0 if dropped."""
@@ -119,40 +64,24 @@ class _Drawn:
     copies: NDArray[np.int64]
 
 
-def _is_kept(facts: MixFacts, reasons: Sequence[str]) -> NDArray[np.bool_]:
-    return np.array([not reason for reason in reasons], np.bool_).reshape(len(facts.rows))
-
-
-def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: Path) -> Result:
-    """Task: write a random number for each document that is not dropped, to sample by.
-
-    The value is how many they are, and how many bytes of text they have, or tokens.
-    """
-    drops = load_drops(group.drops, group.names)
-    chunks = [np.empty(0, np.uint64)]
-    amount = 0
-    for facts in group.load():
-        is_kept = _is_kept(facts, drops[facts.name].reasons(facts.rows))
-        chunks.append(random_numbers(seed, "weight", facts.name, facts.rows)[is_kept])
-        amount += int((facts.tokens if by_tokens else facts.sizes)[is_kept].sum())
-    write_numbers(output, np.concatenate(chunks))
-    return Result(Counts({}, []), (sum(map(len, chunks)), amount))
-
-
-def _draw_copies(group: GroupFacts, epochs: SourceEpochs, seed: int) -> Iterator[_Drawn]:
+def _draw_copies(group: GroupFacts, epochs: BandEpochs, seed: int) -> Iterator[_Drawn]:
     """Yield the documents of each file of a group, with the copies that its weight asks for."""
     drops = load_drops(group.drops, group.names)
     for facts in group.load():
         reasons = drops[facts.name].reasons(facts.rows)
-        copies = epochs.copies(random_numbers(seed, "weight", facts.name, facts.rows))
-        copies[~_is_kept(facts, reasons)] = 0
+        numbers = random_numbers(seed, "weight", facts.name, facts.rows)
+        copies = np.zeros(len(numbers), np.int64)
+        for band, of_band in enumerate(epochs):
+            chosen = facts.bands == band
+            copies[chosen] = of_band.copies(numbers[chosen])
+        copies[~is_kept(facts, reasons)] = 0
         yield _Drawn(facts, np.array(reasons, np.str_).reshape(len(copies)), copies)
 
 
 def choose_holdout(
     run: StageRun,
     groups: Sequence[GroupFacts],
-    epochs: Mapping[str, SourceEpochs],
+    epochs: Mapping[str, BandEpochs],
     fraction: float,
     seed: int,
     fan_in: int,
@@ -192,7 +121,7 @@ def choose_holdout(
     return limits, digests, record.outputs[0].size
 
 
-def write_holdout_numbers(group: GroupFacts, epochs: SourceEpochs, seed: int, output: Path) -> Result:
+def write_holdout_numbers(group: GroupFacts, epochs: BandEpochs, seed: int, output: Path) -> Result:
     """Task: write a random number for each document that is in the mix, to choose the holdout by; count them."""
     chunks = [np.empty(0, np.uint64)]
     for drawn in _draw_copies(group, epochs, seed):
@@ -209,7 +138,7 @@ def _is_held_out(drawn: _Drawn, limit: int | None, seed: int) -> NDArray[np.bool
     return (drawn.copies > 0) & (numbers <= np.uint64(limit)) & (numbers != np.uint64(NOT_ELIGIBLE))
 
 
-def write_holdout_digests(group: GroupFacts, epochs: SourceEpochs, limit: int, seed: int, output: Path) -> None:
+def write_holdout_digests(group: GroupFacts, epochs: BandEpochs, limit: int, seed: int, output: Path) -> None:
     """Task: write the digests of the documents of a group that are held out."""
     digests = []
     for drawn in _draw_copies(group, epochs, seed):
@@ -229,7 +158,7 @@ def sort_digests(files: FileSet, output: Path, memory: int) -> None:
 def decide_tasks(
     groups: Sequence[GroupFacts],
     outputs: Sequence[Path],
-    epochs: Mapping[str, SourceEpochs],
+    epochs: Mapping[str, BandEpochs],
     limits: Limits,
     digests: Path,
     seed: int,
@@ -263,7 +192,7 @@ def decide_tasks(
 
 def decide_groups(
     groups: list[GroupFacts],
-    epochs: dict[str, SourceEpochs],
+    epochs: dict[str, BandEpochs],
     limits: Limits,
     digests: Path,
     seed: int,

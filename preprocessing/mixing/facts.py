@@ -13,7 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
-from gristmill.io.facts import written_by_file
+from gristmill.io.documents import source_of
+from gristmill.io.facts import SUFFIX, FactsFile, written_by_file
+from preprocessing.scoring.score_choice import ScoreBands
 from preprocessing.steps.text_digest import TEXT_DIGEST
 from preprocessing.steps.token_count import TOKENS
 
@@ -23,16 +25,20 @@ _DIGEST_HALVES = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 @dataclass(frozen=True)
 class MixFacts:
-    """Facts of the documents (n) of one corpus file: row, UTF-8 bytes, tokens (0 if not counted), digest of text."""
+    """Facts of the documents (n) of one corpus file: row, UTF-8 bytes, tokens (0 if not counted), digest of text.
+
+    `bands` is the number of the band of its score; 0 without bands.
+    """
 
     name: str
     rows: NDArray[np.int64]
     sizes: NDArray[np.int64]
     tokens: NDArray[np.int64]
     digests: NDArray[np.bytes_]
+    bands: NDArray[np.int64]
 
 
-def load_facts(path: Path, names: Sequence[str], has_tokens: bool) -> list[MixFacts]:
+def load_facts(path: Path, names: Sequence[str], has_tokens: bool, bands: ScoreBands | None = None) -> list[MixFacts]:
     """Return the facts of the corpus files `names`, in this order, from a file of facts.
 
     Raises InputError if it has facts of another file, or no such facts.
@@ -40,22 +46,63 @@ def load_facts(path: Path, names: Sequence[str], has_tokens: bool) -> list[MixFa
     columns = ["bytes", *TEXT_DIGEST]
     if has_tokens:
         columns.append(TOKENS)
+    if bands:
+        columns.append(bands.fact)
     tables: dict[str, list[pa.Table]] = {name: [] for name in names}
     for name, table in written_by_file(path, columns):
         if name not in tables:
             raise InputError(f"{path} has facts of {name!r}; expected {', '.join(names)}: remove it, and run again")
         tables[name].append(table)
-    return [_join(name, found, has_tokens) for name, found in tables.items()]
+    return [_join(name, found, has_tokens, bands) for name, found in tables.items()]
 
 
-def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool) -> MixFacts:
+def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreBands | None) -> MixFacts:
     if not tables:
         empty = np.empty(0, np.int64)
-        return MixFacts(name, empty, empty, empty, np.empty(0, DIGEST))
+        return MixFacts(name, empty, empty, empty, np.empty(0, DIGEST), empty)
     table = pa.concat_tables(tables)
     rows = table.column("row").to_numpy()
     halves = np.empty(len(rows), _DIGEST_HALVES)
     halves["high"] = table.column(TEXT_DIGEST[0]).to_numpy()
     halves["low"] = table.column(TEXT_DIGEST[1]).to_numpy()
     tokens = table.column(TOKENS).to_numpy() if has_tokens else np.zeros(len(rows), np.int64)
-    return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, halves.view(DIGEST))
+    of_bands = np.zeros(len(rows), np.int64)
+    if bands:
+        of_bands = bands.find(source_of(name), table.column(bands.fact).to_numpy())
+    return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, halves.view(DIGEST), of_bands)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What is known of the documents of one file of facts: their source and corpus files; facts, and drops."""
+
+    label: str
+    source: str
+    names: tuple[str, ...]
+    facts: Path
+    drops: Path
+    has_tokens: bool
+    bands: ScoreBands | None = None
+
+    @classmethod
+    def of(
+        cls, file: FactsFile, facts_dir: Path, drops: Path, has_tokens: bool, bands: ScoreBands | None = None
+    ) -> "GroupFacts":
+        """Return what is known of a file of facts."""
+        names = corpus_files_of(file)
+        label = file.path.removesuffix(SUFFIX)
+        return cls(label, source_of(names[0]), names, facts_dir / file.path, drops, has_tokens, bands)
+
+    def load(self) -> list[MixFacts]:
+        """Return the facts of each corpus file, in order."""
+        return load_facts(self.facts, self.names, self.has_tokens, self.bands)
+
+
+def corpus_files_of(file: FactsFile) -> tuple[str, ...]:
+    """Return the names of the corpus files whose documents a file of facts has."""
+    return tuple(dict.fromkeys(part.file for part in file.slices))
+
+
+def is_kept(facts: MixFacts, reasons: Sequence[str]) -> NDArray[np.bool_]:
+    """Return whether each document (n) is kept, given the reason to drop it, or none."""
+    return np.array([not reason for reason in reasons], np.bool_).reshape(len(facts.rows))

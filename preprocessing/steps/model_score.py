@@ -21,6 +21,7 @@ from gristmill.steps import Batch, DocumentStep, Outcome
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
+from preprocessing.scoring.score_choice import BandTable, check_choice
 from preprocessing.user_code import load_function, version_of
 
 Of = Literal["source", "all"]
@@ -35,8 +36,9 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ORG/NAME, which reads the first `max_tokens` of a text on a `device`. The score is the probability of `label`, or
     the output of a classifier that has one alone. Or `function`, module:function, takes a list of texts and returns a
     list of scores. A document whose score is below `min` goes; or, with `quantile`, one
-    that is below this quantile of the scores, `of` its source or of all. Without either, scores are noted and nothing
-    goes.
+    that is below this quantile of the scores, `of` its source or of all. Or documents are in `bands`, whose weights
+    multiply those of sources; or they are kept by chance, that of their score on the curve `keep`. Without any of
+    these, scores are noted and nothing goes.
     """
 
     fasttext: str = ""
@@ -48,6 +50,8 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     min: float | None = None
     quantile: float | None = None
     of: Of = "source"
+    bands: dict[str, BandTable] = {}
+    keep: tuple[tuple[float, float], ...] = ()
 
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
@@ -64,17 +68,22 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
         require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
         require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
+        ways = {"min": self.min is not None, "quantile": self.quantile is not None}
+        ways |= {"bands": bool(self.bands), "keep": bool(self.keep)}
+        chosen = [name for name, is_chosen in ways.items() if is_chosen]
         require(
-            self.min is None or self.quantile is None,
-            f"{table}: expected min or quantile, got both; leave one out, or make a second table",
+            len(chosen) < 2,
+            f"{table}: expected min, quantile, bands or keep, got {' and '.join(chosen)}; leave one out, or make a "
+            "second table",
         )
+        check_choice(table, self.bands, self.keep)
         require(self.min is None or isfinite(self.min), f"{table}: min {self.min}: expected a finite number")
         require(
             self.quantile is None or 0 < self.quantile < 1,
             f"{table}: quantile {self.quantile}: expected a number between 0 and 1, such as 0.9 for the best tenth",
         )
         require(
-            self.of == "source" or self.quantile is not None,
+            self.of == "source" or self.quantile is not None or any(band.quantile for band in self.bands.values()),
             f"{table}: of = 'all' has no effect without quantile; leave it out",
         )
 

@@ -27,6 +27,10 @@ OPTIONS = ["--config", "pipeline.toml", "--mix.holdout", "0.05", "--tokenizer.vo
 OPTIONS += ["--tokenizer.exact", "false", "--alarms.source_loss", "0", "--workers", "1"]
 
 
+def toml_of_page() -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", PAGES[PAGE], re.DOTALL)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A corpus of two sources, the first mostly advertisements, with the page's model and configuration."""
@@ -39,8 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 words = [chance.choice(GOOD if chance.random() < share else BAD) for _ in range(60)]
                 file.write(json.dumps({"text": " ".join(words)}) + "\n")
     write_model("softmax.bin", tmp_path / "edu.bin")
-    (toml,) = re.findall(r"```toml\n(.*?)```", PAGES[PAGE], re.DOTALL)
-    (tmp_path / "pipeline.toml").write_text(toml)
+    (tmp_path / "pipeline.toml").write_text(toml_of_page()[0])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -194,3 +197,83 @@ def test_a_preview_without_scores_and_of_no_documents(folder: Path) -> None:
     (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n")
     with pytest.raises(UsageError, match=r"pipeline.toml: expected a table \[scores.NAME\], got none"):
         preview_scores(Path("pipeline.toml"))
+
+
+BANDS = """[scores.edu.bands]
+high = {quantile = 0.75, weight = 2.5}
+medium = {quantile = 0.5}
+low = {weight = 0.25}
+"""
+
+
+def copies_in(folder: Path) -> dict[str, list[int]]:
+    """How often the mix has each document, or 1 if it is held out, by source and row."""
+    found: dict[str, list[int]] = {}
+    for path in sorted((folder / "out/mix").rglob("*.parquet")):
+        table = pq.read_table(path)
+        if "copies" in table.schema.names:
+            source = path.relative_to(folder / "out/mix").parts[0]
+            found.setdefault(source, [0] * 120)
+            for row, copies in zip(table["row"].to_pylist(), table["copies"].to_pylist(), strict=True):
+                found[source][row] = abs(copies)
+    return found
+
+
+def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    configure(folder, min="")
+    toml = folder / "pipeline.toml"
+    toml.write_text(toml.read_text() + BANDS)
+    options = [*OPTIONS, "--mix.weights", "mills", "2", "--mix.holdout", "0"]
+    run(load_config(RunConfig, options))
+    said = capfd.readouterr()
+    assert re.search(r"mills +high +30 +5 +150", said.out), said.out
+    assert re.search(r"ads +low +60 +0.25 +15", said.out), said.out
+    copies = copies_in(folder)
+    for source, own in scores_in(folder).items():
+        weight = 2 if source == "mills" else 1
+        limits = np.quantile(np.array(own, np.float64), [0.5, 0.75])
+        bands = np.searchsorted(limits, np.array(own, np.float64), side="right")
+        for band, of_band in enumerate((0.25, 1.0, 2.5)):
+            chosen = [times for times, number in zip(copies[source], bands, strict=True) if number == band]
+            epochs = weight * of_band
+            assert sum(chosen) == round(epochs * len(chosen))
+            assert {*chosen} <= {int(epochs), int(epochs) + 1}
+    toml.write_text(toml.read_text().replace("weight = 0.25", "weight = 0"))
+    run(load_config(RunConfig, options))
+    said = capfd.readouterr()
+    assert re.search(r"normalize_text: 240 read = .* \| done already, nothing to do", said.err), said.err
+    assert counts_of(folder, "mix", "low score") == 120
+
+
+def test_bands_are_refused_where_they_would_have_no_effect(folder: Path) -> None:
+    configure(folder, min="")
+    toml = folder / "pipeline.toml"
+    toml.write_text(toml.read_text() + BANDS)
+    with pytest.raises(UsageError, match="bands have no effect on --keep train_text"):
+        run(load_config(RunConfig, [*OPTIONS, "--keep", "train_text"]))
+    second = BANDS.replace("scores.edu", "scores.own")
+    toml.write_text(toml.read_text() + '[scores.own]\nfasttext = "edu.bin"\nlabel = "hq"\n' + second)
+    with pytest.raises(UsageError, match="expected bands in one table, got edu and own"):
+        run(load_config(RunConfig, OPTIONS))
+
+
+def test_a_curve_keeps_by_chance_the_same_documents_for_any_workers(folder: Path) -> None:
+    config = configure(folder, min="keep = [[0.0, 0.1], [1.0, 0.9]]")
+    run(config)
+    first = (folder / "out/low_scores.parquet").read_bytes()
+    low = {source: counts_of(folder, "choose_by_score", "low edu", source) for source in ("ads", "mills")}
+    assert low["ads"] > low["mills"] > 5
+    run(load_config(RunConfig, [*OPTIONS[:-2], "--workers", "2", "--out", "again"]))
+    assert (folder / "again/low_scores.parquet").read_bytes() == first
+
+
+def test_the_tables_of_the_page(folder: Path) -> None:
+    configure(folder, min="")
+    plain, bands, curve = toml_of_page()
+    toml = folder / "pipeline.toml"
+    toml.write_text(plain.replace("min = 0.5\n", "") + bands)
+    run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
+    assert counts_of(folder, "choose_by_score", "kept") == 240
+    toml.write_text(plain.partition("[scores")[0] + curve)
+    run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
+    assert 0 < counts_of(folder, "choose_by_score", "kept") < 240

@@ -1,5 +1,6 @@
 """Documents are chosen by facts alone: limits equal NumPy's, ties and copies as documented, the same bytes anywhere."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.io.keys import iter_keys
 from gristmill.steps import Batch, DocumentStep, Outcome
-from preprocessing.choose_by_score import ALL, KEPT, Choice, list_low_scores
+from preprocessing.choose_by_score import KEPT, list_low_scores
 from preprocessing.prepare import prepare
+from preprocessing.scoring.score_choice import ALL, Band, Choice, ScoreBands
+from preprocessing.steps.text_digest import TextDigest
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def scored(tmp_path: Path) -> tuple[Path, dict[str, Scores]]:
         path.parent.mkdir(parents=True)
         lines = [json.dumps({"text": f"{x!r} {y!r}"}) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
         path.write_text("\n".join(lines) + "\n")
-    prepare(tmp_path / "corpus", None, tmp_path / "facts", [Stated()], RunOptions(workers=1, quiet=True))
+    prepare(tmp_path / "corpus", None, tmp_path / "facts", [TextDigest(), Stated()], RunOptions(workers=1, quiet=True))
     return tmp_path / "facts", expected
 
 
@@ -98,3 +101,41 @@ def test_the_bytes_do_not_depend_on_workers_or_memory(tmp_path: Path, scored) ->
 def test_facts_without_the_score_are_refused(tmp_path: Path, quiet, scored) -> None:
     with pytest.raises(InputError, match="has no column edu@12345678"):
         list_low_scores(scored[0], tmp_path / "low.parquet", [Choice("edu", "edu@12345678", 0.5)], quiet)
+
+
+BANDS = (Band("low", 0.0), Band("medium", 1.0, None, 0.5), Band("high", 3.0, None, 0.9))
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_bands_are_numpys_quantiles_and_one_without_weight_goes(tmp_path: Path, quiet, scored, of_all: bool) -> None:
+    facts, scores = scored
+    choice = Choice("edu", "a", of_all=of_all, bands=BANDS)
+    counts, _ = list_low_scores(facts, tmp_path / "low.parquet", [choice], quiet, tmp_path / "bands.json")
+    bands = ScoreBands.read(tmp_path / "bands.json")
+    assert bands.names == ("low", "medium", "high") and bands.weights == (0.0, 1.0, 3.0)
+    whole = np.concatenate([own["a"] for own in scores.values()]).astype(np.float64)
+    gone = {}
+    for source, own in scores.items():
+        values = own["a"].astype(np.float64)
+        limits = np.quantile(whole if of_all else values, [0.5, 0.9])
+        np.testing.assert_allclose(bands.limits[source], limits, rtol=1e-15)
+        expected = (values >= limits[0]).astype(int) + (values >= limits[1])
+        assert bands.find(source, own["a"]).tolist() == expected.tolist()
+        gone[source] = np.flatnonzero(expected == 0).tolist()
+    assert rows_in(tmp_path / "low.parquet") == {source: rows for source, rows in gone.items() if rows}
+    assert counts.total("low edu").documents == sum(map(len, gone.values()))
+
+
+def test_a_curve_keeps_by_chance_and_the_same_texts_anywhere(tmp_path: Path, quiet, scored) -> None:
+    facts, scores = scored
+    choice = Choice("edu", "b", keep=((0.2, 0.0), (0.6, 0.8), (0.9, 1.0)))
+    list_low_scores(facts, tmp_path / "low.parquet", [choice], quiet)
+    web = scores["web"]
+    gone = np.zeros(501, np.bool_)
+    gone[rows_in(tmp_path / "low.parquet")["web"]] = True
+    texts = [f"{x!r} {y!r}" for x, y in zip(web["a"].tolist(), web["b"].tolist(), strict=True)]
+    draws = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") / 2**64 for text in texts]
+    chances = np.interp(web["b"].astype(np.float64), [0.2, 0.6, 0.9], [0.0, 0.8, 1.0])
+    assert gone.tolist() == [bool(draw >= chance) for draw, chance in zip(draws, chances, strict=True)]
+    assert gone[web["b"] < 0.2].all() and not gone[web["b"] > 0.9].any()
+    assert 0.2 < gone[(web["b"] > 0.3) & (web["b"] < 0.6)].mean() < 0.8

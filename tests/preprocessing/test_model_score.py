@@ -17,6 +17,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.steps import Batch, DocumentStep, Outcome, run_steps
 from preprocessing.prepare import prepare
 from preprocessing.scoring.fasttext_file import read_fasttext
+from preprocessing.scoring.score_choice import BandTable
 from preprocessing.steps.model_score import FastTextScore, ScoreOptions, finite_scores, score_step
 from tests.preprocessing.fasttext_models import SUPERVISED, TEXTS, scores_of, write_model
 
@@ -93,9 +94,30 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
         ({"fasttext": "skip.bin", "label": "hq"}, UsageError, "expected a supervised fastText model, got one of kind"),
         ({"fasttext": "a.bin"}, UsageError, "expected label to be one of hq, cc, got ''"),
         ({"fasttext": "a.bin", "label": "edu"}, UsageError, "expected label to be one of hq, cc, got 'edu'"),
-        ({"fasttext": "a.bin", "label": "hq", "min": 0.5, "quantile": 0.5}, UsageError, "min or quantile, got both"),
+        ({"fasttext": "a.bin", "label": "hq", "min": 0.5, "quantile": 0.5}, UsageError, "keep, got min and quantile"),
         ({"fasttext": "a.bin", "label": "hq", "quantile": 1.0}, UsageError, "quantile 1.0: expected a number between"),
         ({"fasttext": "a.bin", "label": "hq", "min": float("nan")}, UsageError, "min nan: expected a finite number"),
+        (
+            {"fasttext": "a.bin", "label": "hq", "bands": {"high": BandTable()}},
+            UsageError,
+            "two bands or more, one wit",
+        ),
+        (
+            {"fasttext": "a.bin", "label": "hq", "bands": {"a": BandTable(1, 0.5), "b": BandTable(1, None, 0.5)}},
+            UsageError,
+            "expected two bands or more, one without a limit .*, got a, b",
+        ),
+        (
+            {"fasttext": "a.bin", "label": "hq", "bands": {"a": BandTable(0, 0.5), "b": BandTable(0)}},
+            UsageError,
+            "expected weights of bands from 0 to 1,000, one of them above 0",
+        ),
+        ({"fasttext": "a.bin", "label": "hq", "keep": ((0.5, 0.1),)}, UsageError, "keep: expected two points or more"),
+        (
+            {"fasttext": "a.bin", "label": "hq", "keep": ((0.5, 0), (0.6, 2))},
+            UsageError,
+            "expected chances from 0 to 1",
+        ),
         ({"fasttext": "a.bin", "label": "hq", "of": "all"}, UsageError, "of = 'all' has no effect without quantile"),
     ],
 )
@@ -140,10 +162,12 @@ class Wrong(DocumentStep):
         return Outcome(facts={"wrong": finite_scores(scores)})
 
 
-def test_a_score_of_nan_names_its_document() -> None:
-    batch = Batch(("good", "bad"), place=lambda number: f"a.jsonl line {number + 1}")
-    with pytest.raises(UsageError, match=r"step 'wrong' failed at a\.jsonl line 2: .*expected a finite score, got nan"):
-        run_steps([Wrong()], batch)
+def test_a_score_of_nan_sets_its_document_aside() -> None:
+    done = run_steps([Wrong()], Batch(("good", "bad")))
+    assert done.texts == ["good", None] and done.reasons == ["", "failed: wrong"]
+    assert done.details[1].startswith("ValueError: expected a finite score, got nan")
+    with pytest.raises(UsageError, match=r"step 'wrong' failed at document 0: .*expected a finite score, got nan"):
+        run_steps([Wrong()], Batch(("bad",) * 30))
 
 
 def test_a_function_scores_and_its_code_is_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

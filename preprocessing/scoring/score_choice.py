@@ -1,0 +1,196 @@
+"""Which documents a score keeps, and how often: from a limit, by bands with weights, or by chance along a curve."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.errors import InputError, require
+from gristmill.storage.files import read_file
+
+_MAX_WEIGHT = 1_000
+ALL = "*"  # the group of all sources; no source has this name
+
+
+@dataclass(frozen=True)
+class Band:
+    """The documents whose score is at least `min`, or at least a `quantile`, and that are in no better band.
+
+    The lowest has neither. `weight` multiplies that of the source in the mix; documents of a band without one go.
+    """
+
+    name: str
+    weight: float = 1.0
+    min: float | None = None
+    quantile: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which documents a score keeps: those from `min`, or from a `quantile` of each source or, `of_all`, of all.
+
+    Or by chance, the chance being that of the score on the curve `keep`: points of score and chance, straight between
+    them. Or all but those of `bands`, the lowest first, that have no weight. `fact` is the score's name in the facts,
+    `name` the one in its table.
+    """
+
+    name: str
+    fact: str
+    min: float | None = None
+    quantile: float | None = None
+    of_all: bool = False
+    bands: tuple[Band, ...] = ()
+    keep: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """The reason under which documents go."""
+        return f"low {self.name}"
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantiles that limits are looked for at."""
+        given = [self.quantile, *(band.quantile for band in self.bands)]
+        return tuple(quantile for quantile in given if quantile is not None)
+
+    def group(self, source: str) -> str:
+        """Return the group whose quantile decides on documents of a source."""
+        return ALL if self.of_all else source
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """The limit that a quantile of a score gives to the documents of a group, a source or ALL."""
+
+    name: str
+    group: str
+    quantile: float
+    limit: float
+
+
+class Cuts:
+    """The limits that quantiles give."""
+
+    def __init__(self, cuts: Sequence[Cut]) -> None:
+        self._limits = {(cut.name, cut.group, cut.quantile): cut.limit for cut in cuts}
+
+    def limit(self, choice: Choice, source: str) -> float:
+        """Return below which score documents of a source go: of the lowest band with a weight, if there are bands."""
+        for number, band in enumerate(choice.bands):
+            if band.weight > 0:
+                return self.band_limits(choice, source)[number - 1] if number else -np.inf
+        return self._limit(choice, source, choice.min, choice.quantile)
+
+    def band_limits(self, choice: Choice, source: str) -> list[float]:
+        """Return the limits between the bands of a source, ascending."""
+        return [self._limit(choice, source, band.min, band.quantile) for band in choice.bands[1:]]
+
+    def _limit(self, choice: Choice, source: str, least: float | None, quantile: float | None) -> float:
+        if quantile is not None:
+            return self._limits[choice.name, choice.group(source), quantile]
+        return -np.inf if least is None else least
+
+
+def is_kept(
+    choice: Choice, cuts: Cuts, source: str, scores: NDArray[np.float32], digests: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """Return whether each document (n) of a source is kept, given its score and, for a curve, 64 bits of its digest.
+
+    The digest is what decides by chance: the same for the same text, whatever else is in the corpus.
+    """
+    values = scores.astype(np.float64)
+    if choice.keep:
+        points = np.array(choice.keep, np.float64)
+        chance: NDArray[np.float64] = np.interp(values, points[:, 0], points[:, 1])
+        return digests.astype(np.float64) < chance * 2.0**64
+    if not choice.bands:
+        kept: NDArray[np.bool_] = values >= cuts.limit(choice, source)
+        return kept
+    weights = np.array([band.weight for band in choice.bands])
+    bands = np.searchsorted(np.array(cuts.band_limits(choice, source)), values, side="right")
+    has_weight: NDArray[np.bool_] = weights[bands] > 0
+    return has_weight
+
+
+class ScoreBands(msgspec.Struct, frozen=True):
+    """The bands of a score, the lowest first, their weights, and the limits between them in each source."""
+
+    score: str
+    fact: str
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    limits: dict[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, choice: Choice, cuts: Cuts, sources: Sequence[str]) -> "ScoreBands":
+        """Return the bands of a choice."""
+        names = tuple(band.name for band in choice.bands)
+        weights = tuple(band.weight for band in choice.bands)
+        limits = {source: tuple(cuts.band_limits(choice, source)) for source in sources}
+        return cls(choice.name, choice.fact, names, weights, limits)
+
+    @classmethod
+    def read(cls, path: Path) -> "ScoreBands":
+        """Read the bands that choose_by_score wrote. InputError for a file that is none of them."""
+        try:
+            return msgspec.json.decode(read_file(path), type=cls)
+        except msgspec.DecodeError as error:
+            raise InputError(
+                f"{path}: expected the bands of a score, as choose_by_score writes them ({error})"
+            ) from error
+
+    def find(self, source: str, scores: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Return the number of the band of each document (n) of a source."""
+        limits = np.array(self.limits.get(source, ()), np.float64)
+        return np.searchsorted(limits, scores.astype(np.float64), side="right").astype(np.int64)
+
+
+def check_choice(table: str, bands: Mapping[str, "BandTable"], keep: Sequence[tuple[float, float]]) -> None:
+    """Raise UsageError for bands or a curve of a table, as messages name it, that cannot be."""
+    if bands:
+        limits = [band.min for band in bands.values() if band.min is not None]
+        quantiles = [band.quantile for band in bands.values() if band.quantile is not None]
+        require(
+            not (limits and quantiles) and len(set(limits + quantiles)) == len(bands) - 1 >= 1,
+            f"{table}: expected two bands or more, one without a limit and the others each with another min, or each "
+            f"with another quantile, got {', '.join(bands)}; such as high = {{quantile = 0.9}}, low = {{}}",
+        )
+        require(all(map(isfinite, limits)), f"{table}: expected a finite min of each band")
+        require(all(0 < quantile < 1 for quantile in quantiles), f"{table}: expected quantiles between 0 and 1")
+        weights = [band.weight for band in bands.values()]
+        require(
+            all(0 <= weight <= _MAX_WEIGHT for weight in weights) and any(weights),
+            f"{table}: expected weights of bands from 0 to {_MAX_WEIGHT:,}, one of them above 0",
+        )
+    if keep:
+        scores = [score for score, _ in keep]
+        require(
+            len(keep) >= 2 and all(map(isfinite, scores)) and sorted(set(scores)) == scores,
+            f"{table}: keep: expected two points or more of ascending scores, such as [[0.2, 0.0], [0.8, 1.0]]",
+        )
+        require(
+            all(0 <= chance <= 1 for _, chance in keep),
+            f"{table}: keep: expected chances from 0 to 1, the second number of each point",
+        )
+
+
+def parse_bands(tables: Mapping[str, "BandTable"]) -> tuple[Band, ...]:
+    """Return the bands of a table, the lowest first."""
+    bands = [Band(name, table.weight, table.min, table.quantile) for name, table in tables.items()]
+
+    def limit(band: Band) -> float:
+        limits = [value for value in (band.min, band.quantile) if value is not None]
+        return limits[0] if limits else -np.inf
+
+    return tuple(sorted(bands, key=limit))
+
+
+class BandTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A table [scores.NAME.bands.BAND] of a run's TOML; see Band."""
+
+    weight: float = 1.0
+    min: float | None = None
+    quantile: float | None = None
