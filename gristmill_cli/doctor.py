@@ -26,7 +26,7 @@ EXTRAS = {
     "web": "web archives and HTML",
     "fasttext": "scores of fastText models",
     "classifier": "scores of Hugging Face classifiers",
-    "language": "the rule `language` of recipes",
+    "language": "the rule `language` of recipes, and the recipe fineweb2",
     "hub": "hf:// corpora",
     "report": "gristmill report",
     "ray": "--executor ray",

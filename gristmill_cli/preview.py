@@ -1,8 +1,9 @@
 """Commands: what rules of a recipe, or scores of models, would remove from a corpus, with examples, before a run."""
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,14 @@ from gristmill.wording import count_of
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from preprocessing.quality.measures import TextMeasures
-from preprocessing.quality.recipe import Bounds, Recipe, load_recipe
-from preprocessing.quality.words import WordSplitter
+from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
 from preprocessing.steps.model_score import ScoreOptions, score_step
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
 from preprocessing.steps.user_function import UserFunction
 
 _PERCENTILES = (5, 50, 95)
+_RULES_SHOWN = 3  # of a language
 _SCORE_PERCENTILES = (5, 25, 50, 75, 95)
 _FIRST = 44  # characters of an example
 
@@ -48,7 +49,7 @@ def preview(
     a rule, whatever the other rules say. Reads the whole corpus, and writes nothing.
 
     Args:
-        recipe: gopher, c4, fineweb, fineweb-en, or a TOML file of rules.
+        recipe: gopher, c4, fineweb, fineweb-en, fineweb2, or a TOML file of rules.
         corpus: A corpus folder or file, or the TOML file of a run, whose [sources] are read as the run reads them.
         documents: Size of the sample, drawn at random from the whole corpus.
         examples: Maximum number of documents to show for each rule.
@@ -176,18 +177,27 @@ class _Verdicts:
     values: dict[str, list[float]]
     first: dict[str, list[tuple[Document, float]]]
     rewritten: int = 0
+    alone: Counter[str] = field(default_factory=Counter)  # documents that a rule alone would remove
+    languages: dict[str, Counter[str]] = field(default_factory=dict)  # documents ("") and removed by rule, by language
 
 
 def _judge(recipe: Recipe, sample: list[Document]) -> _Verdicts:
     """Apply all rules to each document of a sample."""
     names = [step.name for step in recipe.steps if isinstance(step, Bounds)]
     verdicts = _Verdicts({name: [] for name in names}, {name: [] for name in names})
-    splitter = WordSplitter()
+    splitter = recipe.new_splitter()
     for document in sample:
         url = str(document.value(recipe.url_field) or "") if recipe.url_field else ""
-        measures = TextMeasures(document.text, splitter, url)
+        steps, stop_hashes, language, score = recipe.rules_for(document.text, *recipe.language_of(document.value))
+        of_language = verdicts.languages.setdefault(language, Counter())
+        of_language[""] += 1
+        if steps is None:
+            verdicts.first.setdefault(LANGUAGE, []).append((document, score))
+            of_language[LANGUAGE] += 1
+            continue
+        measures = TextMeasures(document.text, splitter.of(language), url, stop_hashes)
         is_removed = False
-        for step in recipe.steps:
+        for step in steps:
             if not isinstance(step, Bounds):
                 changed, _ = step.rewrite(measures.text)
                 if changed != measures.text:
@@ -195,8 +205,11 @@ def _judge(recipe: Recipe, sample: list[Document]) -> _Verdicts:
                 continue
             value = step.value(measures)
             verdicts.values[step.name].append(value)
-            if not is_removed and not step.allows(value):
+            is_allowed = step.allows(value)
+            verdicts.alone[step.name] += not is_allowed
+            if not is_removed and not is_allowed:
                 is_removed = True
+                of_language[step.name] += 1
                 verdicts.first[step.name].append((document, value))
         if not is_removed and measures.text != document.text:
             verdicts.rewritten += 1
@@ -209,6 +222,9 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
     table = Table("rule", box=None, pad_edge=False, collapse_padding=True)
     for name in ("keeps", "removed", "share", "alone", *(f"{p}%" for p in _PERCENTILES)):
         table.add_column(name, justify="right", no_wrap=True)
+    if recipe.languages:
+        count = len(verdicts.first.get(LANGUAGE, []))
+        table.add_row(LANGUAGE, "by language", f"{count:,}", f"{100 * count / len(sample):.1f}%", f"{count:,}")
     for step in recipe.steps:
         if isinstance(step, Bounds):
             table.add_row(*_row_of_rule(step, verdicts, len(sample)))
@@ -220,6 +236,8 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
         Text(),
         table,
     ]
+    if recipe.languages:
+        lines += [Text(), _table_of_languages(verdicts)]
     for name, documents in verdicts.first.items():
         if documents[:examples]:
             lines += [Text(), Text(name, style="bold")]
@@ -228,19 +246,36 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
     return Group(*lines)
 
 
+def _table_of_languages(verdicts: _Verdicts) -> Table:
+    """Return how many documents of each language there are, how many go, and which rules remove most of them."""
+    table = Table("language", box=None, pad_edge=False, collapse_padding=True)
+    for name in ("documents", "removed", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("most by")
+    for language, counts in sorted(verdicts.languages.items(), key=lambda item: (-item[1][""], item[0])):
+        documents = counts.pop("")
+        removed = sum(counts.values())
+        rules = ", ".join(f"{rule} {count:,}" for rule, count in counts.most_common(_RULES_SHOWN))
+        table.add_row(language or "none", f"{documents:,}", f"{removed:,}", f"{100 * removed / documents:.1f}%", rules)
+    return table
+
+
 def _row_of_rule(step: Bounds, verdicts: _Verdicts, documents: int) -> list[str]:
     """Return the row of a rule: its limits, what it removes, and percentiles of its measure."""
     values = verdicts.values[step.name]
     count = len(verdicts.first[step.name])
-    alone = sum(not step.allows(value) for value in values)
     name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
-    row = [name, _limits(step), f"{count:,}", f"{100 * count / documents:.1f}%", f"{alone:,}"]
+    row = [name, _limits(step), f"{count:,}", f"{100 * count / documents:.1f}%", f"{verdicts.alone[step.name]:,}"]
+    if not values:
+        return row
     for percentile in np.percentile(np.array(values), _PERCENTILES):
         row.append(_number(percentile))
     return row
 
 
 def _limits(step: Bounds) -> str:
+    if isinstance(step, LanguageBounds):
+        return "by language"
     least = "" if step.least == -np.inf else f"{step.least:g}"
     most = "" if step.most == np.inf else f"{step.most:g}"
     return f"{least}…{most}"

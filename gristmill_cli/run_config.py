@@ -296,8 +296,8 @@ class RunConfig(RunOptions, _Corpus):
     of_run: ClassVar[Any] = None  # type: ignore[misc]
 
     recipe: str = ""
-    """Quality rules, applied between apply and the filter: gopher, c4, fineweb, fineweb-en, or a TOML file, by its
-    path from the current folder, with its lists next to it; none by default."""
+    """Quality rules, applied between apply and the filter: gopher, c4, fineweb, fineweb-en, fineweb2, or a TOML
+    file, by its path from the current folder, with its lists next to it; none by default."""
     normalize: Normalize = field(default_factory=Normalize)
     apply: Apply = field(default_factory=Apply)
     lines: Lines = field(default_factory=Lines)

@@ -21,7 +21,6 @@ from gristmill.text import utf8_size
 from preprocessing.document_pass import REMOVED, removed_path
 from preprocessing.prepare import note_replaced
 from preprocessing.quality.recipe import parse_recipe, read_recipe
-from preprocessing.quality.words import WordSplitter
 
 STAGE = Stage("filter_quality", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
@@ -78,7 +77,7 @@ def judge_slices(
     replaced = 0
     counts = Counts({}, [])
     recipe = parse_recipe(rules, "of the run", lists)
-    splitter = WordSplitter()
+    splitter = recipe.new_splitter()
     removed = list[tuple[str, int, str, float, str, str | None]]()
     field = recipe.url_field
     for part, output in zip(group, outputs, strict=True):
@@ -86,7 +85,8 @@ def judge_slices(
             for document in read_documents(part, counts, Rejects(output)):
                 url = str(document.value(field) or "") if field else ""
                 size = utf8_size(document.text)
-                verdict = recipe.judge(document.text, splitter, url)
+                label, score = recipe.language_of(document.value)
+                verdict = recipe.judge(document.text, splitter, url, label, score)
                 if verdict.rule:
                     removed.append((*document.key, verdict.rule, verdict.value, verdict.detail, document.own_id))
                     counts.add(part.source, verdict.rule, size)

@@ -144,14 +144,17 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
 class TextMeasures:
     """Measures of one text, each counted when a rule first asks for it."""
 
-    def __init__(self, text: str, splitter: WordSplitter, url: str = "") -> None:
+    def __init__(
+        self, text: str, splitter: WordSplitter, url: str = "", stop_hashes: NDArray[np.uint64] | None = None
+    ) -> None:
         self.text = text
         self.url = url
         self._splitter = splitter
+        self._stop_hashes = stop_hashes  # of the stop words of the text's language
 
     def of(self, text: str) -> "TextMeasures":
         """Return the measures of a rewritten text of the same document."""
-        return TextMeasures(text, self._splitter, self.url)
+        return TextMeasures(text, self._splitter, self.url, self._stop_hashes)
 
     @cached_property
     def language(self) -> tuple[str, float]:
@@ -204,6 +207,9 @@ class TextMeasures:
         return self.per_word(int(np.count_nonzero(self.words.flags & flag)))
 
     def stop_words(self) -> int:
+        """How many different stop words there are."""
+        if self._stop_hashes is not None:
+            return int(np.count_nonzero(np.isin(self._stop_hashes, self.words.hash)))
         found = int(np.bitwise_or.reduce(self.words.flags, initial=0)) >> 8
         return (found & ((1 << len(STOP_WORDS)) - 1)).bit_count()
 

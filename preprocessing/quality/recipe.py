@@ -4,21 +4,31 @@ Rules compare a measure of the text, or rewrite it: lines are left out, as by C4
 nobody's.
 """
 
-import ipaddress
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 from gristmill.wording import message_of
+from preprocessing.quality.languages import (
+    Language,
+    Languages,
+    LanguageSplitter,
+    check_segmenter,
+    number_of,
+    read_table,
+)
 from preprocessing.quality.measures import (
     LANGUAGE_LIBRARIES,
     MEASURES,
@@ -27,26 +37,18 @@ from preprocessing.quality.measures import (
     check_language,
     languages,
 )
+from preprocessing.quality.rewriting import LineRules, PersonalRules
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
 _FURTHER = ("language", "listed_words", "listed_urls")
 _SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
+LANGUAGES = "languages"  # section of a table of languages
+LANGUAGE = "language"  # reason: a document in no language of the table
 RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
-_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
-_LINE_ENDS = (".", "?", "!", '"', "'")
-_POLICY = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_MAIL = re.compile(
-    rf"://[^\s/?#@<>]*@"  # user of a URL, such as ssh://git@host: no address
-    rf"|(?<![A-Za-z0-9])(?P<mail>[A-Za-z0-9](?:[A-Za-z0-9._%+'-]{{0,62}}[A-Za-z0-9_%+'-])?"
-    rf"@(?:{_LABEL}\.){{1,8}}[A-Za-z](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9]))(?![A-Za-z0-9]|:[\w.~-]+/)"
-)
-_IP = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
 _LATER = re.compile(r"(?<=^lines)_[2-9]$")
-_NOBODY = "email@example.com"  # a domain that RFC 2606 keeps for documentation
-_NOWHERE = "192.0.2.1"  # an address that RFC 5737 keeps for documentation
 _EXAMPLES = {  # of rules that have other values than numbers
+    "languages": "languages = { table = 'languages.jsonl' }",
     "lines": "lines = { min_words = 3 }", "personal": "personal = { mail = true, ip = true }",
     "language": "language = { allow = ['en'], min_score = 0.65 }",
     "listed_words": "listed_words = { file = 'words.txt', max = 0.01 }",
@@ -71,6 +73,22 @@ class Bounds:
 
     def allows(self, value: float) -> bool:
         return self.least <= value <= self.most
+
+    def of(self, language: Language) -> "Bounds":  # noqa: ARG002
+        """Return the rule for documents in a language."""
+        return self
+
+
+@dataclass(frozen=True)
+class LanguageBounds(Bounds):
+    """A rule whose limits are values of a table of languages: `named` has the name of each, by least and most."""
+
+    named: tuple[tuple[str, str], ...] = ()
+
+    def of(self, language: Language) -> Bounds:
+        limits = {"least": self.least, "most": self.most}
+        limits |= {side: language.number(name) for side, name in self.named}
+        return Bounds(self.name, **limits)
 
 
 @dataclass(frozen=True)
@@ -114,73 +132,6 @@ class UrlList(Bounds):
 
 
 @dataclass(frozen=True)
-class LineRules:
-    """Section lines of a recipe. Each line is stripped; those that a rule is against are left out."""
-
-    end_punctuation: bool = False
-    """Keep lines that end in . ? ! or a quote alone, and not in an ellipsis."""
-    min_words: int = 0
-    """Fewest words, as separated by spaces, of a line."""
-    max_word_length: int = 0
-    """Most characters of a word, as separated by spaces; 0: any."""
-    javascript: bool = True
-    """Keep lines that mention JavaScript."""
-    policy: bool = True
-    """Keep lines on cookies, terms of use and privacy policies."""
-    citations: bool = True
-    """Keep [1], [edit] and [citation needed]."""
-
-    def rewrite(self, text: str) -> tuple[str, int]:
-        """The lines to keep, joined by newlines; no address is replaced."""
-        return "\n".join(line for found in text.splitlines() if (line := self._keep(found))).strip(), 0
-
-    def _keep(self, line: str) -> str:
-        line = line.strip()
-        words = line.split()
-        if self.max_word_length and len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length:
-            return ""
-        if not self.citations and "[" in line:
-            line = _CITATION.sub("", line)
-        if self.end_punctuation and (not line.endswith(_LINE_ENDS) or line.endswith("...")):
-            return ""
-        if len(words) < self.min_words:
-            return ""
-        lower = line.lower()
-        if (not self.javascript and "javascript" in lower) or (not self.policy and _POLICY.search(lower)):
-            return ""
-        return line
-
-
-@dataclass(frozen=True)
-class PersonalRules:
-    """Section personal of a recipe: what is replaced."""
-
-    mail: bool = False
-    """Replace mail addresses by email@example.com."""
-    ip: bool = False
-    """Replace public IPv4 addresses by 192.0.2.1; private ones are kept."""
-
-    def rewrite(self, text: str) -> tuple[str, int]:
-        """The text with replacements, itself if it has no such address, and how many there are."""
-        mails = 0
-        public = 0
-        if self.mail and "@" in text:
-            mails = sum(match["mail"] is not None for match in _MAIL.finditer(text))
-            text = _MAIL.sub(lambda match: _NOBODY if match["mail"] else match[0], text)
-        if self.ip:
-            public = sum(_is_public(found) for found in _IP.findall(text))
-            text = _IP.sub(lambda found: _NOWHERE if _is_public(found[0]) else found[0], text) if public else text
-        return text, mails + public
-
-
-def _is_public(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_global
-    except ValueError:
-        return False
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Verdict of the rules on a document: the text to keep, or the rule that it fails, with its measure's value.
 
@@ -204,21 +155,53 @@ class Recipe:
     """Steps in their order: each compares a measure of the text, or rewrites it for those that follow."""
 
     steps: tuple[Step, ...]
+    languages: Languages | None = None
 
-    def judge(self, text: str, splitter: WordSplitter, url: str = "") -> Verdict:
-        """Apply the steps until one removes the document; `url` is its address, for lists of these."""
-        measures = TextMeasures(text, splitter, url)
+    def judge(self, text: str, splitter: WordSplitter, url: str = "", label: str = "", score: float = 1.0) -> Verdict:
+        """Apply the steps until one removes the document; `url` is its address, for lists of these.
+
+        `label` and `score` are what its record says of its language, if the recipe asks for that.
+        """
+        steps, stop_hashes, name, score = self.rules_for(text, label, score)
+        if steps is None:
+            return Verdict(text, LANGUAGE, score, name)
+        measures = TextMeasures(text, splitter.of(name), url, stop_hashes)
         replaced = 0
-        for step in self.steps:
+        for step in steps:
             if isinstance(step, Bounds):
                 if not step.allows(value := step.value(measures)):
-                    return Verdict(measures.text, step.name, value, step.detail(measures))
+                    return Verdict(measures.text, step.name, value, step.detail(measures) or name)
                 continue
             changed, count = step.rewrite(measures.text)
             replaced += count
             if changed != measures.text:
                 measures = measures.of(changed)
         return Verdict(measures.text, replaced=replaced)
+
+    def rules_for(
+        self, text: str, label: str = "", score: float = 1.0
+    ) -> tuple[tuple[Step, ...] | None, NDArray[np.uint64] | None, str, float]:
+        """Return the steps for a document's language, the hashes of its stop words, its name, and its probability.
+
+        Without steps the document goes: the table has not its language, or that is too improbable.
+        """
+        if self.languages is None:
+            return self.steps, None, "", 1.0
+        language, name, score = self.languages.find(text, label, score)
+        if language is None or score < self.languages.least_score(language):
+            return None, None, name, score
+        return _steps_of(self.steps, language.name, self.languages), self.languages.stop_hashes(language), name, score
+
+    def language_of(self, value_of: Callable[[str], Any]) -> tuple[str, float]:
+        """Return what a record says of its language, and the probability of that; `value_of` reads a field."""
+        languages = self.languages
+        label = str(value_of(languages.field) or "") if languages and languages.field else ""
+        score = number_of(value_of(languages.score_field)) if languages and languages.score_field else 1.0
+        return label, score
+
+    def new_splitter(self) -> WordSplitter:
+        """Return a splitter into words, as the rules count them."""
+        return WordSplitter() if self.languages is None else LanguageSplitter()
 
     @property
     def url_field(self) -> str:
@@ -228,12 +211,22 @@ class Recipe:
     @property
     def lists(self) -> Lists:
         """The files of lists, by rule."""
-        return {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
+        paths = {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
+        return paths | {LANGUAGES: self.languages.path} if self.languages else paths
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """Distributions whose versions decide what a rule finds."""
-        return LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
+        named = LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
+        return tuple(dict.fromkeys([*named, *self.languages.libraries])) if self.languages else named
+
+
+@lru_cache(maxsize=1 << 12)
+def _steps_of(steps: tuple[Step, ...], name: str, languages: Languages) -> tuple[Step, ...]:
+    """Return the steps for documents in a language of the table."""
+    language = read_table(languages.path).find(name, "")
+    assert language is not None, name
+    return tuple(step.of(language) if isinstance(step, Bounds) else step for step in steps)
 
 
 def shipped_recipes() -> list[str]:
@@ -271,10 +264,53 @@ def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
         raise UsageError(f"recipe {name}: invalid TOML: {message_of(error)}") from error
     if not table:
         raise UsageError(f"recipe {name}: expected rules such as words.min = 50, got none")
-    return Recipe(tuple(_step(name, key, value, lists) for key, value in table.items()))
+    languages = _languages(name, table.pop(LANGUAGES), lists) if LANGUAGES in table else None
+    steps = [_step(name, key, value, lists, languages) for key, value in table.items()]
+    return Recipe(tuple(steps), languages)
 
 
-def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
+def _languages(recipe: str, value: Any, lists: Lists | None) -> Languages:
+    """Return the section languages. Raises UsageError."""
+    known = [field.name for field in fields(Languages)]
+    known[0] = "table"
+    if not isinstance(value, dict) or not isinstance(value.get("table"), str):
+        raise UsageError(f"recipe {recipe}: languages: expected {_EXAMPLES[LANGUAGES]}, got {value!r}")
+    for name, given in value.items():
+        if name not in known:
+            raise UsageError(f"recipe {recipe}: languages: unknown key {name!r}; {one_of(name, known)}")
+        kinds = (str, int, float) if name == "min_score" else (str,)
+        if not isinstance(given, kinds) or isinstance(given, bool):
+            raise UsageError(f"recipe {recipe}: languages.{name}: expected {_EXAMPLES[LANGUAGES]}, got {given!r}")
+    path = lists[LANGUAGES] if lists else _folder_of(recipe) / value["table"]
+    given = {name: item for name, item in value.items() if name != "table"}
+    languages = Languages(path, **given)
+    check_segmenter()
+    if not languages.field:
+        check_language()
+    read_table(path)
+    if isinstance(languages.min_score, str):
+        _check_column(recipe, "languages.min_score", languages.min_score, languages, int | float)
+    if languages.stop_words:
+        _check_column(recipe, "languages.stop_words", languages.stop_words, languages, list)
+    return languages
+
+
+def _check_column(recipe: str, key: str, name: str, languages: Languages, kind: Any) -> None:
+    """Raise UsageError unless each language of the table has a value of this name and kind."""
+    for language in read_table(languages.path).languages:
+        if not isinstance(language.values.get(name), kind):
+            raise UsageError(
+                f"recipe {recipe}: {key}: expected a value {name!r} of each language in {languages.path}, got "
+                f"{language.values.get(name)!r} of {language.name}"
+            )
+
+
+def _folder_of(recipe: str) -> Path:
+    """Return the folder of the files that a recipe names."""
+    return Path(recipe).parent if recipe.endswith(".toml") else _SHIPPED
+
+
+def _step(recipe: str, key: str, value: Any, lists: Lists | None, languages: Languages | None) -> Step:
     known = [*MEASURES, *_REWRITES, *_FURTHER]
     if key not in known and _base(key) != "lines":
         raise UsageError(f"recipe {recipe}: unknown rule {key!r}; {one_of(key, known)}")
@@ -285,7 +321,7 @@ def _step(recipe: str, key: str, value: Any, lists: Lists | None) -> Step:
         return _language(recipe, value)
     if key in _FURTHER:
         return _list(recipe, key, value, lists)
-    return _rewrite(recipe, key, value) if _base(key) in _REWRITES else _bounds(recipe, key, value)
+    return _rewrite(recipe, key, value) if _base(key) in _REWRITES else _bounds(recipe, key, value, languages)
 
 
 def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple[str, str]) -> None:
@@ -318,8 +354,7 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     field = value.get("field", "url")
     if not isinstance(field, str) or not field:
         raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
-    folder = Path(recipe).parent if recipe.endswith(".toml") else _SHIPPED
-    path = lists[key] if lists else folder / file
+    path = lists[key] if lists else _folder_of(recipe) / file
     if not lists:
         try:
             entries = read_list(path)
@@ -333,9 +368,18 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     return WordList(key, most=most, path=path)
 
 
-def _bounds(recipe: str, key: str, value: Mapping[str, Any]) -> Bounds:
+def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Languages | None = None) -> Bounds:
     most = math.inf if key in UNBOUNDED else 1.0
     _reject_others(recipe, key, value, ("min", "max"))
+    named = {name: column for name, column in value.items() if isinstance(column, str) and languages}
+    if languages and named:
+        for name, column in named.items():
+            _check_column(recipe, f"{key}.{name}", column, languages, int | float)
+        sides = {"min": "least", "max": "most"}
+        columns = tuple((sides[name], column) for name, column in named.items())
+        rest = {name: number for name, number in value.items() if name not in named}
+        fixed = _bounds(recipe, key, rest) if rest else Bounds(key)
+        return LanguageBounds(key, fixed.least, fixed.most, columns)
     for name, number in value.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
             limits = "a number of 0 or more" if key in UNBOUNDED else "a share from 0 to 1"

@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -264,7 +264,8 @@ class Words(NamedTuple):
 class WordSplitter:
     """Splits texts, and remembers what pieces it has split: most of a text are a few thousand of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, split: Callable[[str], list[str]] = split_piece) -> None:
+        self._split = split
         self._forget()
 
     def _forget(self) -> None:
@@ -276,6 +277,10 @@ class WordSplitter:
         self._length = array("q")
         self._flags = array("q")
         self._hash = array("Q")
+
+    def of(self, language: str) -> "WordSplitter":  # noqa: ARG002
+        """Return the splitter for texts in a language."""
+        return self
 
     def split(self, text: str) -> Words:
         """The words of a text, in linear time."""
@@ -317,7 +322,7 @@ class WordSplitter:
         return found, counts
 
     def _learn(self, piece: str) -> int:
-        words = split_piece(piece)
+        words = self._split(piece)
         number = len(self._first)
         self._first.append(len(self._word_of))
         self._count.append(len(words))
@@ -327,11 +332,16 @@ class WordSplitter:
                 known = self._words[word] = len(self._length)
                 self._length.append(len(word))
                 self._flags.append(_flags_of(word))
-                digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-                self._hash.append(int.from_bytes(digest, "little"))
+                self._hash.append(hash_of(word))
             self._word_of.append(known)
         self._pieces[piece] = number
         return number
+
+
+def hash_of(word: str) -> int:
+    """Return the 64-bit hash of a word."""
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _flags_of(word: str) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
 from gristmill.steps import Batch, DocumentStep, Outcome
-from preprocessing.quality.recipe import Recipe, parse_recipe, read_recipe
+from preprocessing.quality.recipe import Recipe, Verdict, parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
 REPLACED = "replaced"  # fact: how many mail and IP addresses were replaced
@@ -39,7 +39,10 @@ class RecipeRules(DocumentStep):
     def apply(self, batch: Batch) -> Outcome:
         recipe, splitter = _parsed(self.content, tuple(sorted(self.lists.items())))
         urls = batch.column(recipe.url_field) if recipe.url_field else [""] * len(batch)
-        verdicts = [recipe.judge(text, splitter, str(url or "")) for text, url in zip(batch.texts, urls, strict=True)]
+        verdicts = list[Verdict]()
+        for number, (text, url) in enumerate(zip(batch.texts, urls, strict=True)):
+            label, score = recipe.language_of(partial(batch.read_field, number))
+            verdicts.append(recipe.judge(text, splitter, str(url or ""), label, score))
         return Outcome(
             texts=[verdict.text for verdict in verdicts],
             reasons=[verdict.rule for verdict in verdicts],
@@ -52,4 +55,5 @@ class RecipeRules(DocumentStep):
 @lru_cache(maxsize=1)
 def _parsed(content: str, lists: tuple[tuple[str, Path], ...]) -> tuple[Recipe, WordSplitter]:
     """Return the recipe, and a splitter that remembers words from batch to batch."""
-    return parse_recipe(content, "of the run", dict(lists)), WordSplitter()
+    recipe = parse_recipe(content, "of the run", dict(lists))
+    return recipe, recipe.new_splitter()

@@ -102,8 +102,10 @@ def test_preview_reads_the_sources_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:
-    (block,) = commands("guides/recipes.md")
+    block, any_language = commands("guides/recipes.md")
     block = block.replace("--recipe gopher", "--recipe gopher --until normalize_text")
     done = shell(block, on_one_core=True, CORPUS=str(config.corpus), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "alone" in done.stdout and (tmp_path / "out/normalized.removed.parquet").is_file()
+    done = shell(any_language, on_one_core=True, CORPUS=str(config.corpus))
+    assert done.returncode == 0 and "eng_Latn" in done.stdout, done.stderr

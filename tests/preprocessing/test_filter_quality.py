@@ -160,13 +160,22 @@ def test_rules_after_lines_see_the_lines_that_are_left() -> None:
 
 
 def test_shipped_recipes_have_the_published_numbers() -> None:
-    assert shipped_recipes() == ["c4", "fineweb", "fineweb-en", "gopher"]
+    assert shipped_recipes() == ["c4", "fineweb", "fineweb-en", "fineweb2", "gopher"]
     names = {
         name: [getattr(step, "name", type(step).__name__) for step in load_recipe(name).steps]
         for name in shipped_recipes()
     }
     assert len(names["gopher"]) == 21 and names["fineweb"][:21] == names["gopher"]
     assert names["c4"] == ["LineRules", "lorem_ipsum", "LineRules", "curly_brackets", "LineRules", "sentences"]
+    gopher = [name for name in names["gopher"] if name.startswith(("top", "repeated")) and "paragraph" not in name]
+    own = [
+        "ended_lines",
+        "repeated_nonblank_characters",
+        "newlines_per_word",
+    ]  # FineWeb2's order: FineWeb's own are second
+    rest = [name for name in names["gopher"] if name not in gopher and "paragraph" not in name]
+    gopher.remove("repeated_line_characters")
+    assert names["fineweb2"] == [*gopher, *own, *rest, "PersonalRules"]
     assert names["fineweb-en"] == ["language", *names["fineweb"]]
     assert names["fineweb"][21:] == [*names["c4"], "ended_lines", "short_lines", "repeated_nonblank_characters",
                                      "newlines_per_word", "PersonalRules"]  # fmt: skip

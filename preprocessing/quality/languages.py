@@ -1,0 +1,199 @@
+"""Languages of a recipe: a table of limits and stop words, which language a document is in, and its words.
+
+The table has a line of JSON for each language: `language`, its ISO 639-3 code and script (deu_Latn), and values by
+name; with `code`, the shorter code that fastText's model calls it by, which several scripts of a language share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.errors import UsageError
+from preprocessing.quality.measures import LANGUAGE_LIBRARIES, identify
+from preprocessing.quality.words import WordSplitter, hash_of, script_shares
+
+SEGMENTER = "icu4py"  # the distribution whose version decides what the words are
+_SCRIPTS = {  # of a table's names, in words.SCRIPTS
+    "Latn": ("latin",), "Cyrl": ("cyrillic",), "Grek": ("greek",), "Arab": ("arabic",), "Hebr": ("hebrew",),
+    "Deva": ("devanagari",), "Thai": ("thai",), "Hang": ("hangul",), "Hani": ("han",), "Jpan": ("kana", "han"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Language:
+    """A line of a table: its name, such as deu_Latn, the values of a language by name, and its stop words."""
+
+    name: str
+    code: str
+    values: Mapping[str, Any]
+
+    def number(self, name: str) -> float:
+        """Return a value."""
+        return float(self.values[name])
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Section languages of a recipe.
+
+    Attributes:
+        path: The table.
+        field: The field of a record that names its language; empty: fastText's model finds it.
+        score_field: The field with the probability of that; empty: it is certain.
+        min_score: The probability that a document must have, or the name of a value in the table.
+        stop_words: The name of the value in the table that is a list of stop words.
+    """
+
+    path: Path
+    field: str = ""
+    score_field: str = ""
+    min_score: float | str = 0.0
+    stop_words: str = ""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Return the distributions whose versions decide what language and words are found."""
+        return (SEGMENTER,) if self.field else (SEGMENTER, *LANGUAGE_LIBRARIES)
+
+    def find(self, text: str, label: str = "", score: float = 1.0) -> tuple[Language | None, str, float]:
+        """Return the language of a document, None if the table has not, its name, and how probable it is.
+
+        `label` and `score` are what its record says; without a field they are found.
+        """
+        if not self.field:
+            label, score = identify(text)
+        table = read_table(self.path)
+        language = table.find(label, text, is_of_model=not self.field)
+        return language, language.name if language else label, score
+
+    def least_score(self, language: Language) -> float:
+        """Return the probability that a document in a language must have."""
+        return language.number(self.min_score) if isinstance(self.min_score, str) else self.min_score
+
+    def stop_hashes(self, language: Language) -> NDArray[np.uint64] | None:
+        """Return the hashes of the stop words of a language; None: those of English that rules know."""
+        if not self.stop_words:
+            return None
+        return _hashes(tuple(language.values[self.stop_words]))
+
+
+class LanguageTable:
+    """A table of languages, looked up by name, by ISO 639-3 code, or by the code of fastText's model."""
+
+    def __init__(self, languages: list[Language]) -> None:
+        self.languages = languages
+        self._named = {language.name: language for language in languages}
+        self._by_iso: dict[str, list[Language]] = {}
+        self._by_code: dict[str, list[Language]] = {}
+        for language in languages:
+            self._by_iso.setdefault(language.name.partition("_")[0], []).append(language)
+            self._by_code.setdefault(language.code, []).append(language)
+
+    def find(self, label: str, text: str, is_of_model: bool = False) -> Language | None:
+        """Return the language of a label such as deu_Latn, deu, de or de-AT; of several scripts that of the text.
+
+        fastText's model calls Alemannic als, which in ISO 639-3 is Albanian: its codes come first where it gave them.
+        """
+        if label in self._named:
+            return self._named[label]
+        code = label.replace("_", "-").partition("-")[0].lower()
+        first, second = (self._by_code, self._by_iso) if is_of_model else (self._by_iso, self._by_code)
+        candidates = first.get(code) or second.get(code, []) if code else []
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        shares = script_shares(text)
+        return max(candidates, key=lambda language: (_share_of_script(language.name, shares), language.name))
+
+
+def _share_of_script(name: str, shares: Mapping[str, float]) -> float:
+    """Return the share of a language's script in the letters of a text; of others what no known script has."""
+    scripts = _SCRIPTS.get(name.partition("_")[2])
+    if scripts is None:
+        return 1 - sum(shares.values())
+    return sum(shares[script] for script in scripts)
+
+
+def read_table(path: Path) -> LanguageTable:
+    """Return a table of languages. Raises UsageError if the file is none."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise UsageError(f"{path}: expected a table of languages, got {error.strerror}; check the path") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _: int) -> LanguageTable:
+    languages = list[Language]()
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            values = msgspec.json.decode(line, type=dict[str, Any])
+            languages.append(Language(str(values["language"]), str(values.get("code", "")), values))
+        except (msgspec.DecodeError, KeyError) as error:
+            raise UsageError(
+                f"{path} line {number}: expected an object such as "
+                f'{{"language": "deu_Latn", "code": "de", "stop_words": ["der", "und"]}}, got: {error}'
+            ) from error
+    if not languages:
+        raise UsageError(f"{path}: expected a line for each language, got none")
+    return LanguageTable(languages)
+
+
+def check_segmenter() -> None:
+    """Raise UsageError unless the library that splits texts of any language into words is installed."""
+    if find_spec("icu4py") is None:
+        raise UsageError("a recipe with languages needs icu4py: pip install 'gristmill[language]'")
+
+
+class LanguageSplitter(WordSplitter):
+    """Splits texts of any language, and those in English as the rules of English recipes do."""
+
+    def __init__(self) -> None:
+        super().__init__(split_any)
+        self._english = WordSplitter()
+
+    def of(self, language: str) -> WordSplitter:
+        return self._english if language.partition("_")[0] == "eng" else self
+
+
+def split_any(piece: str) -> list[str]:
+    """Return the words of a text without spaces in any language, as ICU's dictionaries and Unicode's rules find them.
+
+    >>> split_any("磨坊的水车慢慢地转着。"), split_any("(don't...")
+    (['磨坊', '的', '水', '车', '慢慢地', '转', '着', '。'], ['(', "don't", '...'])
+    """
+    if piece.isascii() and piece.isalpha():
+        return [piece]
+    words = list[str]()
+    for word in _breaker()(piece, "und"):
+        if word == "." and words and words[-1].strip(".") == "":  # an ellipsis is one word, as in English
+            words[-1] += word
+        elif not word.isspace():
+            words.append(word)
+    return words
+
+
+@cache
+def _breaker() -> Any:
+    from icu4py.breakers import WordBreaker
+
+    return WordBreaker
+
+
+def number_of(value: Any) -> float:
+    """Return the number that a field of a record has; 0 if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+@lru_cache(maxsize=1 << 12)
+def _hashes(words: tuple[str, ...]) -> NDArray[np.uint64]:
+    return np.array([hash_of(word) for word in words], np.uint64)
