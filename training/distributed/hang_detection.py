@@ -11,16 +11,17 @@ import json
 import math
 import os
 import re
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -64,6 +65,7 @@ def report_failures(watch: StallWatch) -> Iterator[None]:
         return
     store = _open_store()
     rank = int(os.environ["RANK"])
+    store.set(f"host{rank}", socket.gethostname())
     done = threading.Event()
     arguments = (store, rank, threading.get_ident(), done, watch)
     monitor = threading.Thread(target=_monitor, args=arguments, name="hang detection", daemon=True)
@@ -88,25 +90,29 @@ def is_peer_failure(error: BaseException | None) -> bool:
     )
 
 
-def diagnose(activities: dict[int, Activity], silent: list[int], timed_out: bool) -> str:
+def diagnose(
+    activities: dict[int, Activity], silent: list[int], timed_out: bool, hosts: Mapping[int, str] = MappingProxyType({})
+) -> str:
     """Build the report on ranks that hung or died: the ranks at fault, then each activity and the ranks that share it.
 
     `activities` by rank; `silent` are the ranks that did not answer; `timed_out`: the first error was a timeout, and
-    not a closed connection.
+    not a closed connection. `hosts` are the names of the ranks' machines, where there are several.
     """
     hung = [rank for rank, activity in activities.items() if not activity.waiting]
     if silent and timed_out:
-        lines = [f"error: {_format_ranks(silent)} did not respond: stopped, or disconnected from the other ranks"]
+        lines = [
+            f"error: {_format_ranks(silent, hosts)} did not respond: stopped, or disconnected from the other ranks"
+        ]
     elif silent:
-        lines = [f"error: {_format_ranks(silent)} died without an error message: killed, or out of memory"]
+        lines = [f"error: {_format_ranks(silent, hosts)} died without an error message: killed, or out of memory"]
     elif hung:
         whom = "it" if len(hung) == 1 else "them"
-        lines = [f"error: {_format_ranks(hung)} hung; the other ranks timed out waiting for {whom}"]
+        lines = [f"error: {_format_ranks(hung, hosts)} hung; the other ranks timed out waiting for {whom}"]
     else:
         lines = ["error: deadlock: all ranks are waiting for each other"]
     by_text = sorted(activities.items(), key=lambda item: (item[1].waiting, item[1].text))
     for activity, same in groupby(by_text, key=lambda item: item[1]):
-        ranks = _format_ranks(sorted(rank for rank, _ in same))
+        ranks = _format_ranks(sorted(rank for rank, _ in same), hosts)
         lines.append(f"    {ranks}: {'waiting' if activity.waiting else 'running'}: {activity.text}")
     return "\n".join(lines)
 
@@ -219,7 +225,7 @@ def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
     activities = _collect_activities(store, size)
     message = next(str(e) for e in _causes(error) if _DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
     silent = sorted(set(range(size)) - set(activities))
-    report = diagnose(activities, silent, timed_out=bool(_TIMED_OUT.search(message)))
+    report = diagnose(activities, silent, bool(_TIMED_OUT.search(message)), _hosts_of_ranks(store, size))
     message = message.rpartition("] ")[2].partition(". ")[0]  # without gloo's source line and its advice
     return f"{report}\n    first noticed by rank {rank}: {message:.120}\n    {_advice()}"
 
@@ -237,14 +243,27 @@ def _collect_activities(store: dist.Store, size: int) -> dict[int, Activity]:
     return activities
 
 
+def _hosts_of_ranks(store: dist.Store, size: int) -> dict[int, str]:
+    """Return the names of the ranks' machines; none where all are on one."""
+    hosts = {rank: store.get(f"host{rank}").decode() for rank in range(size) if store.check([f"host{rank}"])}
+    return hosts if len({*hosts.values()}) > 1 else {}
+
+
 def _advice() -> str:
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         return "torchrun restarts all ranks; they resume from the last checkpoint"
     return "run the same command to resume from the last checkpoint; torchrun --max-restarts 3 restarts automatically"
 
 
-def _format_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _format_ranks(ranks: Sequence[int], hosts: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return ranks as words, with their machines, where those are known.
+
+    >>> _format_ranks([1, 2, 3], {1: "node1", 2: "node2", 3: "node2"})
+    'ranks 1, 2, 3 (on node1, node2)'
+    """
+    named = dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)
+    where = f" (on {', '.join(named)})" if named else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{where}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -84,6 +84,9 @@ def test_ranks_of_the_same_activity_share_a_line() -> None:
     assert report[1:] == ["    rank 1: running: step 2, in load", "    ranks 0, 2, 3: waiting: step 3, recv"]
     assert diagnose({0: here}, [], timed_out=True).startswith("error: deadlock: all ranks are waiting for each other")
     assert diagnose({0: here}, [1, 2], timed_out=False).startswith("error: ranks 1, 2 died without an error message")
+    hosts = {0: "node0", 1: "node1", 2: "node1"}
+    report = diagnose({0: here}, [1, 2], False, hosts).splitlines()
+    assert report[0].startswith("error: ranks 1, 2 (on node1) died") and report[1].startswith("    rank 0 (on node0): ")
 
 
 def test_failures_of_peers_are_distinguished_from_other_errors() -> None:
