@@ -3,10 +3,9 @@
 `from dedup import deduplicate` imports the mathematics alone; a stage is imported when its name is first used.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gristmill.lazy_package import import_lazily
 
 if TYPE_CHECKING:
     from dedup.cluster_graph import cluster_graph
@@ -47,19 +46,4 @@ _MODULES = {  # of names that are not the module's own
     "minhash.signatures": ("DATATROVE", "Sketch", "jaccard", "signatures"),
 }
 
-
-class _Package(ModuleType):
-    """This package: `dedup.to_hash` is the function, not the module of the same name, whichever is imported first."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = next((module for module, names in _MODULES.items() if name in names), name)
-        return getattr(import_module(f"{__name__}.{module}"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_module = isinstance(value, ModuleType) and name in __all__
-        super().__setattr__(name, getattr(value, name) if is_module else value)
-
-
-sys.modules[__name__].__class__ = _Package
+import_lazily(__name__, __all__, _MODULES)

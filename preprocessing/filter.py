@@ -26,10 +26,11 @@ from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import paths_of, source_of
-from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS, written_by_file
+from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
 from gristmill.io.readers import Rejects, read_documents
+from gristmill.steps import FORM_BYTES, FORM_CHARACTERS
 from gristmill.text import utf8_size
 from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
 

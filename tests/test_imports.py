@@ -1,15 +1,20 @@
 """Importing dedup beside packages of a user's own that have the names of ours."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OTHERS = ("pipeline", "preprocessing", "training", "gristmill_cli")
 SCRIPT = """
 import json
 from pathlib import Path
+
+import pytest
 
 import gristmill_cli, pipeline, preprocessing, training
 from dedup import deduplicate, to_hash
@@ -38,3 +43,36 @@ def test_dedup_works_where_other_packages_have_the_names_of_ours(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == '[[0, 1], 12, ["a user"]]'
+
+
+ALONE = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps([name for name in sys.modules if name.partition(".")[0] in ("gristmill", "preprocessing", "dedup")]))
+"""
+STEPS = [
+    "preprocessing.minimum_length",
+    *(f"{folder}.{path.stem}" for folder in ("preprocessing.steps", "dedup.steps")
+      for path in sorted((ROOT / folder.replace(".", "/")).glob("[a-z]*.py"))),
+]  # fmt: skip
+MAX_MODULES = 30
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_on_documents_stands_on_few_files_and_none_of_the_engine(name: str) -> None:
+    """Their packages count, too: importing a module imports those first."""
+    done = subprocess.run([sys.executable, "-c", ALONE, name], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = json.loads(done.stdout)
+    assert not [module for module in modules if module.startswith("gristmill.engine")]
+    assert len(modules) <= MAX_MODULES, modules
+
+
+def test_a_stage_is_a_name_of_its_package() -> None:
+    import preprocessing.filter
+    import preprocessing.shuffle_holdout
+    from preprocessing import filter, pass1
+
+    assert preprocessing.filter is filter and callable(filter)
+    assert preprocessing.shuffle_holdout.pass1 is pass1
+    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
+        _ = preprocessing.unknown  # type: ignore[attr-defined]

@@ -9,13 +9,12 @@ from dedup.minhash.matching_form import pack_forms
 from dedup.minhash.shingles import count_characters, digest_forms
 from dedup.minhash.signatures import Signer, Sketch
 from gristmill.budget import reserve_memory
-from gristmill.io.facts import FORM_BYTES, FORM_CHARACTERS
-from gristmill.io.lines import MEMORY_A_BYTE
-from gristmill.steps import Batch, DocumentStep, Outcome
+from gristmill.steps import FORM_BYTES, FORM_CHARACTERS, Batch, DocumentStep, Outcome
 
 FORM_DIGEST = ("form_high", "form_low")  # halves of 128 bits
 SHINGLES = "shingles"
 SIGNATURE = "signature"
+_MEMORY_AN_ASCII_CHARACTER = 4  # bytes of memory, as it is read
 _MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 
 
@@ -62,4 +61,4 @@ class Fingerprint(DocumentStep):
 def memory_to_sign(texts: Sequence[str]) -> int:
     """Return the bytes that the longest text takes while it is signed; others, packed together, take little."""
     longest = max(texts, key=len, default="")
-    return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
+    return len(longest) * (_MEMORY_AN_ASCII_CHARACTER if longest.isascii() else _MEMORY_A_CHARACTER)

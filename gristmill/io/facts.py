@@ -24,8 +24,6 @@ from gristmill.storage.local import atomic_write
 SUFFIX = ".facts.parquet"
 INDEX_FILE = "index.json"
 ROW_GROUP_ROWS = 1 << 16
-FORM_CHARACTERS = "form_characters"  # facts that stages of several packages know: the length of the matching form
-FORM_BYTES = "form_bytes"
 _NAME = pa.dictionary(pa.int32(), pa.string())
 CORE = pa.schema(
     {
