@@ -88,10 +88,14 @@ class ReadSequence(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What one step read: predicted tokens by source, and the lengths in tokens of the documents in its sequences."""
+    """What one step read: predicted tokens by source, and the lengths in tokens of the documents in its sequences.
+
+    `documents` are their numbers in each folder of token shards.
+    """
 
     tokens: dict[str, int]
     lengths: NDArray[np.int64]
+    documents: dict[Path, list[int]]
 
 
 class Rewind:
@@ -164,6 +168,7 @@ class Rewind:
         indices = owner.batches.global_indices(step - 1, 1, owner.stored.get("replicas.number", 0), runs)
         tokens: dict[str, int] = {}
         lengths = []
+        documents = dict[Path, list[int]]()
         for number, _, rows in owner.batches.data.by_set(indices):
             groups = owner._groups[number]
             names = groups.sources or ["unknown source"]
@@ -174,8 +179,10 @@ class Rewind:
             for row in rows.tolist():
                 for start, stop in data.token_spans(row):
                     spans = data.documents.between(start, stop)
-                    lengths.append(spans.length[spans.overlap(start, stop) > 0])
-        return StepSummary(tokens, np.concatenate(lengths))
+                    is_read = spans.overlap(start, stop) > 0
+                    lengths.append(spans.length[is_read])
+                    documents.setdefault(data.folder, []).extend(spans.number[is_read].tolist())
+        return StepSummary(tokens, np.concatenate(lengths), documents)
 
     def owner(self, step: int) -> "Rewind":
         """Return the run whose records say what a step (from 1) read: this one, or one that it is a branch of."""

@@ -16,7 +16,7 @@ from gristmill.wording import count_of
 from gristmill_cli.documents.token_origins import Origin, TokenOrigins
 
 if TYPE_CHECKING:  # torch takes a second to import
-    from training.rewind import DocumentPart, ReadSequence, Rewind
+    from training.rewind import DocumentPart, ReadSequence, Rewind, StepSummary
 
 _SHOWN = 100  # characters of a text
 _AROUND = 20  # steps before and after that a step is compared with
@@ -46,7 +46,8 @@ def rewind(
             several processes are one such rank.
         sequence: Only this sequence of the step, from 0; with --rank, of those of the rank.
         token: Only the documents with this token of their sequence, from 0; the last one, seq_len, is only a target.
-        around: Step to compare with the 20 steps before and after it: tokens by source, and lengths of documents.
+        around: Step to compare with the 20 steps before and after it: tokens by source, lengths of documents, and
+            scores, where the data run noted some.
         tokens: Folders of the run's token shards, where they are not where the run read them.
 
     Raises:
@@ -194,4 +195,25 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
     for name, measure in (("median", np.median), ("longest", np.max)):
         mean_length = np.mean([measure(each) for each in lengths])
         table.add_row(f"{name} length of a document, in tokens", f"{measure(own.lengths):,.0f}", f"{mean_length:,.1f}")
+    for name, of_step, of_others in _mean_scores(own, summaries):
+        table.add_row(Text(f"mean score {name} of a document"), of_step, of_others)
     yield table
+
+
+def _mean_scores(own: "StepSummary", others: "list[StepSummary]") -> Iterator[tuple[str, str, str]]:
+    """Yield each score of the data runs that wrote the tokens, and its means in a step and in others."""
+    folders = {folder for summary in [own, *others] for folder in summary.documents}
+    in_step: dict[str, list[float]] = {}
+    around: dict[str, list[float]] = {}
+    for folder in sorted(folders):
+        of_step = own.documents.get(folder, [])
+        of_others = [number for summary in others for number in summary.documents.get(folder, [])]
+        for name, scores in TokenOrigins(folder).scores({*of_step, *of_others}).items():
+            in_step.setdefault(name, []).extend(scores[number] for number in of_step if number in scores)
+            around.setdefault(name, []).extend(scores[number] for number in of_others if number in scores)
+    for name in in_step:
+        yield name, _mean_of(in_step[name]), _mean_of(around[name])
+
+
+def _mean_of(scores: list[float]) -> str:
+    return f"{np.mean(scores):.4f}" if scores else "none"

@@ -14,6 +14,7 @@ from gristmill.io.documents import DocKey, Document
 from gristmill.io.token_shards import Manifest, TokenShard
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import is_file, resolved
+from gristmill_cli.documents.document_scores import read_scores
 from gristmill_cli.documents.duplicates import some_documents
 from gristmill_cli.documents.trace import Tracer
 from gristmill_cli.run_config import is_data_run, load_options, read_options
@@ -78,6 +79,21 @@ class TokenOrigins:
         config = self._tracer.config
         documents = some_documents(clean_corpus(config), mixed.values(), config.text_column)
         return {number: _origin(raw.get(key, key), documents.get(key)) for number, key in mixed.items()}
+
+    def scores(self, numbers: Iterable[int]) -> dict[str, dict[int, float]]:
+        """Return the scores of documents, by name and by their numbers in the folder; none where none are known."""
+        if self._tracer is None or not self._tracer.config.scores:
+            return {}
+        try:
+            keys = self._tracer.keys_in_tokens(self.set_name, numbers)
+            noted = read_scores(self._tracer.config, set(keys.values()))
+        except GristmillError as error:
+            self.fault = str(error)
+            return {}
+        by_number = dict[str, dict[int, float]]()
+        for name, of_score in noted.items():
+            by_number[name] = {number: of_score[key] for number, key in keys.items() if key in of_score}
+        return by_number
 
     def ids(self, shard: str, number: int) -> NDArray:
         """Return the ids of a document of a shard."""

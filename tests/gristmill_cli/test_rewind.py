@@ -16,6 +16,7 @@ from gristmill.io.readers import read_corpus
 from gristmill_cli.documents.token_origins import TokenOrigins
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
+from preprocessing.steps.model_score import ScoreOptions
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
 from training.config import TrainConfig
@@ -27,6 +28,11 @@ from training.optim.optim_config import OptimConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 from training.rewind import Rewind
 from training.train import train
+
+
+def score_by_size(texts: list[str]) -> list[float]:
+    return [len(text) / 1000 for text in texts]
+
 
 NOTICE = "All rights are reserved by the miller and his heirs, now and for ever."
 LENGTH = 64
@@ -49,6 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     config = RunConfig(
         corpus, root / "out", workers=1, max_malformed=0.1, filter=Filter(100), lines=Lines(unit="line", least=3),
         dedup=Dedup(exact=True), mix=Mix({"book": 2.5}, holdout=0.05), tokenizer=Tokenizer(vocab_size=420),
+        scores={"size": ScoreOptions(function=f"{__name__}:score_by_size")},
     )  # fmt: skip
     run(config)
     return config
@@ -147,6 +154,12 @@ def test_a_spike_is_compared_with_the_steps_around_it(model: tuple[Path, Read]) 
     assert own.split()[0] == f"{reader.summarize(3).tokens['book']:,}"
     assert mean.split()[0] == f"{np.mean(others):,.1f}"
     assert rows["loss"].split()[0] == f"{reader.losses[3]:.4f}"
+    step = {part.in_folder: part.folder for each in reader.sequences(3) for part in each.parts}
+    (tokens,) = {*step.values()}
+    texts = {number: origin.text for number, origin in TokenOrigins(tokens).find(step).items()}
+    parts = [part.in_folder for each in reader.sequences(3) for part in each.parts]
+    sizes = [len(texts[number] or "") / 1000 for number in parts]
+    assert float(rows["mean score size of a document"].split()[0]) == pytest.approx(np.mean(sizes), abs=1e-4)
     assert rows["documents"].split()[0] == str(sum(len(each.parts) for each in reader.sequences(3)))
 
 

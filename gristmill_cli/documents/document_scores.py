@@ -1,0 +1,39 @@
+"""Scores of documents of a data run, as its facts have them: those of the tables [scores.NAME]."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from gristmill.engine.execution.staging import local_copies
+from gristmill.io.artefacts import open_table
+from gristmill.io.documents import DocKey
+from gristmill.io.facts import INDEX_FILE, read_index, written_by_file
+from gristmill.storage.files import is_file
+from gristmill_cli.run_config import RunConfig
+
+
+def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
+    """Return the scores of documents, by name and key in the clean corpus; none that the run did not note."""
+    facts = config.out / "facts"
+    scores = dict[str, dict[DocKey, float]]()
+    if not config.scores or not is_file(facts / INDEX_FILE):
+        return scores
+    rows_of = dict[str, list[int]]()
+    for key in keys:
+        rows_of.setdefault(key.file, []).append(key.row)
+    with local_copies([facts / INDEX_FILE]) as (index,):
+        files = read_index(index)
+    for file in files:
+        if not {part.file for part in file.slices} & rows_of.keys():
+            continue
+        with local_copies([facts / file.path]) as (copy,):
+            with open_table(copy) as table:
+                noted = [name for name in table.schema_arrow.names if name.partition("@")[0] in config.scores]
+            for name, rows in written_by_file(copy, noted):
+                chosen = np.flatnonzero(np.isin(rows["row"].to_numpy(), rows_of.get(name, [])))
+                found = rows.take(chosen)
+                for column in noted:
+                    of_score = scores.setdefault(column.partition("@")[0], {})
+                    for row, score in zip(found["row"].to_pylist(), found[column].to_pylist(), strict=True):
+                        of_score[DocKey(name, row)] = score
+    return scores
