@@ -33,6 +33,7 @@ from gristmill_cli.run_records import StageRecord
 from gristmill_cli.stages.pipeline import judging_stage, stages_in_run
 from gristmill_cli.stages.spec import StageSpec
 from gristmill_cli.status.command import stages_of_run
+from preprocessing.quality.recipe import RULES
 
 RUN_RECORDS = f"{STATE_DIR}/run"  # the folder of a record for each stage
 BINS = 50  # of similarities from 0 to 1
@@ -86,6 +87,7 @@ class DataRun:
     removals: Removals | None = None
     clusters: Counter[int] | None = None  # of sizes
     by_rule: dict[str, list[SampledRemoval]] = field(default_factory=dict)
+    by_detail: Counter[tuple[str, str]] = field(default_factory=Counter)  # documents by rule and language or domain
     sections: list[StageSection] = field(default_factory=list)
 
     @property
@@ -130,6 +132,7 @@ def read_data_run(out: Path) -> DataRun:
     if config and judging_stage(config).name in run.stages and (config.recipe or config.steps):
         table = removed_table(config).relative_to(out)
         run.by_rule = read_table(run, table, _sample_removals) or {}
+        run.by_detail = read_table(run, table, _count_details) or Counter()
     for stage in stages_in_run(run.options):
         if stage.report_section and stage.name in run.stages:
             section = pkgutil.resolve_name(stage.report_section)(run, stage)
@@ -285,6 +288,15 @@ def _sample_removals(file: pq.ParquetFile) -> dict[str, list[SampledRemoval]]:
         if len(of_rule) < SHOWN_DOCUMENTS or removal < of_rule[-1]:
             samples[row["rule"]] = sorted([*of_rule, removal])[:SHOWN_DOCUMENTS]
     return dict(sorted(samples.items()))
+
+
+def _count_details(file: pq.ParquetFile) -> Counter[tuple[str, str]]:
+    """Return how many documents each rule of a recipe removed, by language or domain, where it names one."""
+    counts = Counter[tuple[str, str]]()
+    for row in rows_of(file, ["rule", "detail"]):
+        if row["detail"] and row["rule"] in RULES:
+            counts[row["rule"], row["detail"]] += 1
+    return counts
 
 
 def hash_of(key: DocKey) -> int:

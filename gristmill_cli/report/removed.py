@@ -8,16 +8,20 @@ from gristmill_cli.documents.duplicates import label_among, text_among
 from gristmill_cli.documents.removed_texts import removed_documents
 from gristmill_cli.report.page import (
     NOTHING,
+    Number,
+    Row,
     fold,
     join,
     paragraph,
     quotation,
     section,
+    table,
 )
 from gristmill_cli.report.records import DataRun
 from gristmill_cli.stages.pipeline import judging_stage
 
 _EXCERPT = 400  # characters
+_MAX_DETAILS = 25  # languages or domains that are shown
 
 
 def show_rules(run: DataRun) -> Markup:
@@ -39,7 +43,18 @@ def show_rules(run: DataRun) -> Markup:
             texts.append(quotation(label_among(sample.key, documents), text, f", {sample.value:.4g}"))
         parts.append(fold(f"{rule}: {count_of(judged.total(rule).documents, 'document')}", join(texts)))
     note = paragraph("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
-    return section("Documents that rules removed", note, *parts)
+    return section("Documents that rules removed", _show_details(run), note, *parts)
+
+
+def _show_details(run: DataRun) -> Markup:
+    """Return a table of the languages and domains of which rules removed most documents."""
+    if not run.by_detail:
+        return NOTHING
+    most = sorted(run.by_detail.items(), key=lambda item: (-item[1], item[0]))[:_MAX_DETAILS]
+    rows = list[Row]()
+    for (rule, detail), documents in most:
+        rows.append([f"{detail}: {rule}", Number(documents)])
+    return table(["language or domain, and rule", "documents"], rows, "details")
 
 
 def excerpt(text: str) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from preprocessing.quality.languages import (
     number_of,
     read_table,
 )
+from preprocessing.quality.lists import host_of, read_list, read_urls
 from preprocessing.quality.measures import (
     LANGUAGE_LIBRARIES,
     MEASURES,
@@ -41,7 +41,7 @@ from preprocessing.quality.rewriting import LineRules, PersonalRules
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
-_FURTHER = ("language", "listed_words", "listed_urls")
+_FURTHER = ("language", "listed_words", "listed_urls", "allowed_urls")
 _SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
 LANGUAGES = "languages"  # section of a table of languages
 LANGUAGE = "language"  # reason: a document in no language of the table
@@ -53,6 +53,7 @@ _EXAMPLES = {  # of rules that have other values than numbers
     "language": "language = { allow = ['en'], min_score = 0.65 }",
     "listed_words": "listed_words = { file = 'words.txt', max = 0.01 }",
     "listed_urls": "listed_urls = { file = 'domains.txt' }",
+    "allowed_urls": "allowed_urls = { file = 'domains.txt' }",
 }  # fmt: skip
 
 
@@ -119,16 +120,17 @@ class WordList(Bounds):
 
 @dataclass(frozen=True)
 class UrlList(Bounds):
-    """A rule: 1 if the domain of the document's address, or one above it, is in a list, else 0."""
+    """A rule: 1 if the document's address is in a list, by its domain, one above it, or its beginning, else 0."""
 
     path: Path = Path()
     field: str = "url"
 
     def value(self, it: TextMeasures) -> float:
-        return float(bool(self.detail(it)))
+        return float(bool(read_urls(self.path).find(it.url)))
 
     def detail(self, it: TextMeasures) -> str:
-        return listed_domain(it.url, read_list(self.path))
+        """Return the entry of the list; of an address that is not listed the host."""
+        return read_urls(self.path).find(it.url) or host_of(it.url)
 
 
 @dataclass(frozen=True)
@@ -355,15 +357,18 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     if not isinstance(field, str) or not field:
         raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
     path = lists[key] if lists else _folder_of(recipe) / file
-    if not lists:
-        try:
-            entries = read_list(path)
-        except UsageError as error:
-            raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
-        if several := sorted(entry for entry in entries if len(entry.split()) > 1):
-            raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
+    try:
+        entries = read_list(path) if key == "listed_words" and not lists else frozenset[str]()
+        if key != "listed_words" and not lists:
+            read_urls(path)
+    except UsageError as error:
+        raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
+    if several := sorted(entry for entry in entries if len(entry.split()) > 1):
+        raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
     if key == "listed_urls":
         return UrlList(key, most=0.0, path=path, field=field)
+    if key == "allowed_urls":
+        return UrlList(key, least=1.0, path=path, field=field)
     most = _bounds(recipe, key, {"max": value.get("max", 0)}).most
     return WordList(key, most=most, path=path)
 
@@ -404,31 +409,3 @@ def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | Per
 def _base(key: str) -> str:
     """Return the section that a key such as lines_2 is one of: rules for lines may come several times."""
     return _LATER.sub("", key)
-
-
-def read_list(path: Path) -> frozenset[str]:
-    """The entries of a list, in lower case. Raises UsageError."""
-    try:
-        return _read(path, path.stat().st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: expected a list, a UTF-8 file with one entry per line, got {error}") from error
-
-
-@lru_cache(maxsize=4)
-def _read(path: Path, _: int) -> frozenset[str]:
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
-    return frozenset(entry for line in lines if (entry := line.partition("#")[0].strip().lower()))
-
-
-def listed_domain(url: str, domains: frozenset[str]) -> str:
-    """The domain of an address, or one above it, that is in a list; empty if none is.
-
-    >>> listed_domain("https://www.shop.example.com/a?b", frozenset(["example.com"]))
-    'example.com'
-    """
-    try:
-        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-    except ValueError:  # no address
-        return ""
-    parts = host.split(".")
-    return next((found for at in range(len(parts)) if (found := ".".join(parts[at:])) in domains), "")
