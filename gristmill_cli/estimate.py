@@ -6,7 +6,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import psutil
@@ -60,6 +60,10 @@ class EstimateConfig(RunConfig):
     """Size of the corpus' text, such as 4.5TB; units are powers of 1000, or of 1024 as in 4.5TiB."""
     cores: int = 64
     """Total number of cores of all machines, for the wall time."""
+    core_price: float = 0.0
+    """Price of a core for an hour, in dollars or any currency: that of a machine divided by its cores."""
+    storage_price: float = 0.0
+    """Price of a TB of storage for a month."""
     duplicates: float | None = None
     """Fraction of the documents that are duplicates; by default that of the sample, which has only some of them."""
     sample: str = "16MB"
@@ -123,6 +127,16 @@ class Estimate:
     def dollars(self) -> float:
         """Return the price of the requests, if all is in a bucket."""
         return self.total.requests * DOLLARS_A_REQUEST
+
+    @property
+    def core_hours_paid(self) -> float:
+        """Return the hours of all cores from the first stage to the last, idle ones included."""
+        return self.cores * self.total.wall_seconds / 3600
+
+    @property
+    def largest_disk(self) -> float:
+        """Return the most bytes on disk after a stage, without the corpus."""
+        return max(stage.disk_bytes for stage in self.stages)
 
 
 def estimate(config: EstimateConfig) -> Estimate:
@@ -190,6 +204,9 @@ def _check(config: EstimateConfig) -> tuple[int, int]:
             "documents are"
         )
     require(1 <= config.cores <= MAX_CORES, f"--cores: expected 1 to {MAX_CORES:,}, got {config.cores}; try 64")
+    for option in ("core_price", "storage_price"):
+        value = getattr(config, option)
+        require(0 <= value < inf, f"--{option}: expected a price of 0 or more, got {value}")
     if config.duplicates is not None and not 0 <= config.duplicates < 1:
         raise UsageError(f"--duplicates: expected a fraction below 1, got {config.duplicates}; try 0.4")
     return stage_positions(config, [stage.name for stage in plan_stages(config)])
@@ -320,28 +337,33 @@ def _scale(
         max_bytes = stage.max_text_bytes(config)
         if max_bytes is not None:
             text = min(text, max_bytes * texts[1] / max(1, more.counts.total("read").bytes))
-        slope = max(0.0, more.cpu - less.cpu) / max(1, texts[1] - texts[0]) or more.cpu / texts[1]
-        fixed = max(0.0, more.cpu - slope * texts[1])
-        tasks = 1 if stage.is_serial else extent.slices
-        cores = slope * text + fixed * (1 if stage.is_done_once else extent.slices / len(large[0].counts.tallies))
-        on_disk += more.kept * text / texts[1]
+        tasks = extent.slices / len(large[0].counts.tallies)  # for each of the sample
+        repeats = 1 if stage.is_done_once else tasks
+        cores = _grown(less.cpu, more.cpu, texts, text, repeats)
+        if stage.core_seconds_a_document:
+            cores = stage.core_seconds_a_document * extent.documents
+        serial = cores if stage.is_serial else min(cores, stage.serial_seconds_a_document * extent.documents)
+        wall = serial + (cores - serial) / min(config.cores, extent.slices)
+        on_disk += _grown(less.kept, more.kept, texts, text)
         requests = stage.requests * extent.slices
         costs.append(
             StageCost(
-                stage.name, cores, cores / min(config.cores, tasks),
-                _grown(less.read, more.read, texts, text, stage),
-                _grown(less.written, more.written, texts, text, stage), on_disk, ceil(requests),
+                stage.name, cores, wall, _grown(less.read, more.read, texts, text, repeats),
+                _grown(less.written, more.written, texts, text), on_disk, ceil(requests),
             )
         )  # fmt: skip
     return costs
 
 
-def _grown(less: int, more: int, texts: Sequence[int], text: float, stage: StageSpec) -> float:
-    """Bytes on the whole corpus: in proportion to the text, but for what a stage does once."""
-    if not stage.is_done_once:
-        return more * text / texts[1]
-    slope = max(0, more - less) / max(1, texts[1] - texts[0])
-    return slope * text + max(0.0, more - slope * texts[1])
+def _grown(less: float, more: float, texts: Sequence[int], text: float, repeats: float = 1.0) -> float:
+    """Return a cost on the whole corpus, from those of two samples: a part grows with the text, the rest does not.
+
+    The rest, such as a file of the tokenizer that is read, is `repeats` times what it is in the sample. Two times that
+    differ by chance alone have no part that grows: no difference is made larger than the whole.
+    """
+    difference = max(0.0, more - less) / max(1, texts[1] - texts[0])
+    slope = min(difference, more / texts[1])
+    return slope * text + (more - slope * texts[1]) * repeats
 
 
 def cost_table(found: Estimate) -> Table:
@@ -369,19 +391,31 @@ def cost_table(found: Estimate) -> Table:
 _SHORT_NAMES = {stage.name: stage.command for stage in STAGES if stage.command}
 
 
-def explanation(found: Estimate, given: float | None) -> str:
+def explanation(found: Estimate, config: EstimateConfig) -> str:
     """Sentences: the sum, what isn't linear, and what the sample was."""
     total = found.total
+    given = config.duplicates
     of_sample = f"{found.duplicates:.1%} of the sample's documents"
     duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
         f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
         "less is encoded; try --duplicates 0.4"
     )  # fmt: skip
+    prices = ""
+    if config.core_price:
+        hours = found.core_hours_paid
+        price = hours * config.core_price
+        prices += f"Machines: {found.cores:,} cores for {duration(total.wall_seconds)} are {hours:,.1f} core hours"
+        prices += f" at {config.core_price:g}: {price:,.2f}.\n"
+    if config.storage_price:
+        size = found.largest_disk
+        price = size / 1e12 * config.storage_price
+        prices += f"Storage: {decimal(int(size))} at {config.storage_price:g} a TB and month: {price:,.2f} a month.\n"
     return (
         f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
         f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\nScaled "
-        "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead, and\ncluster, "
-        f"remove and train_tokenizer end in one process, whatever the number of cores.\nDuplicates: {duplicates}.\n"
+        "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead.\nIt is one "
+        f"process, and so is the end of cluster and remove, whatever the number of cores.\n"
+        f"{prices}Duplicates: {duplicates}.\n"
         f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
         f"{count_of(found.sample.documents, 'document')}."
     )
@@ -422,7 +456,7 @@ def _estimate_and_print(arguments: list[str]) -> None:
         console.print(found.to_json(), highlight=False, markup=False)
         return
     console.print(cost_table(found))
-    console.print(explanation(found, config.duplicates), highlight=False, markup=False)
+    console.print(explanation(found, config), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

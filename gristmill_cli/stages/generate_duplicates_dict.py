@@ -19,7 +19,7 @@ class GenerateDuplicatesDict(StageSpec):
     reads_reasons = (CLUSTERED,)
     reads_bytes = False
     requests = 11.2
-    is_serial = True
+    serial_seconds_a_document = 0.2e-6
 
     def call(self, run: RunContext) -> Counts:
         """Write the table of the duplicates."""

@@ -117,7 +117,10 @@ class StageSpec:
         look_at: Where to look if a source loses many documents in it; {source} is the source's name.
         losses: The table in OUT of what documents lost in it, with file, row and removed.
         requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 10,000 slices.
-        is_serial: One process does most of its work.
+        is_serial: One process does its work.
+        core_seconds_a_document: What a document costs it, by benchmarks/bench_clusters.py at 20 million; 0: a sample
+            shows it.
+        serial_seconds_a_document: What one process does of that, however many there are.
         is_done_once: Some of its work does not grow with the corpus.
         is_after_mix: It reads no duplicates.
         browsed_as: The name of `losses` in gristmill browse.
@@ -142,6 +145,8 @@ class StageSpec:
     losses: Path | None = None
     requests: float = 4.0
     is_serial: bool = False
+    core_seconds_a_document: float = 0.0
+    serial_seconds_a_document: float = 0.0
     is_done_once: bool = False
     is_after_mix: bool = False
     browsed_as: str = ""

@@ -1,6 +1,7 @@
 """`gristmill estimate`: how large a corpus is, what its options refuse, and costs that grow as they should."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from gristmill.counts import Counts
 from gristmill.io.corpus import list_corpus
-from gristmill_cli.estimate import EstimateConfig, documents_of, estimate, main
+from gristmill_cli.estimate import EstimateConfig, _grown, documents_of, estimate, main
 from gristmill_cli.run_config import Decontaminate, Tokenizer
 from gristmill_cli.stages.pipeline import find_stage
 from tests.gristmill_cli.corpus import make_corpus
@@ -30,6 +31,7 @@ MISTAKES = {
     "{corpus} --dry_run true": "--dry_run has no effect on an estimate",
     "{corpus} --explain true": "--explain has no effect on an estimate",
     "{corpus} --workers 0": "--workers 0: ",
+    "{corpus} --core_price -1": "--core_price: expected a price of 0 or more, got -1",
     "{corpus} --core 2": "unknown option --core; did you mean --cores?",
 }
 
@@ -68,6 +70,54 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
     assert "--workers do not change an estimate: they only say where a run works" in printed.err
+
+
+def test_a_file_of_the_tokenizer_is_stored_once_whatever_the_corpus(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content_of("Llama 3"), encoding="utf-8")
+    config = EstimateConfig(
+        corpus, sample="300kB", bytes="1TB", cores=640, tokenizer=Tokenizer(file=tmp_path / "tokenizer.json")
+    )
+    small = estimate(config)
+    padded = content_of("Llama 3") + " " * 3_000_000
+    (tmp_path / "tokenizer.json").write_text(padded, encoding="utf-8")
+    large = estimate(config)
+    more = [theirs.disk_bytes - ours.disk_bytes for theirs, ours in zip(large.stages, small.stages, strict=True)]
+    assert abs(more[-1]) < 1e9  # and not 3 MB for each 300 kB of text, which are 10 TB
+
+
+def test_what_one_process_does_is_small_and_does_not_depend_on_chance(corpus: Path) -> None:
+    """`cluster` costs what was measured for a document; the time of a stage that none of the work needs is its own."""
+    config = EstimateConfig(
+        corpus, sample="300kB", bytes="5TB", cores=640, tokenizer=Tokenizer(vocab_size=420),
+        from_="generate_connected_components", until="generate_duplicates_dict",
+    )  # fmt: skip
+    found = estimate(config)
+    cluster, remove = found.stages
+    documents = found.extent.documents
+    spec = find_stage("generate_connected_components")
+    assert cluster.core_seconds == spec.core_seconds_a_document * documents
+    serial = spec.serial_seconds_a_document * documents
+    assert serial < cluster.wall_seconds < 1.01 * serial
+    assert remove.wall_seconds < 0.01 * remove.core_seconds + 0.5e-6 * documents
+
+
+def test_costs_that_differ_by_chance_alone_stay_in_bounds() -> None:
+    """A difference of two times may be negative, or more than the whole; neither makes the result jump."""
+    texts = [1e6, 4e6]
+    for less in (0.0, 0.01, 0.049, 0.05, 0.051, 0.2):
+        assert 0.05 <= _grown(less, 0.05, texts, 4e9) <= 50.001
+    assert _grown(0.051, 0.05, texts, 4e9) == _grown(0.05, 0.05, texts, 4e9) == 0.05
+    assert _grown(1.0, 4.0, texts, 4e9) == pytest.approx(4000)
+    assert _grown(1.5, 4.5, texts, 4e9, repeats=10) == pytest.approx(4000 + 5)
+
+
+def test_machines_and_storage_have_a_price(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--sample", "300kB", "--until", "filter", "--bytes", "1TB", "--cores", "100"]
+    with pytest.raises(SystemExit, match="0"):
+        main([str(corpus), *words, "--core_price", "0.05", "--storage_price", "23"])
+    said = capsys.readouterr().out
+    assert re.search(r"Machines: 100 cores for .* are [\d,.]+ core hours at 0\.05: [\d,.]+\.\n", said)
+    assert re.search(r"Storage: .*B at 23 a TB and month: [\d,.]+ a month\.\n", said)
 
 
 @pytest.mark.thorough
