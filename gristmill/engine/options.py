@@ -56,8 +56,8 @@ class RunOptions:
     """Fail if more than this fraction of the records, or of their bytes, is malformed, or if more than this fraction of
     a raw corpus is in damaged files. Below the limit, damaged files are left out; 0 allows none."""
     accept_versions: bool = False
-    """Keep what other versions of libraries wrote (pyarrow, zlib, Unicode's tables, …), though those of today may write
-    other bytes. What has to be written anew is written by today's."""
+    """Keep what other versions of libraries wrote (pyarrow, zlib, Unicode's tables, …), though today's may write other
+    bytes. What has to be written anew is written by today's."""
     retry_failed: bool = False
     """Run the tasks again in which functions failed on documents, or that left out damaged files."""
     quiet: bool = False
@@ -134,7 +134,9 @@ class RunOptions:
     @property
     def scratch_bytes(self) -> int | None:
         """Size of the scratch folder in bytes; None: not limited. Raises UsageError if it is not a size."""
-        return parse_size(self.scratch_size, "--scratch_size") if self.scratch_size else None
+        if not self.scratch_size:
+            return None
+        return parse_size(self.scratch_size, "--scratch_size")
 
     @property
     def memory_per_worker(self) -> int:
@@ -148,7 +150,7 @@ _FLAGS = ("quiet", "explain", "explain_tasks")
 
 
 def words_of_work(words: Sequence[str]) -> list[str]:
-    """The words of a command line without options that change no byte, in which the processes of one run may differ.
+    """Return the words of a command line without the options in which the processes of one run may differ.
 
     >>> words_of_work(["gristmill", "filter", "--explain_tasks", "in", "--shard", "1/2", "--workers=3", "--seed", "9"])
     ['gristmill', 'filter', 'in', '--seed', '9']

@@ -10,13 +10,14 @@ _PASSED_ON = ("written", "kept", "signed", "unique", "clustered", "sampled")  # 
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
-    """Print one line: documents read and repeated, those per outgoing reason, files not read, speed, tasks skipped."""
+    """Print one line: documents read, repeated, and by outgoing reason, files not read, speed, tasks skipped."""
     incoming = list[str]()
     outgoing = list[str]()
     for reason in sorted({READ, *counts.reasons}, key=_summary_order):
         documents = counts.total(reason).documents
         if documents or reason == READ:
-            (incoming if reason in INCOMING else outgoing).append(f"{documents:,} {reason}")
+            parts = incoming if reason in INCOMING else outgoing
+            parts.append(f"{documents:,} {reason}")
     files = ""
     unread = counts.unread_files()
     if unread:

@@ -118,7 +118,7 @@ class StageRun:
         return self.records.has_run(step, task)
 
     def note(self, name: str, counts: Counts) -> Counts:
-        """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""
+        """Record counts that are of no task in the ledger, such as the number of files not read; return them."""
         self.records.note(name, counts)
         return counts
 
@@ -166,7 +166,9 @@ def run_task(this: TaskRun, identity: dict[str, str], ledger: Ledger) -> DoneRec
     try:
         outcome = task_run.run_task(this)
     except RecordedObjectChanged as error:
-        raise (missing_input(error.path) if error.is_missing else changed_input(error.path)) from error
+        if error.is_missing:
+            raise missing_input(error.path) from error
+        raise changed_input(error.path) from error
     outputs = list[OutputRecord]()
     for path, info, sha256 in outcome.files:
         outputs.append(OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag))
@@ -225,7 +227,8 @@ def open_stage(
     paths = [str(resolved(path)) for path in (*reads, *publishes, *files)]
     work = " ".join([name, *words_of_work(sys.argv[1:]), *paths])
     with ExitStack() as stack:
-        for whole in reversed(ledger.containing if may_share else []):
+        containing = ledger.containing if may_share else []
+        for whole in reversed(containing):
             stack.enter_context(stage_lock(whole.file.with_suffix(".lock"), options.quiet, shared=True))
         execution = stack.enter_context(open_execution_context(options, lock, work))
         stack.enter_context(_listed_once(reads, [root, *publishes, *files]))

@@ -37,7 +37,7 @@ def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
 
 
 def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
-    """Return the slices of all files, in order; those of files known to be damaged are marked, for read_slices.
+    """Return the slices of all files, in order; slices of damaged files, if that is known, are marked for read_slices.
 
     The tasks of the step `cut` find where large files are cut.
     """
@@ -147,7 +147,8 @@ def _check_task(file: CorpusFile | Slice) -> Task:
 def check_file(part: Slice) -> Counts:
     """Task: read a file to its end; the counts say whether it is damaged."""
     damage = _find_damage(part)
-    return Counts({}, [], {part.name: damage} if damage else {})
+    damaged = {part.name: damage} if damage else {}
+    return Counts({}, [], damaged)
 
 
 def _find_damage(part: Slice) -> Damage | None:
@@ -165,7 +166,9 @@ def _describe(error: DamagedFile) -> Damage:
 
 def _mark(part: Slice, damage: Damage | None) -> Slice:
     """Return the slice, marked if its file is damaged."""
-    return replace(part, damage=(damage.fault, damage.detail)) if damage else part
+    if damage is None:
+        return part
+    return replace(part, damage=(damage.fault, damage.detail))
 
 
 def _reject_written(slices: Sequence[Slice], damaged: dict[str, Damage]) -> None:

@@ -129,7 +129,7 @@ class Task:
 
 
 def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
-    """Yield the paths of the inputs of all tasks; those of a FileSet once, however many tasks share it.
+    """Yield the paths of the inputs of all tasks; the files of a FileSet once, however many tasks share it.
 
     >>> shared = FileSet((Path("a"), Path("b")))
     >>> [path.name for path in paths_read_by([Task(name, print, {"files": shared}) for name in "xy"])]
@@ -139,11 +139,14 @@ def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
     for task in tasks:
         inputs |= dict.fromkeys(task.inputs)
     for files in inputs:
-        yield from files.paths if isinstance(files, FileSet) else (files,)
+        if isinstance(files, FileSet):
+            yield from files.paths
+        else:
+            yield files
 
 
 def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
-    """Add every Path and FileSet in a value, at any depth, to `found`, and the names of those in a corpus."""
+    """Add every Path and FileSet in a value, at any depth, to `found`, with its name if it is in a corpus."""
     if isinstance(value, CorpusFile | Slice):
         found[value.path] = value.name
     elif isinstance(value, Path | FileSet):

@@ -47,7 +47,9 @@ class Calls(Sequence[Call], Generic[_Item]):
         return len(self._tasks)
 
     def __getitem__(self, at: Any) -> Any:
-        return list(map(self._make, self._tasks[at])) if isinstance(at, slice) else self._make(self._tasks[at])
+        if isinstance(at, slice):
+            return list(map(self._make, self._tasks[at]))
+        return self._make(self._tasks[at])
 
 
 class Executor(Protocol):
@@ -55,7 +57,7 @@ class Executor(Protocol):
 
     @property
     def retried(self) -> int:
-        """How many tasks were tried again so far, as object storage failed."""
+        """Return how many tasks were tried again so far, as object storage failed."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run every call; yield (index in `calls`, result) as each one finishes. Raises the first error."""

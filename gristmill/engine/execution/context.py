@@ -107,7 +107,7 @@ def _fence(lock: Path) -> Iterator[Path]:
 
 
 def _is_importing_script() -> bool:
-    """Whether this is a worker process that is importing, as `__mp_main__`, the script that has started it."""
+    """Return whether this is a worker process that is importing, as `__mp_main__`, the script that has started it."""
     script = sys.modules.get("__mp_main__")
     is_worker = script is not None and script.__name__ == "__mp_main__"  # else it is a name of the driver's own script
     return is_worker and script is not sys.modules["__main__"]

@@ -104,20 +104,24 @@ class LocalExecutor:
         """Run a call in a worker process, which is started if need be; see take_finished."""
         with delayed_signals(), _explain_start():  # the state of a pool that is interrupted while it starts is unknown
             if self._pool is None:  # a fork server: workers inherit no threads, and modules are imported once
-                stages = [name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)]  # all those of a run
+                stages = [
+                    name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)
+                ]  # of all stages of a run
                 start_fork_server([call.function.__module__, *stages])
                 context = _Context(self._started)
                 self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
             self._foreign = call.foreign
             try:
-                return self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
+                if call.foreign:  # it may change the working folder
+                    call = call.with_absolute_paths()
+                return self._pool.submit(_run_in_worker, call)
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
                 failed = Future[Any]()
                 failed.set_exception(error)
                 return failed
 
     def take_finished(self, pending: dict[Future[Any], int], seconds: float | None = None) -> Iterator[tuple[int, Any]]:
-        """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield those that have.
+        """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield the finished ones.
 
         Raises their errors, and WorkerDied if a worker process has died.
         """
@@ -194,7 +198,7 @@ def _explain_start() -> Iterator[None]:
 
 
 def hash_files(executor: Executor, paths: Sequence[Path]) -> dict[Path, str]:
-    """The SHA-256 of files, read by workers. Raises InputError if one cannot be read."""
+    """Return the SHA-256 of files, read by workers. Raises InputError if one cannot be read."""
     hashes = executor.run([Call(hash_file, {"path": path}) for path in paths])
     return {paths[position]: sha256 for position, sha256 in hashes}
 
@@ -224,4 +228,5 @@ def start_fork_server(modules: list[str]) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for name, value in before.items():
                 del os.environ[name]
-                os.environ.update({name: value} if value is not None else {})
+                if value is not None:
+                    os.environ[name] = value

@@ -102,7 +102,10 @@ def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Cal
             yield lines.advance
         return
     columns = [TextColumn("{task.description}"), BarColumn()]
-    columns += [DownloadColumn(), TransferSpeedColumn()] if size else [MofNCompleteColumn(), TextColumn("tasks")]
+    if size:
+        columns += [DownloadColumn(), TransferSpeedColumn()]
+    else:
+        columns += [MofNCompleteColumn(), TextColumn("tasks")]
     columns.append(TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task(name, total=size or len(tasks))

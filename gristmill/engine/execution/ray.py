@@ -58,7 +58,7 @@ class RayExecutor:
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run calls as Executor.run does. Raises GristmillError if Ray gives a task up.
 
-        After an error no task is cancelled: ray.shutdown ends those that run, and the fence keeps out what they write.
+        After an error no task is cancelled: ray.shutdown ends running ones, and the fence keeps out what they write.
         Ray 2.60 aborts the process that cancels a task which has just ended.
         """
         pending: dict[Any, int] = {}
@@ -120,7 +120,7 @@ def _own_sigterm() -> Iterator[None]:
 def _code() -> dict[str, Any]:
     """Where nodes look for modules: this project's, which they see on a shared disk or have installed, then a user's.
 
-    Those are on the PYTHONPATH of the driver, or on that of the node, for which Ray puts it in.
+    A user's are on the PYTHONPATH of the driver, or of the node, which Ray puts in.
     """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # nodes have other working folders
     folders = [str(Path(__file__).resolve().parents[3]), *map(os.path.abspath, named), "${PYTHONPATH}"]
@@ -129,25 +129,27 @@ def _code() -> dict[str, Any]:
 
 def _check_room(memory: int) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    most = max((node.get("memory", 0) for node in nodes), default=0)
+    largest = max((node.get("memory", 0) for node in nodes), default=0)
     if not nodes:
         raise UsageError("the Ray cluster has no node with CPU cores: add one")
-    if most < memory:
+    if largest < memory:
         raise UsageError(
-            f"a task takes {memory:,} bytes, but no node of the Ray cluster offers more than {most:,.0f}: give a "
+            f"a task takes {memory:,} bytes, but no node of the Ray cluster offers more than {largest:,.0f}: give a "
             "smaller --memory, or more --workers, so that each task takes a smaller share"
         )
 
 
 def _result(reference: Any, foreign: str) -> tuple[Any, int]:
-    """The result of a task, which may run a `foreign` function, and how often it was tried again.
+    """Return the result of a task, which may run a `foreign` function, and how often it was tried again.
 
     Raises its error as it was raised, and GristmillError for one of Ray's.
     """
     try:
         found, _, retried = ray.get(reference)
     except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, GristmillError) else GristmillError(str(error)) from error
+        if isinstance(error.cause, GristmillError):
+            raise error.cause from error
+        raise GristmillError(str(error)) from error
     except RayError as error:
         first = str(error).strip().split("\n")[0]
         where = f" in {foreign}, which must not end its process" if foreign else ""

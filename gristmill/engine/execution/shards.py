@@ -81,11 +81,11 @@ class ShardExecutor:
 
     @property
     def retried(self) -> int:
-        """How many tasks this process has tried again so far."""
+        """Return how many tasks this process has tried again so far."""
         return self.state.retried
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Run calls as Executor.run does; those that run no task of a stage run in this process's workers alone."""
+        """Run calls as Executor.run does; calls that run no task of a stage run in this process's workers alone."""
         before = self.manifest
         first = calls[0].task_run if calls else None
         if before is None or first is None:
@@ -134,7 +134,7 @@ class ShardExecutor:
                 self.queue.remove(manifest)
 
     def _runs(self, manifest: StepManifest) -> bool:
-        """Whether a step is not over."""
+        """Return whether a step is not over."""
         return is_file(self.queue.fence(manifest))
 
     def reject_finished(self) -> None:
@@ -172,7 +172,7 @@ class ShardExecutor:
         self.queue.processes.clear(keep=self.queue.name)
 
     def _work(self, manifest: StepManifest, calls: Sequence[Call], is_in_charge: bool) -> Iterator[tuple[int, Any]]:
-        """Run calls that nobody runs until all are done, or the step is over; yield those that are, of all processes.
+        """Run calls that nobody runs until all are done, or the step is over; yield the results, of all processes.
 
         The process in charge raises the first error; another one shows it in the queue.
         """
@@ -184,7 +184,9 @@ class ShardExecutor:
             while not tasks.is_over:
                 if tasks.is_due:
                     if self.queue.read() != manifest:
-                        raise TakenOver(f"{self.queue.folder}: {TAKEN_OVER}") if is_in_charge else StepOver
+                        if is_in_charge:
+                            raise TakenOver(f"{self.queue.folder}: {TAKEN_OVER}")
+                        raise StepOver
                     done, failed = tasks.look()
                     if is_in_charge and failed:
                         raise self.queue.failure(manifest, failed[0]).error()
@@ -197,7 +199,9 @@ class ShardExecutor:
                     self.state.running = list(self._running.values())
                 if not pending and not tasks.is_over:
                     time.sleep(self._poll)
-                for position, outcome in self.local.take_finished(pending, self._poll) if pending else ():
+                if not pending:
+                    continue
+                for position, outcome in self.local.take_finished(pending, self._poll):
                     self._count(outcome, position)
                     yield from self._finish(tasks, position, outcome[0], is_in_charge)
         finally:
@@ -205,7 +209,7 @@ class ShardExecutor:
                 future.cancel()
 
     def _own(self, manifest: StepManifest) -> Callable[[Call], Call]:
-        """A function that gives a call the scratch folder and the memory of this process."""
+        """Return a function that gives a call the scratch folder and the memory of this process."""
         processes = min(self.options.processes, manifest.tasks)
         budget = Budget.of(self.options.memory_bytes, processes)
         scratch = replace(self.scratch, fence=self.queue.fence(manifest))
@@ -288,7 +292,9 @@ def code_versions() -> dict[str, str]:
 def check_same_code(expected: dict[str, str], where: str) -> None:
     """Raise UsageError if this process has other versions than the process in charge, whose are `expected`."""
     own = code_versions()
-    other = [f"{name} {own.get(name)} instead of {it}" for name, it in expected.items() if own.get(name) != it]
+    other = [
+        f"{name} {own.get(name)} instead of {version}" for name, version in expected.items() if own.get(name) != version
+    ]
     if other:
         raise UsageError(
             f"{where} has {', '.join(other)}: its files could have other bytes. Install the same versions everywhere"

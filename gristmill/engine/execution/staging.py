@@ -111,7 +111,7 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _take(self, folder: Path, size: int) -> bool:
-        """Make a task's folder if its reservation and all others, those made at this moment included, fit the quota."""
+        """Make a task's folder if its reservation and all others, also those made at this moment, fit the quota."""
         if self.size is not None and self._reserved() + size > self.size:
             return False
         folder.mkdir(parents=True)
@@ -190,7 +190,7 @@ class StagedTask:
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
         """Put the outputs, and their files of malformed records, in their places, several objects at a time.
 
-        Raises OutputError if the step is over, or the lease is lost: the files may be those of another run by now.
+        Raises OutputError if the step is over, or the lease is lost: the files may be another run's by now.
         """
         written = [path for path in (*outputs, *map(rejects_path, outputs)) if self._local(path).exists()]
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
@@ -276,13 +276,14 @@ def _fetched_bytes(fetched: Iterable[tuple[Path, Ranges]], inputs: Mapping[Path,
         if path in inputs:
             size = inputs[path].size
             for start, end in ranges:
-                fetched_bytes += (size if end is None else min(size, end)) - start
+                last = size if end is None else min(size, end)
+                fetched_bytes += last - start
     return fetched_bytes
 
 
 @contextmanager
 def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
-    """Yield files to read, those of buckets as copies in a scratch folder that is removed at the end.
+    """Yield files to read; objects as copies in a scratch folder that is removed at the end.
 
     For commands that are no stage. An error names the objects, not their copies.
     """
@@ -354,12 +355,16 @@ def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha2
     except InputError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        raise (RecordedObjectChanged(path, is_missing=True) if sha256 else _no_object(path, seen)) from error
+        if sha256:
+            raise RecordedObjectChanged(path, is_missing=True) from error
+        raise _no_object(path, seen) from error
     is_same = seen is None or versions <= {seen}
     if sha256 and ranges == WHOLE:  # a copy of the object has its bytes and another version
         is_same = sha256_file(target) == sha256
     if not is_same:
-        raise RecordedObjectChanged(path, is_missing=False) if sha256 else ChangedWhileRead(path)
+        if sha256:
+            raise RecordedObjectChanged(path, is_missing=False)
+        raise ChangedWhileRead(path)
 
 
 def _no_object(path: Path, seen: FileInfo | None) -> InputError:
@@ -383,7 +388,7 @@ def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges
 
 
 def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
-    """Yield every path in a value with the bytes that are read: those that the value around it reads, or all."""
+    """Yield every path in a value with the bytes that are read: what the value around it reads, or all."""
     if isinstance(value, Path):
         yield value, ranges
     elif isinstance(value, FileSet):

@@ -59,14 +59,14 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """The failure for an error that is raised."""
+        """Return the failure for an error that is raised."""
         try:
             return cls(type(error).__name__, str(error), pickle.dumps(error))
         except Exception:  # of a class that cannot be pickled
             return cls(type(error).__name__, str(error))
 
     def error(self) -> Exception:
-        """The error, of its own class; GristmillError if it cannot be had."""
+        """Return the error, of its own class; GristmillError if it cannot be had."""
         with suppress(Exception):  # another version of a library
             if isinstance(error := pickle.loads(self.pickled), Exception):
                 return error
@@ -127,12 +127,12 @@ class Heartbeats:
         self._beats: dict[str, _Beat] = {}  # by process
 
     def is_alive(self, name: str) -> bool:
-        """Whether a process may be alive; one that never wrote its file, from when it is asked for."""
+        """Return whether a process may be alive; one that never wrote its file, from when it is asked for."""
         now = self._look()
         return now - self._beats.setdefault(name, _Beat(None, now)).since < lease_seconds()
 
     def states(self) -> dict[str, ProcessState]:
-        """Return the states of the processes by name, also of those that were killed."""
+        """Return the states of the processes by name, also of killed ones."""
         states = {}
         for name in sorted(name for name in list_names(self.folder) if name.endswith(".json")):
             for data in read_files([self.folder / name]):
@@ -141,7 +141,7 @@ class Heartbeats:
         return states
 
     def clear(self, keep: str) -> None:
-        """Remove the files of all processes but one; those that live write theirs again."""
+        """Remove the files of all processes but one; live ones write theirs again."""
         remove_files(self.folder / name for name in list_names(self.folder) if name != f"{keep}.json")
 
     def _look(self) -> float:
@@ -200,7 +200,7 @@ class TaskQueue:
         self.processes = Heartbeats(folder / _PROCESSES)
 
     def read(self) -> StepManifest | None:
-        """The manifest, None if there is none."""
+        """Return the manifest, None if there is none."""
         for data in read_files([self.folder / _MANIFEST]):
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(data, type=StepManifest)
@@ -218,7 +218,7 @@ class TaskQueue:
         self._write(self.folder / _MANIFEST, msgspec.json.encode(manifest))
 
     def load(self, manifest: StepManifest) -> list[Call]:
-        """The tasks of a step. Raises FileNotFoundError if it is over."""
+        """Return the tasks of a step. Raises FileNotFoundError if it is over."""
         file = io.BytesIO(read_file(self.fence(manifest)))
         calls = list[Call]()
         while len(calls) < manifest.tasks:
@@ -226,7 +226,7 @@ class TaskQueue:
         return calls
 
     def fence(self, manifest: StepManifest) -> Path:
-        """The file that exists as long as the step runs."""
+        """Return the file that exists as long as the step runs."""
         return self._step(manifest) / _CALLS
 
     def remove(self, manifest: StepManifest) -> None:
@@ -271,7 +271,7 @@ class TaskQueue:
         return create_file(self._step(manifest) / f"{position}.{times}.taken", self.name.encode())
 
     def holder(self, manifest: StepManifest, position: int, times: int) -> str:
-        """The process that took a task; its position if the process was killed before it wrote its name."""
+        """Return the process that took a task; its position if the process was killed before it wrote its name."""
         data = next(read_files([self._step(manifest) / f"{position}.{times}.taken"]), b"")
         return data.decode() or f"{manifest.session}-{position}.{times}"
 
@@ -293,7 +293,7 @@ class TaskQueue:
                 yield position, pickle.loads(data)
 
     def failure(self, manifest: StepManifest, position: int) -> Failure:
-        """The failure of a task."""
+        """Return the failure of a task."""
         return msgspec.json.decode(read_file(self._step(manifest) / f"{position}.failed"), type=Failure)
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -305,13 +305,13 @@ class TaskQueue:
 
 
 class OpenTasks:
-    """Open tasks of a step, in the order that a process takes them: its own, those of others, those of dead processes.
+    """Open tasks of a step, in the order that a process takes them: its own, other processes', dead processes'.
 
     Each look lists the step's folder once; nothing else grows with the tasks.
 
     Attributes:
         ended: Positions of the tasks that are done or failed, as far as is known.
-        mine: Positions of those that this process runs.
+        mine: Positions of the tasks that this process runs.
     """
 
     def __init__(self, queue: TaskQueue, manifest: StepManifest, shard: Shard, poll: float) -> None:
@@ -330,16 +330,16 @@ class OpenTasks:
 
     @property
     def is_over(self) -> bool:
-        """Whether no task is left to run."""
+        """Return whether no task is left to run."""
         return len(self.ended) == self.manifest.tasks
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look again."""
+        """Return whether it is time to look again."""
         return time.monotonic() >= self._due
 
     def look(self) -> tuple[list[int], list[int]]:
-        """Tasks that are done, and those that have failed, since the last look, in other processes."""
+        """Return the tasks that other processes have done since the last look, and the tasks that have failed there."""
         started = time.monotonic()
         taken, done, failed = self.queue.list_states(self.manifest)
         new = sorted(done - self.ended - self.mine)

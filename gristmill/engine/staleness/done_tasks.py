@@ -1,4 +1,4 @@
-"""Done tasks of a stage: those of earlier runs whose outputs are as recorded, and those of this run."""
+"""Done tasks of a stage: tasks of earlier runs whose outputs are as recorded, and tasks of this run."""
 
 import hashlib
 import os
@@ -29,12 +29,12 @@ class KnownInputs(NamedTuple):
 
 
 class DoneTasks:
-    """The done tasks of a stage with temporary files in `work`: those of earlier runs, and those of this run.
+    """The done tasks of a stage, of earlier runs and of this one; its temporary files are in `work`.
 
     Attributes:
         before: Records of earlier runs, by id.
-        earlier: The names of all files that these runs wrote, those of replaced records included.
-        records: Records of this run's tasks, those that were skipped included, by id.
+        earlier: The names of all files that these runs wrote, by replaced records, too.
+        records: Records of this run's tasks, of skipped ones, too, by id.
         planned: Identities of this run's tasks that are not done yet, by id.
         written: Records of the outputs of this run's tasks, by name (see name_of).
         known: The names of all files that the stage ever wrote or began to write, in any part of its work.
@@ -97,7 +97,7 @@ class DoneTasks:
         return record
 
     def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
-        """Add a record to those of this run; an old one with the present times of outputs that were copied."""
+        """Add a record to the records of this run; an old one with the present times of copied outputs."""
         if not is_new:
             self._refresh(task, record)
         self.records[record.id] = record
@@ -179,9 +179,10 @@ class DoneTasks:
         return self.is_temporary(path) or self.tags.of(path) == output.sha256
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
-        """Set the times of a record's outputs to those that they have now, as copies have others."""
-        for i, output in enumerate(record.outputs):
-            path = task.outputs[i] if i < len(task.outputs) else self.ledger.path(output)
+        """Set the times of a record's outputs to their present times, as copies have others."""
+        rejects = record.outputs[len(task.outputs) :]
+        paths = [*task.outputs, *map(self.ledger.path, rejects)]
+        for i, (path, output) in enumerate(zip(paths, record.outputs, strict=True)):
             info = self.tags.stat(path)
             if info and not matches(info, output) and not self.is_temporary(path):
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=info.mtime_ns, e_tag=info.e_tag)
@@ -200,7 +201,8 @@ class DoneTasks:
         if files in self._set_hashes:
             return self._set_hashes[files]
         hashes = dict[Path, str]()
-        for path in files.paths if isinstance(files, FileSet) else (files,):
+        paths = files.paths if isinstance(files, FileSet) else (files,)
+        for path in paths:
             if store_of(path).needs_copies:
                 tag = self._tag(path)
                 if tag != MISSING and is_hash(tag):

@@ -24,11 +24,16 @@ def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet
     identity = stage | {"function": task.function.__qualname__}
     for number, (files, corpus_name) in enumerate(task.names.items()):
         numbers[files] = f"input {number}"
-        name = f"{len(files):,} files" if isinstance(files, FileSet) else corpus_name or files.name
+        if isinstance(files, FileSet):
+            name = f"{len(files):,} files"
+        else:
+            name = corpus_name or files.name
         identity[f"input {number} ({name})"] = tag_of(files)
     for name, value in task.arguments.items():
         text = msgspec.json.encode(_canonical(value, numbers)).decode()
-        identity[f"argument {name}"] = text if len(text) <= _LONG else _sha256(text)
+        if len(text) > _LONG:
+            text = _sha256(text)
+        identity[f"argument {name}"] = text
     identity["outputs"] = _sha256("\0".join(path.name for path in task.outputs))
     return identity
 

@@ -123,7 +123,9 @@ class Ledger:
         """Write, in each output folder outside the ledger's own, where the ledger is and which files it names there."""
         root = absolute(self.root)
         others = [folder for folder in map(absolute, folders) if not folder.is_relative_to(root)]
-        outputs = sorted(self.outputs().items()) if others else []
+        if not others:
+            return
+        outputs = sorted(self.outputs().items())
         for folder in others:
             prefix = f"{name_of(folder)}/"
             written = list[OutputRecord]()
@@ -252,4 +254,6 @@ class Ledger:
 
     def _lines(self) -> list[bytes]:
         lines = next(read_files([self.file]), b"").splitlines()
-        return lines[1:] if self.file.suffix == _ELSEWHERE else lines  # the first says where the ledger is
+        if self.file.suffix == _ELSEWHERE:
+            return lines[1:]  # the first says where the ledger is
+        return lines

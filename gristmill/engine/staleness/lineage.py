@@ -175,8 +175,10 @@ class FileTags:
         if name in self._hashed:
             return False
         info = self.stat(name)
-        record = self._record(name) if info else None
-        if not info or not record:
+        if info is None:
+            return False
+        record = self._record(name)
+        if record is None:
             return False
         return info.size == record.size and not matches(info, record)
 
@@ -185,7 +187,9 @@ class FileTags:
         records = self._records(name)
         if not records:
             return None
-        info = self.stat(name) if len(records) > 1 else None
+        if len(records) == 1:
+            return records[0]
+        info = self.stat(name)
         if info is None:
             return records[0]
         return max(records, key=lambda record: (matches(info, record), record.size == info.size))
@@ -242,7 +246,7 @@ def changed_input(path: Path | str) -> InputError:
 
 
 def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> None:
-    """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
+    """Raise InputError if the files `paths`, found in an input folder, are not the files that stages wrote there.
 
     One is missing if a ledger names it: in the folder or above it, directly in a folder of it, or above a file that was
     found. One is foreign if no ledger names it, and one that is in its folder, or in a parent, names others.
@@ -300,4 +304,6 @@ def reject_changed(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
         for path in tags.touched(paths):
             tags.set_hash(path, hash_file(path))
     for path in filter(tags.differs, paths):
-        raise changed_input(path) if tags.stat(path) else missing_input(path)
+        if tags.stat(path) is None:
+            raise missing_input(path)
+        raise changed_input(path)

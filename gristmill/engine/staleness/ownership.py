@@ -18,7 +18,7 @@ _AHEAD = "about to write"  # begins the names of records of outputs that a step 
 
 
 class Ownership:
-    """The files that a run of a stage may overwrite and remove: those that its ledger names.
+    """The files that a run of a stage may overwrite and remove: the files that its ledger names.
 
     `reads` are the inputs, `files` the single files that it writes. With `inputs_vary` the inputs are a list that gains
     and loses members from call to call.
@@ -132,7 +132,7 @@ class Ownership:
     def record_reads(self, is_changed: bool) -> Records:
         """Record the names of the inputs for check_reads: relative to the output, as both may be moved, and absolute.
 
-        Unless those recorded are there still, and no output `is_changed`: then the present inputs are copies of them.
+        Unless the recorded inputs are still there, and no output `is_changed`: then the present ones are copies.
         """
         identity = dict[str, str]()
         for number, path in enumerate(self.reads):

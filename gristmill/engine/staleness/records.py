@@ -27,7 +27,7 @@ class OutputRecord(msgspec.Struct, frozen=True):
 
 
 class BriefRecord(msgspec.Struct):
-    """A DoneRecord without its identity and counts, which most readers do not need: they are not decoded."""
+    """A DoneRecord without its identity and counts, which few readers need: they are not decoded."""
 
     outputs: list[OutputRecord]
     step: str = ""
@@ -52,7 +52,7 @@ class DoneRecord(msgspec.Struct):
 
     `core_seconds` is the processor time that the worker spent on it, with processes that it started for it; `retries`
     how often storage made it begin anew.
-    The first outputs are those that the task declares, in order; files of malformed records follow.
+    The first outputs are the declared outputs of the task, in order; files of malformed records follow.
     """
 
     step: str

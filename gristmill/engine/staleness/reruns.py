@@ -61,7 +61,7 @@ def spell_versions(libraries: Mapping[str, tuple[str, str]]) -> str:
 def note_outdated(step: str, tasks: Iterable[tuple[DoneRecord, Identity]], count: int) -> None:
     """Print which libraries make tasks of a step run again, if they alone do, and what that costs.
 
-    `tasks` are the records of those that run, with their identities of today; `count` is the number of all.
+    `tasks` are the records of the tasks that run, with their identities of today; `count` is the number of all.
     """
     outdated = dict[str, tuple[str, str]]()
     costs = list[float]()
@@ -128,7 +128,7 @@ def rerun_reason(now: Identity, before: Identity | None) -> str:
 
 
 def _summarise(tasks: Mapping[str, Identity], before: Mapping[str, Identity], todo: Sequence[str]) -> list[str]:
-    """Return what differs between all tasks of a step and those before, with the number of files."""
+    """Return what differs between all tasks of a step and the tasks before, with the number of files."""
     if not before:
         return ["no earlier run finished them"]
     files_now = _files_of(tasks.values())

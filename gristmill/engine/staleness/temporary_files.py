@@ -9,7 +9,9 @@ from gristmill.paths import name_of
 
 
 class TemporaryFiles:
-    """The files that are removed at the end of a run: a task that reads one later may need it once more.
+    """Files that are removed at the end of a run, and the tasks that write them.
+
+    A task of a later run may need such a file once more.
 
     `list_folders` lists the folders of some files, before they are looked for.
     """
@@ -26,7 +28,7 @@ class TemporaryFiles:
             self._writers[name] = (step, task)
 
     def missing_for(self, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-        """Return the tasks by step, in order, that must write again what `tasks` need, and what those need."""
+        """Return the tasks by step, in order, that must write again what `tasks` need, and what the writers need."""
         needed: dict[str, dict[str, Task]] = {}
         while tasks:
             writers = list[Task]()
