@@ -122,21 +122,33 @@ def _report_score(
     for column in ("documents", *(f"{p}%" for p in _SCORE_PERCENTILES), "limit", "kept"):
         shown.add_column(column, justify="right", no_wrap=True)
     limits: dict[str, float] = {}
+    upper = np.inf if table.max is None else table.max
     for source, own in sorted(by_source.items()):
         values = np.array([score for score, _ in own])
         of = np.array([score for score, _ in scored]) if table.of == "all" else values
         limits[source] = _limit_of(table, of)
-        kept = f"{100 * float((values >= limits[source]).mean()):.1f}%"
+        is_kept = (values >= limits[source]) & (values <= upper)
+        kept = f"{100 * float(is_kept.mean()):.1f}%"
         spread = (f"{value:.3g}" for value in np.percentile(values, _SCORE_PERCENTILES))
-        limit = "none" if limits[source] == -np.inf else f"{limits[source]:.3g}"
+        given = [f"{limit:.3g}" for limit in (limits[source], upper) if np.isfinite(limit)]
+        limit = " to ".join(given) or "none"
         shown.add_row(source, f"{len(own):,}", *spread, limit, kept)
     yield shown
-    distances = [(score - limits[document.key.source], score, document) for score, document in scored]
-    below = sorted((item for item in distances if item[0] < 0), key=lambda item: -item[0])
-    above = sorted((item for item in distances if item[0] >= 0), key=lambda item: item[0])
-    for title, nearest in (("just below, and left out", below), ("just above, and kept", above)):
-        if table.min is None and table.quantile is None:
-            continue
+    if table.min is not None or table.quantile is not None:
+        distances = [(score - limits[document.key.source], score, document) for score, document in scored]
+        yield from _examples_at(distances, "just below, and left out", "just above, and kept", examples)
+    if table.max is not None:
+        distances = [(upper - score, score, document) for score, document in scored]
+        yield from _examples_at(distances, "just above max, and left out", "just below max", examples)
+
+
+def _examples_at(
+    distances: list[tuple[float, float, Document]], left_out: str, kept: str, examples: int
+) -> Iterator[RenderableType]:
+    """Yield the documents next to a limit, given how far each is on its good side, its score, and itself."""
+    outside = sorted((item for item in distances if item[0] < 0), key=lambda item: -item[0])
+    inside = sorted((item for item in distances if item[0] >= 0), key=lambda item: item[0])
+    for title, nearest in ((left_out, outside), (kept, inside)):
         yield Text()
         yield Text(title, style="bold")
         for _, score, document in nearest[:examples]:

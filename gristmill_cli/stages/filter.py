@@ -77,23 +77,27 @@ class ChooseByScore(StageSpec):
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
-        return "try a smaller min or quantile in the tables [scores.NAME]"
+        return "try a smaller min or quantile, or a larger max, in the tables [scores.NAME]"
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
-        """Yield scores that are constant, or that the source or the length explains."""
-        yield from odd_scores(read_score_sums(self.path(run.config)), run.config.alarms.score)
+        """Yield scores of models that are constant, or that the source or the length explains."""
+        sums = read_score_sums(self.path(run.config))
+        of_models = {name: by_source for name, by_source in sums.items() if not run.config.scores[name].measure}
+        yield from odd_scores(of_models, run.config.alarms.score)
 
 
 def _choice(name: str, options: ScoreOptions) -> Choice:
     fact = score_step(name, options).fact
     bands = parse_bands(options.bands)
-    return Choice(name, fact, options.min, options.quantile, options.of == "all", bands, options.keep)
+    return Choice(name, fact, options.min, options.quantile, options.of == "all", bands, options.keep, options.max)
 
 
 def _describe(options: ScoreOptions) -> str:
     """Return what a score keeps, in a few words."""
-    if options.min is not None:
-        return f"min {options.min:g}"
+    limits = {"min": options.min, "max": options.max}
+    given = [f"{limit} {value:g}" for limit, value in limits.items() if value is not None]
+    if given:
+        return ", ".join(given)
     if options.quantile is not None:
         return f"quantile {options.quantile:g} of {options.of}"
     if options.bands:

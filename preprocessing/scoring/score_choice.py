@@ -31,7 +31,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which documents a score keeps: those from `min`, or from a `quantile` of each source or, `of_all`, of all.
+    """Which documents a score keeps: those from `min` to `max`, or from a `quantile` of a source or, `of_all`, of all.
 
     Or by chance, the chance being that of the score on the curve `keep`: points of score and chance, straight between
     them. Or all but those of `bands`, the lowest first, that have no weight. `fact` is the score's name in the facts,
@@ -45,11 +45,12 @@ class Choice:
     of_all: bool = False
     bands: tuple[Band, ...] = ()
     keep: tuple[tuple[float, float], ...] = ()
+    max: float | None = None
 
     @property
     def reason(self) -> str:
         """The reason under which documents go."""
-        return f"low {self.name}"
+        return f"low {self.name}" if self.max is None else f"{self.name} out of bounds"
 
     @property
     def quantiles(self) -> tuple[float, ...]:
@@ -108,6 +109,8 @@ def is_kept(
         return digests.astype(np.float64) < chance * 2.0**64
     if not choice.bands:
         kept: NDArray[np.bool_] = values >= cuts.limit(choice, source)
+        if choice.max is not None:
+            kept &= values <= choice.max
         return kept
     weights = np.array([band.weight for band in choice.bands])
     bands = np.searchsorted(np.array(cuts.band_limits(choice, source)), values, side="right")

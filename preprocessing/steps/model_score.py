@@ -1,10 +1,5 @@
-"""Steps: scores of documents by models, noted as facts; a table [scores.NAME] of a run describes one.
+"""Steps: scores of documents by models, noted as facts; a table [scores.NAME] of a run describes one (scores.py)."""
 
-A score is a fact, float32, whose name has the model's version: edu@3f9c2a1b. Choosing by it is another stage's matter
-(preprocessing/choose_by_score.py), so that a new limit reads no text.
-"""
-
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -16,17 +11,19 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from gristmill.arguments import one_of
 from gristmill.errors import UsageError, require
-from gristmill.steps import Batch, DocumentStep, Outcome
+from preprocessing.quality.measures import MEASURES
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.scoring.score_choice import BandTable, check_choice
+from preprocessing.steps.measure_score import MeasureScore
+from preprocessing.steps.scores import ModelScore
 from preprocessing.user_code import load_function, version_of
 
 Of = Literal["source", "all"]
 Device = Literal["cpu", "cuda"]
-_SHOWN_DIGITS = 8  # of a model's version in the name of a score
 
 
 class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -35,19 +32,23 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `fasttext` is a supervised model, .bin or .ftz; `transformers` a sequence classifier, as a folder or a repository
     ORG/NAME, which reads the first `max_tokens` of a text on a `device`. The score is the probability of `label`, or
     the output of a classifier that has one alone. Or `function`, module:function, takes a list of texts and returns a
-    list of scores. A document whose score is below `min` goes; or, with `quantile`, one
-    that is below this quantile of the scores, `of` its source or of all. Or documents are in `bands`, whose weights
-    multiply those of sources; or they are kept by chance, that of their score on the curve `keep`. Without any of
-    these, scores are noted and nothing goes.
+    list of scores. Or `measure` is one of the measures that the rules of recipes compare.
+
+    A document whose score is below `min` or above `max` goes; or, with `quantile`, one that is below this quantile of
+    the scores, `of` its source or of all. Or documents are in `bands`, whose weights multiply those of sources; or they
+    are kept by chance, that of their score on the curve `keep`. Without any of these, scores are noted and nothing
+    goes.
     """
 
     fasttext: str = ""
     transformers: str = ""
     function: str = ""
+    measure: str = ""
     label: str = ""
     max_tokens: int = 512
     device: Device = "cpu"
     min: float | None = None
+    max: float | None = None
     quantile: float | None = None
     of: Of = "source"
     bands: dict[str, BandTable] = {}
@@ -56,28 +57,39 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
         table = f"[scores.{name}]"
-        given = [model for model in (self.fasttext, self.transformers, self.function) if model]
+        given = [model for model in (self.fasttext, self.transformers, self.function, self.measure) if model]
         require(
             len(given) == 1,
-            f"{table}: expected one model, such as fasttext = 'model.bin' or transformers = 'ORG/NAME', got "
-            f"{' and '.join(given) or 'none'}",
+            f"{table}: expected one of fasttext, transformers, function and measure, such as fasttext = 'model.bin', "
+            f"got {' and '.join(given) or 'none'}",
         )
         require(
             bool(self.transformers) or (self.max_tokens, self.device) == (512, "cpu"),
             f"{table}: max_tokens and device have no effect on {given[0]}; leave them out",
         )
         require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
+        require(not (self.measure and self.label), f"{table}: label has no effect on a measure; leave it out")
+        require(
+            not self.measure or self.measure in MEASURES,
+            f"{table}: unknown measure {self.measure!r}: {one_of(self.measure, MEASURES)}",
+        )
         require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
-        ways = {"min": self.min is not None, "quantile": self.quantile is not None}
+        limits = {name: limit for name, limit in (("min", self.min), ("max", self.max)) if limit is not None}
+        ways = {" and ".join(limits): bool(limits), "quantile": self.quantile is not None}
         ways |= {"bands": bool(self.bands), "keep": bool(self.keep)}
         chosen = [name for name, is_chosen in ways.items() if is_chosen]
         require(
             len(chosen) < 2,
-            f"{table}: expected min, quantile, bands or keep, got {' and '.join(chosen)}; leave one out, or make a "
-            "second table",
+            f"{table}: expected min and max, quantile, bands or keep, got {' and '.join(chosen)}; leave one out, or "
+            "make a second table",
         )
         check_choice(table, self.bands, self.keep)
-        require(self.min is None or isfinite(self.min), f"{table}: min {self.min}: expected a finite number")
+        for limit, value in limits.items():
+            require(isfinite(value), f"{table}: {limit} {value}: expected a finite number")
+        require(
+            self.min is None or self.max is None or self.min <= self.max,
+            f"{table}: min {self.min} and max {self.max}: expected min below max",
+        )
         require(
             self.quantile is None or 0 < self.quantile < 1,
             f"{table}: quantile {self.quantile}: expected a number between 0 and 1, such as 0.9 for the best tenth",
@@ -88,41 +100,11 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
 
-@dataclass(frozen=True)
-class ModelScore(DocumentStep):
-    """Note a score of each text as a fact, which is named after `score` and the model's `version`, a SHA-256."""
-
-    score: str
-    model_version: str
-
-    @property
-    def name(self) -> str:
-        return f"score {self.score}"
-
-    @property
-    def fact(self) -> str:
-        """The name of the fact."""
-        return f"{self.score}@{self.model_version[:_SHOWN_DIGITS]}"
-
-    @property
-    def makes(self) -> dict[str, str]:
-        return {self.fact: "float32"}
-
-    def apply(self, batch: Batch) -> Outcome:
-        return Outcome(facts={self.fact: finite_scores(self.compute(batch.texts))})
-
-    @abstractmethod
-    def compute(self, texts: tuple[str, ...]) -> np.ndarray:
-        """Return the score of each text."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Return the score in a few words, as settings of a run show it."""
-
-
 def score_step(name: str, options: ScoreOptions) -> ModelScore:
     """Return the step of a table [scores.NAME]. UsageError, or InputError, if its model cannot be used."""
     options.check(name)
+    if options.measure:
+        return MeasureScore.of(name, options.measure)
     if options.function:
         version = sha256(version_of(options.function).encode()).hexdigest()
         return FunctionScore(name, version, options.function)
@@ -252,11 +234,3 @@ def _load_fasttext(path: Path, _version: str) -> Any:
 def _load_classifier(folder: Path, _version: str, device: str, max_tokens: int) -> Classifier:
     """Return a classifier, which stays in memory."""
     return Classifier(folder, device, max_tokens)
-
-
-def finite_scores(scores: np.ndarray) -> np.ndarray:
-    """Return scores, without a negative zero. Raises ValueError for one that is not finite."""
-    wrong = np.flatnonzero(~np.isfinite(scores))
-    if len(wrong):
-        raise ValueError(f"expected a finite score, got {scores[wrong[0]]}")
-    return scores + np.float32(0)

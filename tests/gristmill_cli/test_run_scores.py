@@ -269,7 +269,7 @@ def test_a_curve_keeps_by_chance_the_same_documents_for_any_workers(folder: Path
 
 def test_the_tables_of_the_page(folder: Path) -> None:
     configure(folder, min="")
-    plain, bands, curve = toml_of_page()
+    plain, measures, bands, curve = toml_of_page()
     toml = folder / "pipeline.toml"
     toml.write_text(plain.replace("min = 0.5\n", "") + bands)
     run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
@@ -277,3 +277,6 @@ def test_the_tables_of_the_page(folder: Path) -> None:
     toml.write_text(plain.partition("[scores")[0] + curve)
     run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
     assert 0 < counts_of(folder, "choose_by_score", "kept") < 240
+    toml.write_text(plain.partition("[scores")[0] + measures.replace("min = 2", "min = 0"))
+    run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
+    assert counts_of(folder, "choose_by_score", "kept") == 240

@@ -18,7 +18,8 @@ from gristmill.steps import Batch, DocumentStep, Outcome, run_steps
 from preprocessing.prepare import prepare
 from preprocessing.scoring.fasttext_file import read_fasttext
 from preprocessing.scoring.score_choice import BandTable
-from preprocessing.steps.model_score import FastTextScore, ScoreOptions, finite_scores, score_step
+from preprocessing.steps.model_score import FastTextScore, ScoreOptions, score_step
+from preprocessing.steps.scores import finite_scores
 from tests.preprocessing.fasttext_models import SUPERVISED, TEXTS, scores_of, write_model
 
 
@@ -80,7 +81,7 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, UsageError, r"\[scores.edu\]: expected one model, such as fasttext = 'model.bin' or .*, got none"),
+        ({}, UsageError, r"\[scores.edu\]: expected one of fasttext, .* such as fasttext = 'model.bin', got none"),
         ({"fasttext": "a.bin", "transformers": "org/name"}, UsageError, "got a.bin and org/name"),
         (
             {"fasttext": "a.bin", "label": "hq", "device": "cuda"},
