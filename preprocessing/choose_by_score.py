@@ -30,7 +30,7 @@ from preprocessing.scoring.score_choice import Choice, Cut, Cuts, ScoreBands, is
 from preprocessing.scoring.score_statistics import ScoreSums, join_sums, score_table
 from preprocessing.steps.text_digest import TEXT_DIGEST
 
-STAGE = Stage("choose_by_score", version=2, libraries=("pyarrow",))
+STAGE = Stage("choose_by_score", version=3, libraries=("pyarrow",))
 KEPT = "kept"
 _FIND = "find"  # the step whose tasks look at all scores
 _FACTS_FILES = 64  # read by one task
@@ -179,7 +179,11 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
             counts.add(source, READ, int(sizes.sum()), rows.num_rows)
             for choice in choices:
                 scores = _scores(rows, choice.fact, path)
-                sums.setdefault((choice.name, source), ScoreSums(choice.name, source)).add(scores, sizes)
+                of_source = sums.setdefault((choice.name, source), ScoreSums(choice.name, source))
+                of_source.add(scores, sizes)
+                limit = limits.limit(choice, source)
+                if np.isfinite(limit):
+                    of_source.add_near(limit, scores, name, rows["row"].to_numpy())
                 is_low = left & ~is_kept(choice, limits, source, scores, digests)
                 left &= ~is_low
                 if is_low.any():

@@ -38,6 +38,8 @@ _SECTIONS = {
     "gristmill duplicates": "What is alike",
     "contamination": "Benchmarks",
     "rule": "Documents that rules removed",
+    "of the score": "Scores",
+    "the score": "Scores",
     "were asked for": "Shares of the mix",
     "loses": "Where the documents went",
 }

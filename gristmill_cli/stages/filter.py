@@ -48,6 +48,7 @@ class ChooseByScore(StageSpec):
     name = "choose_by_score"
     output = "low_scores.parquet"
     added_by = "scores"
+    report_section = "gristmill_cli.report.scores:read_section"
     keeps = KEPT
     requests = 2.1
 

@@ -7,11 +7,34 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from gristmill.io.documents import DocKey
+
+_MAX_BINS = 64  # classes that have documents
+_MAX_CLASS = 1 << 40
+_NEAR = 3  # documents on each side of a limit
 FEW_DOCUMENTS = 20  # fewer are not compared
 
 
+class NearLimit(msgspec.Struct, frozen=True, order=True):
+    """A document whose score is next to the limit."""
+
+    distance: float
+    file: str
+    row: int
+    score: float
+    is_kept: bool
+
+    @property
+    def key(self) -> DocKey:
+        return DocKey(self.file, self.row)
+
+
 class ScoreSums(msgspec.Struct):
-    """Sums over documents of a source: of their scores, of the logarithms of their lengths, squares and products."""
+    """Sums over documents of a source: of their scores, of the logarithms of their lengths, squares and products.
+
+    `bins` are classes of scores that have documents, and how many: class i has the scores from i to i + 1 times
+    `width`. `near` are the documents nearest to the `limit`, on both sides of it.
+    """
 
     score: str
     source: str
@@ -23,6 +46,10 @@ class ScoreSums(msgspec.Struct):
     lengths: float = 0.0
     length_squares: float = 0.0
     products: float = 0.0
+    width: float = 1 / 64
+    bins: list[tuple[int, int]] = []
+    limit: float | None = None
+    near: list[NearLimit] = []
 
     @property
     def mean(self) -> float:
@@ -47,6 +74,50 @@ class ScoreSums(msgspec.Struct):
         self.lengths += float(lengths.sum())
         self.length_squares += float(np.square(lengths).sum())
         self.products += float((values * lengths).sum())
+        width = self.width
+        while np.abs(values).max() / width > _MAX_CLASS:
+            width *= 2
+        numbers, counts = np.unique(np.floor(values / width).astype(np.int64), return_counts=True)
+        self._merge_bins(width, list(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+    def add_near(self, limit: float, scores: NDArray[np.float32], file: str, rows: NDArray[np.int64]) -> None:
+        """Add documents of a file to those next to the limit."""
+        self.limit = limit
+        distances = scores.astype(np.float64) - limit
+        for is_kept in (False, True):
+            chosen = np.flatnonzero((distances >= 0) == is_kept)
+            nearest = chosen[np.argsort(np.abs(distances[chosen]), kind="stable")[:_NEAR]]
+            for i in nearest.tolist():
+                near = NearLimit(abs(float(distances[i])), file, int(rows[i]), float(scores[i]), is_kept)
+                self.near.append(near)
+        self._keep_nearest()
+
+    def classes(self, width: float) -> dict[int, int]:
+        """Return the documents of each class of this width, a multiple of the own one by a power of two."""
+        joined = dict[int, int]()
+        factor = round(width / self.width)
+        for number, count in self.bins:
+            joined[number // factor] = joined.get(number // factor, 0) + count
+        return joined
+
+    def _merge_bins(self, width: float, bins: list[tuple[int, int]]) -> None:
+        """Add classes of some width; they are made wider until there are few: in any order of parts the same."""
+        other = ScoreSums("", "", width=width, bins=bins)
+        common = max(self.width, width)
+        while True:
+            joined = self.classes(common)
+            for number, count in other.classes(common).items():
+                joined[number] = joined.get(number, 0) + count
+            if len(joined) <= _MAX_BINS:
+                break
+            common *= 2
+        self.width = common
+        self.bins = sorted(joined.items())
+
+    def _keep_nearest(self) -> None:
+        below = sorted(near for near in self.near if not near.is_kept)
+        above = sorted(near for near in self.near if near.is_kept)
+        self.near = below[:_NEAR] + above[:_NEAR]
 
     def merge(self, other: "ScoreSums") -> None:
         """Add the sums of other documents."""
@@ -54,6 +125,10 @@ class ScoreSums(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.min = min(self.min, other.min)
         self.max = max(self.max, other.max)
+        self._merge_bins(other.width, other.bins)
+        self.limit = other.limit if self.limit is None else self.limit
+        self.near = self.near + other.near
+        self._keep_nearest()
 
 
 def join_sums(parts: Iterable[ScoreSums]) -> dict[str, dict[str, ScoreSums]]:

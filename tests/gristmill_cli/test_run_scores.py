@@ -16,9 +16,11 @@ from gristmill.counts import READ, WRITTEN
 from gristmill.errors import UsageError
 from gristmill.io.keys import iter_keys
 from gristmill_cli.preview import preview_scores
+from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
+from preprocessing.choose_by_score import read_score_sums
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.preprocessing.fasttext_models import BAD, GOOD, write_model
 
@@ -280,3 +282,21 @@ def test_the_tables_of_the_page(folder: Path) -> None:
     toml.write_text(plain.partition("[scores")[0] + measures.replace("min = 2", "min = 0"))
     run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
     assert counts_of(folder, "choose_by_score", "kept") == 240
+
+
+def test_the_report_draws_scores_and_quotes_documents_at_the_limit(folder: Path) -> None:
+    run(configure(folder))
+    report((folder / "out",))
+    page = (folder / "out/report.html").read_text()
+    assert "documents by the score edu" in page and "Just below the limit of edu" in page
+    quoted = page.partition("Just above it, by edu")[0].partition("Just below the limit of edu")[2]
+    scores = scores_in(folder)
+    for source, own in scores.items():
+        below = sorted((score for score in own if score < 0.5), reverse=True)[:3]
+        for score in below:
+            assert f"{source}/a.jsonl@{own.index(score)}" in quoted and f"{score:.4g}" in quoted
+    sums = read_score_sums(folder / "out/low_scores.parquet")["edu"]
+    for source, own in scores.items():
+        width = sums[source].width
+        numbers, counts = np.unique(np.floor(np.array(own) / width).astype(int), return_counts=True)
+        assert sums[source].bins == list(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -59,3 +59,25 @@ def test_scores_that_say_nothing_of_quality_are_told(parts: Parts) -> None:
     (line,) = odd_scores(sums_of(long), 0.5)
     assert line.startswith("the length of documents explains 100% of the score edu")
     assert list(odd_scores(sums_of(long), 0)) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e30])
+def test_distributions_are_the_same_in_any_order_of_parts(scale: float) -> None:
+    values = (np.random.default_rng(3).normal(size=900) * scale).astype(np.float32)
+    parts = np.array_split(values, 7)
+    found = []
+    for order in (range(7), range(6, -1, -1)):
+        whole = ScoreSums("edu", "web")
+        for number in order:
+            part = ScoreSums("edu", "web")
+            part.add(parts[number], np.ones(len(parts[number]), np.int64))
+            part.add_near(0.0, parts[number], "web/a", np.arange(900, dtype=np.int64)[: len(parts[number])])
+            whole.merge(part)
+        found.append((whole.width, whole.bins, whole.near))
+    assert found[0] == found[1]
+    width, bins, near = found[0]
+    assert sum(count for _, count in bins) == 900 and len(bins) <= 64
+    numbers, counts = np.unique(np.floor(values.astype(np.float64) / width), return_counts=True)
+    assert bins == list(zip(numbers.astype(int).tolist(), counts.tolist(), strict=True))
+    expected = sorted(abs(float(value)) for value in values if value < 0)[:3]
+    assert [one.distance for one in near if not one.is_kept] == expected
