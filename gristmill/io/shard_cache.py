@@ -212,7 +212,7 @@ class ShardCache:
         atomic_write_bytes(mark, key.encode())
 
     def _copy_small_file(self, path: Path, expected: str) -> None:
-        """Copy a file that has a checksum; one without has no file, or is of an old manifest."""
+        """Copy a small file of a shard; one without a checksum need not be there."""
         if not expected and not is_file(path):
             return
         try:

@@ -40,7 +40,7 @@ SOURCES = ".sources"
 SHARD_SUFFIXES = (".bin", ".idx", SOURCES)  # of the files of a shard
 REMEDY = "Restore the file from a copy, or run tokenize_corpus again"
 _UINT16_VOCABULARY = 65_500  # Megatron chooses uint16 below this size
-_VERSIONS = (1, 2, 3)  # of the manifest; 1 has no checksums of the .idx files, 2 no sources of the documents
+_VERSION = 3  # of the manifest
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MAGIC = b"MMIDIDX\x00\x00"
 IDX_HEADER = struct.Struct("<9sQBQQ")  # what precedes the lengths
@@ -75,7 +75,7 @@ class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
     tokens: Count
     bytes: Count
     sha256: str
-    idx_sha256: str = ""  # empty in manifests of version 1
+    idx_sha256: str = ""
     sources: list[str] = []
     sources_sha256: str = ""
 
@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     shards: list[ShardRecord]
     sources: dict[str, SourceRecord]
     lossy_documents: int = 0  # documents with U+2581, which SentencePiece decodes as a space
-    version: int = max(_VERSIONS)
+    version: int = _VERSION
 
     @property
     def tokens(self) -> int:
@@ -151,9 +151,9 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     def fault(self) -> str:
         """Return what contradicts itself in the manifest, with what was expected; empty if nothing does."""
-        if self.version not in _VERSIONS:
-            return f"its version is {self.version}; expected {' or '.join(map(str, _VERSIONS))}"
-        if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
+        if self.version != _VERSION:
+            return f"its version is {self.version}; expected {_VERSION}"
+        if not all(shard.idx_sha256 for shard in self.shards):
             return "a shard has no idx_sha256; expected the SHA-256 of its .idx"
         for shard in self.shards:
             for name in shard.sources:

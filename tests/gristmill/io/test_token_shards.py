@@ -213,12 +213,13 @@ def test_checksums_alone_find_a_token_of_the_vocabulary_and_an_index_that_agrees
             verify_checksums(tmp_path, record)
 
 
-def test_a_manifest_of_version_1_has_no_checksum_of_the_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [b"1", b"2"])
+def test_a_manifest_of_another_version_is_refused(tmp_path: Path, version: bytes) -> None:
     write_folder(tmp_path)
     path = tmp_path / "manifest.json"
-    old = re.sub(rb',\s*"idx_sha256": "\w*"', b"", path.read_bytes()).replace(b'"version": 3', b'"version": 1')
-    path.write_bytes(old)
-    assert verify_shards(tmp_path).version == 1
+    path.write_bytes(path.read_bytes().replace(b'"version": 3', b'"version": ' + version))
+    with pytest.raises(InputError, match=r"is damaged: its version is [12]; expected 3\."):
+        Manifest.load(tmp_path)
 
 
 def test_the_source_of_each_document_is_read_as_written(tmp_path: Path) -> None:
@@ -231,11 +232,11 @@ def test_the_source_of_each_document_is_read_as_written(tmp_path: Path) -> None:
     assert read_sources(tmp_path, many).tolist() == [0, 65_536]
 
 
-def test_a_manifest_of_version_2_does_not_know_the_sources_of_the_documents(tmp_path: Path) -> None:
+def test_shards_need_not_know_the_sources_of_their_documents(tmp_path: Path) -> None:
     write_folder(tmp_path)
     path = tmp_path / "manifest.json"
-    old = re.sub(rb',\s*"sources": \[[^]]*\],\s*"sources_sha256": "\w*"', b"", path.read_bytes())
-    path.write_bytes(old.replace(b'"version": 3', b'"version": 2'))
+    unknown = re.sub(rb',\s*"sources": \[[^]]*\],\s*"sources_sha256": "\w*"', b"", path.read_bytes())
+    path.write_bytes(unknown)
     for part in tmp_path.rglob("*.sources"):
         part.unlink()
     assert verify_shards(tmp_path).source_names == []
