@@ -116,7 +116,9 @@ def pass1(
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
-        drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
+        drops = dict[tuple[str, ...], Path]()
+        for group in groups:
+            drops[files_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
@@ -126,19 +128,23 @@ def pass1(
         buckets = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
         is_gathered = max(len(groups), buckets) > FAN_OUT
         folder = run.work / "mixed" if is_gathered else out_dir
-        placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
-        mixed = run.step("mix", [
-            mix_task(
-                group, drops[files_of(group)], epochs[group[0].source], 1 if is_gathered else buckets, seed, paths
-            )
-            for group, paths in placed.items()
-        ])  # fmt: skip
+        written_to = dict[SliceGroup, tuple[Path, Path]]()
+        tasks = list[Task]()
+        for group in groups:
+            outputs = mix_outputs(group, folder, out_dir)
+            source_epochs = epochs[group[0].source]
+            buckets_of_task = 1 if is_gathered else buckets
+            tasks.append(mix_task(group, drops[files_of(group)], source_epochs, buckets_of_task, seed, outputs))
+            written_to[group] = outputs
+        mixed = run.step("mix", tasks)
         check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs, low_scores, keep_list)))
-        manifest = _describe(mixed, placed, buckets, seed, source_weight, out_dir)
-        bucket_files = [bucket for bucket, _ in placed.values()]
+        manifest = _describe(mixed, written_to, buckets, seed, source_weight, out_dir)
+        bucket_files = [bucket for bucket, _ in written_to.values()]
         if is_gathered:
-            sizes = manifest.parts, sum(mixed.values(int))
-            manifest.files_a_part = gather(run, bucket_files, *sizes, FAN_OUT, parts_folder(out_dir))
+            line_bytes = sum(mixed.values(int))
+            manifest.files_a_part = gather(
+                run, bucket_files, manifest.parts, line_bytes, FAN_OUT, parts_folder(out_dir)
+            )
         else:
             manifest.bucket_files = [_name(path, out_dir) for path in bucket_files]
             manifest.buckets = buckets
@@ -157,35 +163,43 @@ def pass1(
 
 
 def _text_bytes(part: Slice) -> int:
-    """Bytes of text in a slice, estimated from its size on disk."""
-    return part.size * (1 if part.name.endswith(".jsonl") else _COMPRESSION_RATIO)
+    """Return the bytes of text in a slice, estimated from its size on disk."""
+    if part.name.endswith(".jsonl"):
+        return part.size
+    return part.size * _COMPRESSION_RATIO
 
 
 def _describe(
     mixed: StepResult,
-    placed: dict[SliceGroup, tuple[Path, Path]],
+    written_to: dict[SliceGroup, tuple[Path, Path]],
     buckets: int,
     seed: int,
     weights: dict[str, float],
     out_dir: Path,
 ) -> BucketManifest:
-    """The manifest, without the bucket files. `placed` has the outputs of each group.
+    """Return the manifest, without the bucket files. `written_to` has the outputs of each group.
 
     There is one part a bucket, or more if the corpus has far more bytes than its compressed files let expect.
     """
     expected = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES)
-    written = mixed.counts
+    parts_a_bucket = math.ceil(expected / buckets) if expected > 2 * buckets else 1
+    documents = dict[str, int]()
+    for source in weights:
+        copies = mixed.counts.total(WRITTEN, source).documents
+        documents[source] = copies - mixed.counts.total(REPEATED, source).documents
+    content = hashlib.sha256()
     tags = (output.sha256 for record in mixed.records for output in record.outputs)
+    content.update("\n".join(tags).encode())
+    holdout_files = dict[str, str]()
+    for group, (_, holdout_numbers) in written_to.items():
+        holdout_files[_name(holdout_numbers, out_dir)] = group[0].source
     return BucketManifest(
-        parts=buckets * (math.ceil(expected / buckets) if expected > 2 * buckets else 1),
+        parts=buckets * parts_a_bucket,
         seed=seed,
         weights=weights,
-        documents={
-            source: written.total(WRITTEN, source).documents - written.total(REPEATED, source).documents
-            for source in weights
-        },
-        content=hashlib.sha256("\n".join(tags).encode()).hexdigest(),
-        holdout_files={_name(paths[1], out_dir): group[0].source for group, paths in placed.items()},
+        documents=documents,
+        content=content.hexdigest(),
+        holdout_files=holdout_files,
     )
 
 
@@ -232,8 +246,10 @@ def pass2(
             f"made: 0 {MIN_PARTS} for all, or 0 {MIN_PARTS // 2} and {MIN_PARTS // 2} {MIN_PARTS} for two chunks"
         )
     holdout_dir = absolute(holdout_dir)
-    parts = range(*(-(-min(place, MIN_PARTS) * manifest.parts // MIN_PARTS) for place in (start, end)))
-    outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
+    parts = range(_part_at(start, manifest.parts), _part_at(end, manifest.parts))
+    outputs = dict[int, tuple[Path, Path]]()
+    for part in parts:
+        outputs[part] = _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}")
     is_whole = len(parts) == manifest.parts
     with open_stage(
         PASS_2, train_dir, options, reads={input_dir: [manifest_path(input_dir)]},
@@ -254,6 +270,11 @@ def pass2(
     if not options.quiet:
         note_missing_parts(run, manifest.parts)
     return counts
+
+
+def _part_at(twentieths: int, parts: int) -> int:
+    """Return the first part that begins at so many twentieths of all, or after."""
+    return math.ceil(min(twentieths, MIN_PARTS) * parts / MIN_PARTS)
 
 
 def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:

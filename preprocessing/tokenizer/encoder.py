@@ -48,19 +48,22 @@ class Encoder:
         self._normalize = _normalizer(vocabulary, model)
         self.has_bytes = bool(vocabulary.of_type(PieceType.BYTE))
         symbols = vocabulary.of_type(PieceType.USER_DEFINED)
-        self._symbols = re.compile("|".join(re.escape(_unescape(symbol)) for symbol in symbols)) if symbols else None
+        self._symbols = None
+        if symbols:
+            self._symbols = re.compile("|".join(map(re.escape, map(_unescape, symbols))))
         has_space = ESCAPED_SPACE in vocabulary.of_type(PieceType.NORMAL)
         self._max_ids_per_byte = 1 if has_space else len(ESCAPED_SPACE.encode())  # of a space, as byte pieces
         self._cache = new_word_cache(cache_bytes)
         self.fallback = _fallback_reason(vocabulary)
         if not self.fallback:
             # without pieces with a plain space: SentencePiece escapes the spaces of a text, so it never finds them
-            self._pieces = {
-                _unescape(piece): i
-                for i, (piece, piece_type) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
-                if piece_type == PieceType.NORMAL and " " not in piece
-            }
-            self._bigrams = {a + b for piece in self._pieces for a, b in pairwise(piece)}
+            self._pieces = dict[str, int]()
+            for i, (piece, piece_type) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True)):
+                if piece_type == PieceType.NORMAL and " " not in piece:
+                    self._pieces[_unescape(piece)] = i
+            self._bigrams = set[str]()
+            for piece in self._pieces:
+                self._bigrams.update(map("".join, pairwise(piece)))
             self._merges = _build_merges(vocabulary, self._pieces, self._bigrams)
             if self._disagrees(vocabulary):
                 self.fallback = "this version of SentencePiece merges differently"
@@ -77,7 +80,9 @@ class Encoder:
         if self.fallback:
             return _concatenate(self._encode_with_sentencepiece(texts), end_id)
         normalized = [self._normalize(text) for text in texts]
-        with_symbol = [i for i, text in enumerate(normalized) if self._symbols and self._symbols.search(text)]
+        with_symbol = list[int]()
+        if self._symbols:
+            with_symbol = [i for i, text in enumerate(normalized) if self._symbols.search(text)]
         if not with_symbol:
             return self._merge(normalized, end_id)
         for i in with_symbol:
@@ -156,7 +161,8 @@ class Encoder:
         texts = ["".join(some[i::97] + some[i::89]) for i in range(89)]
         ids, offsets = self.encode(texts)
         parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
-        return not all(map(np.array_equal, parts, self._encode_with_sentencepiece(texts)))
+        theirs = self._encode_with_sentencepiece(texts)
+        return not all(map(np.array_equal, parts, theirs))
 
 
 def _fallback_reason(vocabulary: Vocabulary) -> str:
@@ -191,8 +197,9 @@ def _build_merges(vocabulary: Vocabulary, ids: dict[str, int], bigrams: set[str]
 
 
 def _pairs(ids: dict[str, int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(pairs of symbols, ids of the pieces that they make)."""
-    symbols = {character: -1 - ord(character) for piece in ids for character in piece} | ids
+    """Return pairs of symbols, and the ids of the pieces that they make."""
+    characters = set[str]().union(*ids)
+    symbols = {character: -1 - ord(character) for character in characters} | ids
     pairs = []
     pieces = []
     for piece, i in ids.items():
@@ -225,5 +232,7 @@ def _concatenate(parts: list[NDArray[np.int32]], end_id: int) -> tuple[NDArray[n
     last = np.array([end_id] if end_id >= 0 else [], np.int32)
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) + len(last) for part in parts], out=offsets[1:])
-    pieces = (array for part in parts for array in (part, last))
-    return np.concatenate([last[:0], *pieces]), offsets
+    pieces = [last[:0]]
+    for part in parts:
+        pieces += [part, last]
+    return np.concatenate(pieces), offsets
