@@ -225,7 +225,7 @@ def free_memory(process: Path = _PROCESS) -> int:
 
 
 def _cached(folder: Path) -> int:
-    """Bytes of files in memory, which the kernel gives back when memory is needed; those of the groups below, too."""
+    """Bytes of files in memory, which the kernel gives back when memory is needed, also in the groups below."""
     fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 

@@ -116,7 +116,7 @@ def _ended(what: str, exit_code: int, resumes: bool) -> int:
 
 
 def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Return types and defaults of a function's options, also those of its dataclasses of options, by `--option`."""
+    """Return types and defaults of a function's options, also of its dataclasses of options, by `--option`."""
     kinds = get_type_hints(function)
     positional = _positional(function)
     options = dict[str, tuple[Any, Any]]()

@@ -80,7 +80,7 @@ class LargeCluster(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct):
     """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records and of failures.
 
-    `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
+    `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of the files read.
     `clusters` are the largest ones, where the stage finds clusters. `lengths[source][n]` are documents read that are
     from 2^(n-1) bytes to less than 2^n long.
 
@@ -228,7 +228,7 @@ class Counts(msgspec.Struct):
         return [reason for reason in reasons if self.total(reason).documents]
 
     def documents_read(self, source: str | None = None) -> int:
-        """Return how many records were read of one source or of all, without those that are no documents (SKIPPED)."""
+        """Return how many records of one source or of all were read, without SKIPPED ones, which are no documents."""
         documents = self.total(READ, source).documents
         for reason in self.reasons:
             if reason.startswith(SKIPPED):

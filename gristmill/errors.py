@@ -89,7 +89,7 @@ class AlarmError(GristmillError):
 
 
 class ConservationError(GristmillError):
-    """Documents were lost: the number read differs from the sum of those written and dropped."""
+    """Documents were lost: the number read differs from the sum of documents written and dropped."""
 
 
 def require(condition: bool, message: str) -> None:

@@ -86,7 +86,7 @@ def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
 
 
 def note_compilation(dispatcher: Any, *arguments: Any, seconds: int, quiet: bool = False) -> None:
-    """Print a note on standard error if a kernel has to be compiled, with those that it calls, in about `seconds`."""
+    """Print a note on standard error if a kernel and what it calls have to be compiled, in about `seconds`."""
     if not quiet and not is_compiled(dispatcher, *arguments):
         package = dispatcher.py_func.__module__.rpartition(".")[0]
         print(

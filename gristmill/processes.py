@@ -30,7 +30,7 @@ from gristmill.errors import WorkerDied
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that handles SIGTERM
 _EXIT_SECONDS = 5.0
 _AGAIN_SECONDS = 0.05
-_FIRST = 1000  # priority of a finalizer before those of multiprocessing
+_FIRST = 1000  # priority of a finalizer before multiprocessing's
 _SERVE = "from gristmill.processes import serve; serve()"
 _SIGNAL_AT_DEATH = 1  # of the parent: PR_SET_PDEATHSIG of Linux's prctl
 
@@ -99,7 +99,7 @@ def ends_at_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def raised_signals(sigint: bool = True) -> Iterator[set[int]]:
-    """Context: raise Terminated at SIGTERM, and with `sigint` KeyboardInterrupt at SIGINT; yield those received.
+    """Context: raise Terminated at SIGTERM, and with `sigint` KeyboardInterrupt at SIGINT; yield the signals received.
 
     Main thread only; elsewhere, and where SIGTERM is handled already, it does nothing.
     """
@@ -147,7 +147,7 @@ def delayed_signals() -> Iterator[None]:
 
 
 def _end_at_sigterm() -> None:
-    """End a process at SIGTERM that was forked from one that handles it, as those of a user's multiprocessing.Pool.
+    """End a process at SIGTERM that was forked from one that handles it, such as of a user's multiprocessing.Pool.
 
     Python would call the handler between two instructions: never in a process that waits for a lock.
     """
@@ -232,7 +232,7 @@ def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process, and of those that it started and that have ended."""
+    """Return the processor time of this process, and of the ended processes that it started."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 

@@ -171,7 +171,7 @@ def vector_length(kind: str) -> int:
 
 @dataclass
 class Processed:
-    """A batch after all steps. Positions are those of documents in the batch that went in.
+    """A batch after all steps. Positions are positions in the batch that went in.
 
     `texts` (n) are None for documents that were removed. `facts` have, by name, the positions of the documents that
     the step saw, and their values.
@@ -186,7 +186,7 @@ class Processed:
 
 
 def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
-    """Run steps one after another on a batch; each sees the documents that those before it kept.
+    """Run steps one after another on a batch; each sees the documents that the steps before it kept.
 
     A document on which a step fails, and on others not, is removed, for a reason that begins with FAILED. Raises
     UsageError, which names the step and the document, if one fails on most documents, or returns what it may not.
@@ -243,7 +243,7 @@ def _set_aside(
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
     """Remove the documents on which a step fails; return the numbers of the others, and their facts.
 
-    `errors` are by position among those that were left.
+    `errors` are by position among the documents that were left.
     """
     is_kept = np.ones(len(left), np.bool_)
     for at, error in errors.items():

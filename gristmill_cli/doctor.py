@@ -54,7 +54,7 @@ def doctor(config: Positional[Path | None] = None) -> Group:
 
 
 def requirements_of(extra: str) -> list[str]:
-    """Return the distributions that an extra asks for, or with '' those that are always there."""
+    """Return the distributions that an extra asks for; '': the ones that are always there."""
     names = list[str]()
     for line in requires("gristmill") or []:
         requirement, _, marker = line.partition(";")
@@ -138,7 +138,7 @@ def _extras() -> Table:
 
 
 def _extras_of_run(config: Path) -> Group:
-    """Return the extras that a run needs, and the command that installs those that are missing."""
+    """Return the extras that a run needs, and the command that installs the missing ones."""
     from gristmill_cli.needed_extras import needed_extras  # which imports the stages
 
     needed = needed_extras(config)

@@ -356,7 +356,7 @@ def _scale(
 
 
 def _grown(less: float, more: float, texts: Sequence[int], text: float, repeats: float = 1.0) -> float:
-    """Return a cost on the whole corpus, from those of two samples: a part grows with the text, the rest does not.
+    """Return a cost on the whole corpus, from the costs of two samples: a part grows with the text, the rest does not.
 
     The rest, such as a file of the tokenizer that is read, is `repeats` times what it is in the sample. Two times that
     differ by chance alone have no part that grows: no difference is made larger than the whole.

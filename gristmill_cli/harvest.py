@@ -162,7 +162,7 @@ def _candidates(rules: list[Rule]) -> list[tuple[Path, str, str, Callable[[str, 
 
 
 def _files_below(root: Path) -> Iterator[Path]:
-    """Yield the files below a folder, but for those that Python caches or installs."""
+    """Yield the files below a folder, except files that Python caches or installs."""
     for folder, _, names in os.walk(root):
         if _GENERATED.isdisjoint(Path(folder).relative_to(root).parts):
             for name in names:

@@ -1,4 +1,4 @@
-"""Which extras a run needs, by its file: those of the formats, models and options that it names."""
+"""Which extras a run needs, by the formats, models and options that its file names."""
 
 from pathlib import Path
 

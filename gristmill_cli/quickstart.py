@@ -116,7 +116,7 @@ def _write_text(model: Path) -> None:
 
 
 def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of options of the pipeline, and those of all others, which are the trainer's."""
+    """Return the words of options of the pipeline, and all others, which are the trainer's."""
     pipeline = list[str]()
     training = list[str]()
     chosen = training

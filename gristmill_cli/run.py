@@ -91,7 +91,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
     remove_partial_files([out / FUNNEL_FILE])
     earlier_records = {stage.name: load_record(out, stage.name) for stage in stages}
-    for stage in stages[first:]:  # a later stage is done only after this run of those before it
+    for stage in stages[first:]:  # a later stage is done only after this run of the stages before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
     alarms = [line for name, its in counts.items() for line in find_alarms(config, name, its)]

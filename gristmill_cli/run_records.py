@@ -27,7 +27,7 @@ from gristmill_cli.stages.spec import StageSpec
 class StageRecord(msgspec.Struct):
     """A finished stage: the settings it ran with, its counts, and how long its last call took that had work to do.
 
-    `tasks` are those whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
+    `tasks` are the tasks whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
     `kept_versions` are libraries of other versions that made some of them, then and now, kept by --accept_versions.
     """
 
@@ -82,7 +82,7 @@ def recorded_sources(out: Path) -> set[str] | None:
 
 
 def changed_settings(config: RunConfig, stage: StageSpec, record: StageRecord) -> str:
-    """Return the settings that differ from those of the record, in words; '' if none does."""
+    """Return the settings that differ from the record's, in words; '' if none does."""
     settings = stage.settings(context_of(config, stage))
     now = msgspec.json.decode(msgspec.json.encode(settings))
     names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
@@ -118,7 +118,7 @@ class Outdated:
 
 
 def outdated_tasks(costs: Iterable[MadeWith]) -> Outdated:
-    """Return which of a stage's tasks were made with other versions than those of now."""
+    """Return which of a stage's tasks were made with other versions than today's."""
     outdated = Outdated()
     for cost in costs:
         libraries = outdated_libraries(cost.identity)

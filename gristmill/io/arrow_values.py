@@ -1,7 +1,7 @@
 """Values of Arrow arrays as Python values that JSON can hold.
 
 Arrow's own conversion of values stops at what Python's datetime cannot hold: nanoseconds, years before 1, after 9999.
-Here points in time are ISO 8601 strings (those with a time zone in UTC, with a Z), durations too (P1DT2.500000S).
+Here points in time are ISO 8601 strings (in UTC, with a Z, if they have a time zone), durations too (P1DT2.500000S).
 A map is a list of [key, value]; an extension type is its storage. Other values are as Arrow's to_pylist gives them.
 NaN is null, as tables hold it where a value is missing. Infinity and -Infinity are raw JSON, spelled as Python's own
 writer does: encoders of JSON, which has no word for them, would write null.

@@ -1,4 +1,4 @@
-"""The files of a corpus: those in a folder that are read and that are not, and sources that a run's TOML names."""
+"""The files of a corpus: which files in a folder are read and which are not, and sources that a run's TOML names."""
 
 import os
 import re
@@ -139,7 +139,7 @@ def scan_corpus(
 
 
 def list_source(folder: Path, source: str, text_column: str = "text") -> list[CorpusFile]:
-    """Return the files of one source that are read, named `<source>/…`, or those of all sources for 'all'.
+    """Return the files of one source that are read, named `<source>/…`; 'all': of all sources.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
     a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.

@@ -113,7 +113,7 @@ class ExternalSorter:
         return tuple(record[key] for key in self.keys)
 
     def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
-        """Return the number of sorted `records` below `bound`; with `equal`, also those equal to it."""
+        """Return the number of sorted `records` below `bound`, or with `equal` at most `bound`."""
         low = 0
         high = len(records)
         for key in self.keys:

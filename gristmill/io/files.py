@@ -92,7 +92,7 @@ def marks_in(folder: Path) -> Iterator[Mark]:
 
 
 def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
-    """Every file below a folder, read or not, but those of state folders; in a bucket from a single listing.
+    """Return every file below a folder, read or not, except in state folders; in a bucket from a single listing.
 
     UsageError if there is no such folder, `what` was expected; InputError if a stage has not finished writing it.
     """

@@ -139,7 +139,7 @@ def by_file(blocks: Iterable[NDArray]) -> Iterator[tuple[int, NDArray]]:
 def by_group(blocks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[dict[int, NDArray]]:
     """Yield, for groups of consecutive files with these sizes, the records by the file's number in its group.
 
-    The records are sorted by `file`, and those of one group are in memory.
+    The records are sorted by `file`; one group at a time is in memory.
     """
     first = 0
     files = by_file(blocks)

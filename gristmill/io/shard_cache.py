@@ -145,7 +145,7 @@ class ShardCache:
         return np.frombuffer(data, self.manifest.dtype)
 
     def _keep(self, shard: int, blocks: slice) -> None:
-        """Fetch those of some blocks of a shard that are not there, runs of them at once."""
+        """Fetch the missing ones of some blocks of a shard, runs of them at once."""
         first = int(self._first_blocks[shard])
         end = self._files[shard].size
         missing = [block for block in range(blocks.start, blocks.stop) if not self._is_kept[block]]

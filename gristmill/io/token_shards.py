@@ -348,7 +348,7 @@ class TokenShard:
 def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[np.integer]:
     """Memory-map the ids of one shard's documents: (n,). Of its .idx only the header is read.
 
-    Raises InputError where its size, documents or dtype are not those of the manifest.
+    Raises InputError where its size, documents or dtype differ from the manifest's.
     """
     dtype, documents = _read_header(with_suffix(folder / record.name, ".idx"))
     path = with_suffix(folder / record.name, ".bin")

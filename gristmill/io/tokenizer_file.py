@@ -1,7 +1,7 @@
 """Tokenizers behind one interface: SentencePiece models, tokenizer.json of Hugging Face, rank files of tiktoken.
 
 A rank file, a line for each token with its bytes in base64 and its rank, is read as a tokenizer.json (`read_json`). It
-has neither the pattern that cuts a text into words nor special tokens: both are those that its publisher uses with it.
+has neither the pattern that cuts a text into words nor special tokens: both are what its publisher uses with it.
 Merges are ordered by the rank of the token that they make, as tiktoken applies them.
 Patterns: openai/tiktoken (tiktoken_ext/openai_public.py), Llama 3 and Qwen (tokenizers of their repositories).
 """
@@ -224,7 +224,7 @@ class SentencePieceTokenizer:
         return piece if self.model.id_to_piece(piece) == token else -1
 
     def finds(self, piece: int) -> bool:
-        """Return whether a special token in a text gets its id. Those that begin, end or pad texts need not."""
+        """Return whether a special token in a text gets its id. A token that begins, ends or pads texts need not."""
         model = self.model
         ends = (model.unk_id(), model.bos_id(), model.eos_id(), model.pad_id())
         return piece in ends or not model.is_control(piece)

@@ -108,7 +108,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def folders_with(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the folders that have a folder called `name` directly in them: `folder` and those below it."""
+    """Yield the folders that have a folder called `name` directly in them, from `folder` on down."""
     return store_of(folder).folders_with(folder, name)
 
 
@@ -118,7 +118,7 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def walk_all(folder: Path, skipped: str = "/") -> Iterator[Found]:
-    """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`."""
+    """Yield every file below a folder, unreadable ones, too, except in folders called `skipped`."""
     return store_of(folder).walk_all(folder, skipped)
 
 
@@ -145,7 +145,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the bytes of small files, in order; those that are gone are left out."""
+    """Yield the bytes of small files, in order, without the files that are gone."""
     paths = list(paths)
     requests = max((store_of(path).requests_at_a_time for path in paths), default=1)
     if requests == 1:
@@ -214,7 +214,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def remove_files(paths: Iterable[Path], root: Path | None = None) -> None:
-    """Remove files, and the folders in `root` that are empty then; those that are not there are no error."""
+    """Remove files, and the folders in `root` that are empty then; a missing file is no error."""
     for store, together in groupby(list(paths), store_of):
         store.remove(together, root)
 

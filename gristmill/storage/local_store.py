@@ -1,4 +1,4 @@
-"""LocalStore: the disks of this machine, and those of others that are mounted here."""
+"""LocalStore: the disks of this machine, and other machines' disks that are mounted here."""
 
 import errno
 import os

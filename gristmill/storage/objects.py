@@ -161,7 +161,7 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
 
 
 def delete_objects(paths: Iterable[Path]) -> None:
-    """Delete objects; those that are not there are deleted already."""
+    """Delete objects; missing ones are deleted already."""
     by_store: dict[tuple[str, str], list[Path]] = {}
     for path in paths:
         name = object_name(path)

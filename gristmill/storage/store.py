@@ -64,10 +64,10 @@ class Store(Protocol):
         """Yield every file below `folder`, if there is one, by name; skip hidden files and folders."""
 
     def walk_all(self, folder: Path, skipped: str) -> Iterator[Found]:
-        """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`."""
+        """Yield every file below a folder, unreadable ones, too, except in folders called `skipped`."""
 
     def folders_with(self, folder: Path, name: str) -> Iterator[Path]:
-        """Yield the folders that have a folder called `name` directly in them: `folder` and those below it."""
+        """Yield the folders that have a folder called `name` directly in them, from `folder` on down."""
 
     def refresh(self, folder: Path) -> None:
         """Forget what is known of a data set that changes rarely, of which listings are kept."""

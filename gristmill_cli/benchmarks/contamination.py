@@ -54,7 +54,7 @@ class Place(msgspec.Struct):
 
 
 class ItemContamination(msgspec.Struct):
-    """An item, its scores, and where it is in the training text; `documents` counts those with an exact or near match.
+    """An item, its scores, and where it is in the training text; `documents` counts exact and near matches.
 
     An item of fewer than 8 words is not searched.
     """
@@ -75,7 +75,7 @@ class _Places:
     best: list[Place] = field(default_factory=list)
 
     def add(self, places: Sequence[Place], documents: dict[str, int]) -> None:
-        """Add documents, and keep the best of all passages; those that are equally good in their order."""
+        """Add documents, and keep the best of all passages, equally good ones in their order."""
         for kind, count in documents.items():
             self.documents[kind] += count
         both = [*self.best, *places]

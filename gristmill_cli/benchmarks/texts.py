@@ -42,7 +42,7 @@ class TokenPart:
     end: int
 
     def read(self) -> Iterator[NamedText]:
-        """Yield the documents; the text is what the tokenizer makes of its tokens, without those between documents."""
+        """Yield the documents; the text is what the tokenizer makes of the document's own tokens."""
         tokenizer = open_tokenizer(self.tokenizer)
         shard = TokenShard(self.folder / self.record.name)
         numbers = read_sources(self.folder, self.record) if self.record.sources_sha256 else None

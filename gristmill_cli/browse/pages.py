@@ -21,7 +21,7 @@ _TABLE_TITLES = {
     "spans": "in benchmarks",
 }
 _CHOICE_COLUMNS = {"rules": "rule", "spans": "benchmark"}  # a page can be of one value of them
-_MARKABLE_TABLES = ("clusters", "duplicates")  # their keys are those of the mix
+_MARKABLE_TABLES = ("clusters", "duplicates")  # their keys are keys in the mix
 
 Query = Mapping[str, str]
 Documents = Mapping[DocKey, Document]
@@ -250,7 +250,7 @@ def _differences(key: DocKey, other: DocKey, documents: Documents) -> Sides | No
 
 
 def _keys_of(rows: Sequence[Mapping[str, Any]]) -> list[DocKey]:
-    """Return the keys of the documents that rows are about, and of those kept for them."""
+    """Return the keys of the documents that rows are about, and of the documents kept for them."""
     keys = list[DocKey]()
     for row in rows:
         keys.append(DocKey(row["file"], row["row"]))

@@ -1,4 +1,4 @@
-"""Scores of documents of a data run, as its facts have them: those of the tables [scores.NAME]."""
+"""Scores of documents of a data run, as its facts have them, by the tables [scores.NAME]."""
 
 from collections.abc import Collection
 

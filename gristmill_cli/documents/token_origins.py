@@ -64,7 +64,7 @@ class TokenOrigins:
             ) from error
 
     def find(self, numbers: Iterable[int]) -> dict[int, Origin]:
-        """Return the origins of documents by their numbers in the folder; none of those that no data run knows.
+        """Return the origins of documents by their numbers in the folder; none where no data run knows it.
 
         None, and a `fault`, where records of the data run are missing or damaged.
         """

@@ -123,7 +123,7 @@ class Tracer:
         return self._token_order().keys_at(set_name, numbers)
 
     def raw_keys(self, keys: Iterable[DocKey]) -> dict[DocKey, DocKey]:
-        """Return the keys in the raw corpus of documents, given those in what was mixed; without those not noted.
+        """Return the keys in the raw corpus of documents, where they were noted, given the keys in what was mixed.
 
         What a function of the user yields (`apply`) has none.
         """
@@ -416,7 +416,7 @@ def _select(
 ) -> list[dict[str, Any]]:
     """Return the rows of a table in which columns have these values, a row group at a time.
 
-    `among`: columns that have one of several values; they are among those that are read.
+    `among`: columns that have one of several values; they must be read, too.
     """
     rows = list[dict[str, Any]]()
     with open_table(path, list(equal)) as file:

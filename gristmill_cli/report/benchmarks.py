@@ -20,7 +20,7 @@ from preprocessing.contamination.report import CONTAMINATED, BenchmarkReport, Re
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """A place of a document with an item of a benchmark; those of the smallest hashes of their keys are shown."""
+    """A place of a document with an item of a benchmark; shown for the documents with the smallest hashes of keys."""
 
     hash: int
     key: DocKey

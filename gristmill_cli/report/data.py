@@ -1,4 +1,4 @@
-"""The page on a run of data: its sections in order, and those on tokens, stages and options."""
+"""The page on a run of data: its sections in order, and the sections on tokens, stages and options."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -51,7 +51,7 @@ _STAGES_NOTE = (
 
 
 def sections(run: DataRun) -> Iterator[Markup]:
-    """Yield the parts of the page in order; those about which the run says nothing are empty."""
+    """Yield the parts of the page in order; a part about which the run says nothing is empty."""
     counts = Counts(run.funnel.tallies if run.funnel else _normalized(run), [])
     parts = list[Markup]()
     if run.funnel:

@@ -200,7 +200,7 @@ def _brief(size: int) -> str:
 
 
 def show_shares(run: DataRun) -> Markup:
-    """Return the section on the shares of the mix: those that were asked for, and those that it has."""
+    """Return the section on the shares of the mix: what was asked for, and what it has."""
     record = run.stages.get("mix")
     if not record:
         return NOTHING

@@ -58,7 +58,7 @@ class Removals:
 
 @dataclass(frozen=True, order=True)
 class SampledRemoval:
-    """A document that a rule removed; those of the smallest hashes of their keys are shown."""
+    """A document that a rule removed; documents with the smallest hashes of their keys are shown."""
 
     hash: int
     key: DocKey
@@ -118,7 +118,7 @@ class DataRun:
 
 
 def read_data_run(out: Path) -> DataRun:
-    """Read a run's records, those that are there and whole. Raises InputError where its run.json is damaged."""
+    """Read the records of a run that are there and whole. Raises InputError where its run.json is damaged."""
     run = DataRun(out, options=read_options(out), states=stages_of_run(out, ""))
     _read_stages(run)
     _read_funnel(run)
@@ -259,7 +259,7 @@ def _count_similarities(removals: Removals, similarities: NDArray[np.float64]) -
 
 
 def _least_similar(similarities: NDArray[np.float64]) -> list[int]:
-    """Return the rows of the smallest similarities; those that were not measured come last."""
+    """Return the rows of the smallest similarities; rows that were not measured come last."""
     known = np.nan_to_num(similarities, nan=_NOT_SIMILAR)
     return np.argsort(known, kind="stable")[:_LEAST_SIMILAR].tolist()
 

@@ -360,7 +360,7 @@ def _texts(runs: Sequence[TrainingRun]) -> Markup:
 
 
 def _options(runs: Sequence[TrainingRun]) -> Markup:
-    """Return the options, those first in which runs differ, and the layout that a run had when it last began."""
+    """Return the options, first where runs differ, and the layout that a run had when it last began."""
     options_of_runs = list[dict[str, Any]]()
     names = dict[str, None]()  # in order
     for run in runs:

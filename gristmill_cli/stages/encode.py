@@ -1,4 +1,4 @@
-"""Stage of a run: encode the documents of the mix into token shards, those of the train set and of the holdout."""
+"""Stage of a run: encode the documents of the mix into token shards: a train set and a holdout."""
 
 from collections.abc import Iterator
 from pathlib import Path

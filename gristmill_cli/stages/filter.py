@@ -1,4 +1,4 @@
-"""Stages of a run that list documents by their facts: those that are too short, and those whose scores are too low."""
+"""Stages of a run that list documents by their facts: documents that are too short, or whose scores are too low."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,6 +1,6 @@
-"""Stage of a run: read the raw corpus, take each document through all steps, and write those that are kept.
+"""Stage of a run: read the raw corpus, take each document through all steps, and write what is kept.
 
-Steps are normalisation, those of the user, the rules of a recipe, and the facts that later stages decide by.
+Steps are normalisation, the user's steps, the rules of a recipe, and the facts that later stages decide by.
 """
 
 from collections.abc import Iterator, Mapping

@@ -26,7 +26,7 @@ _SAMPLED_BYTES = 1 << 15  # of a file, whose tokens are counted
 _FETCHED_BYTES = 1 << 20  # of a file in a bucket
 _LANGUAGE = "language"  # the rule of a recipe
 Distance = Callable[[float, float], float]  # of a value from the median
-CountsByFile = dict[str, Counts]  # source → the counts of its files, as those of sources
+CountsByFile = dict[str, Counts]  # source → the counts of each of its files, in the place of a source
 
 
 def counts_by_file(ledger: Ledger, step: str) -> CountsByFile:

@@ -218,7 +218,7 @@ def _watch(alive: Mapping[str, bool], before: Mapping[str, Any], read: Any) -> d
 
 
 def _processor_seconds(number: int) -> float:
-    """Processor time of a process, of the workers it has, and of those that have ended."""
+    """Return the processor time of a process, of its workers, and of ended workers."""
     try:
         process = psutil.Process(number)
         times = [each.cpu_times() for each in (process, *process.children(recursive=True))]

@@ -61,7 +61,7 @@ class TrainingStatus(msgspec.Struct):
 
 
 def is_training(options: dict[str, Any]) -> bool:
-    """Return whether the options of a run.json are those of a training run."""
+    """Return whether a run.json has the options of a training run."""
     return "steps" in options and "dedup" not in options
 
 

@@ -28,7 +28,7 @@ _LONGEST_VERSION = 64  # bytes of such a line, about
 _MAX_HEADER_BYTES = 1 << 20
 _FREE_RETRIES = 256 << 20  # bytes of damaged records that may be searched again, besides as many as were read
 _KEPT = 1024  # bytes of a damaged record
-_MAX_UNKNOWN = 100  # damaged records, and those of unknown types, before the first of a known one
+_MAX_UNKNOWN = 100  # records that are damaged or of unknown types, before the first of a known one
 _BEGINNING = 1 << 16  # bytes that are kept of a record that is too long, for its HTTP headers
 
 

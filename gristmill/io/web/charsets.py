@@ -31,7 +31,7 @@ _WIDER = {  # the codec of Python that is nearest to an encoding of the standard
     "euc_kr": "cp949",
     "big5": "big5hkscs",
 }
-_CHANGED: dict[str, dict[int, int | str]] = {  # characters of Python's codec, and those of the standard in their place
+_CHANGED: dict[str, dict[int, int | str]] = {  # characters of Python's codec, and the standard's in their place
     "koi8-u": {0x255D: 0x45E, 0x256C: 0x40E},
     "cp932": {0xF8F0: _BROKEN, 0xF8F1: _BROKEN, 0xF8F2: _BROKEN, 0xF8F3: _BROKEN},
     "euc_jp": {0x301C: 0xFF5E, 0x2016: 0x2225, 0x2212: 0xFF0D, 0xA2: 0xFFE0, 0xA3: 0xFFE1, 0xAC: 0xFFE2},

@@ -19,7 +19,7 @@ EXTRACTS: tuple[str, ...] = get_args(Extract)
 
 # their texts are for browsers that cannot show them
 _MEDIA = ["object", "video", "audio", "embed", "img", "area", "svg"]
-_CAPTIONED = "figure:has(table, pre, blockquote)"  # figures of text; those of pictures are no main content
+_CAPTIONED = "figure:has(table, pre, blockquote)"  # figures of text; a figure of pictures is no main content
 _PICTURES = [f"figure:not({_CAPTIONED})", f"figcaption:not({_CAPTIONED} figcaption)"]
 _LISTS = "body > ul, body > * > ul, body > * > * > ul"
 _LIST_DEPTH = 3  # a list with as many elements above it is removed only if it consists of links
