@@ -10,8 +10,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.amounts import differing_amount
-from gristmill_cli.stages.mix import DecideMix
+from gristmill_cli.stages.mix import DecideMix, differing_amount
 from gristmill_cli.stages.odd_files import odd_token_sizes
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer

@@ -8,7 +8,6 @@ from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.errors import require
 from gristmill.storage.files import read_file
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.amounts import differing_amount
 from gristmill_cli.stages.odd_files import FEW_DOCUMENTS
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally, source_amounts, source_weights
@@ -99,3 +98,13 @@ def mix_settings(run: RunContext) -> dict[str, Any]:
     if config.keep_list:
         settings["keep_list"] = sha256(read_file(config.keep_list)).hexdigest()[:_SHOWN_DIGITS]
     return settings
+
+
+def differing_amount(config: RunConfig, source: str, asked: float, got: int, unit: str) -> Iterator[str]:
+    """Yield a sentence if the amount of a source differs from what was asked for by more than --alarms.mix."""
+    limit = config.alarms.mix
+    if limit and abs(got - asked) > limit * max(asked, 1):
+        yield (
+            f"the mix has {got:,} {unit} of {source}, and {asked:,.0f} were asked for: look at the shares of the mix "
+            "in gristmill report OUT"
+        )
