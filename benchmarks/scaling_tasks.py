@@ -30,12 +30,8 @@ from gristmill.io.facts import FactsFile, WrittenSlice
 from gristmill.io.token_shards import ShardRecord, SourceRecord
 from preprocessing.document_pass import GroupNotes, SliceNote, process_slices
 from preprocessing.encode import MAX_PART_BYTES
-from preprocessing.mixing.decisions import (
-    decide_groups,
-    sort_digests,
-    write_epoch_numbers,
-    write_holdout_numbers,
-)
+from preprocessing.mixing.band_epochs import write_epoch_numbers
+from preprocessing.mixing.decisions import decide_groups, sort_digests, write_holdout_numbers
 from preprocessing.mixing.drops import split_drops
 from preprocessing.mixing.facts import DIGEST
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
