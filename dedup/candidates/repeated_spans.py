@@ -287,12 +287,14 @@ class _Cutter:
         cuts = plan_cuts(data, spans, self._size)
         if not len(cuts):
             return None
+        length = len(data)
         left = without(data, cuts)
-        is_fragment = len(left) < self._min_left or len(left) < self._min_share * len(data)
+        del data  # a long document is in memory as few times as can be
+        is_fragment = len(left) < self._min_left or len(left) < self._min_share * length
         reason = ""
-        if not left.strip():
+        if not left or left.isspace():
             reason = EMPTIED
-        elif is_fragment and not keeps_any(self._kept.read(row), cuts, self._size, len(data)):
+        elif is_fragment and not keeps_any(self._kept.read(row), cuts, self._size, length):
             reason = FRAGMENT
         return _Left(left.decode(), cuts, reason)
 

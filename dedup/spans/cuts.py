@@ -99,7 +99,8 @@ def trim(data: bytes, start: int, end: int) -> tuple[int, int]:
             end -= trailing
     while 0 < start < end < len(data) and _joins(_char_before(data, start), _char_at(data, end)):
         start = _next_boundary(data, start + 1, end)
-    return (start, end) if data[start:end].strip() else (start, start)
+    is_blank = _space_at_start(data, start, end) == end - start
+    return (start, start) if is_blank else (start, end)
 
 
 def keeps_any(stretches: NDArray, cuts: NDArray, size: int, length: int) -> bool:

@@ -29,7 +29,7 @@ def limited_run(small: Path, large: Path, out: Path, memory: int) -> None:
 def _run(corpus: Path, out: Path, memory: int) -> None:
     given = {
         "corpus": corpus, "out": out, "memory": memory, "workers": 1, "tokenizer.vocab_size": 400,
-        "tokenizer.exact": "false", "mix.holdout": 0.3, "dedup.exact": "true",
+        "tokenizer.exact": "false", "mix.holdout": 0.3, "dedup.exact": "true", "spans.min": 100,
     }  # fmt: skip
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     run(load_config(RunConfig, words, prog="limited_run"))
