@@ -156,7 +156,7 @@ def _find_spans(
     of_blocks, _ = join_digests(run, digested, GROUP_BLOCK, "spans", join_blocks, {"keep": keep}, "scatter blocks")
     outputs = tuple(spans.open.values())
     given: dict[str, Any] = {"spans": of_blocks, "outputs": outputs}
-    run.step("split", [Task("split", split_open, given, outputs, memory=memory)])
+    run.step("split", [Task("split", split_open, given, outputs, memory=memory // 2)])
     windows = list[Task]()
     for group, label in zip(groups, spans.labels, strict=True):
         output = run.work / "windows" / f"{label}.bin"

@@ -26,6 +26,7 @@ from dedup.spans.joins import (
     SPAN,
     STRETCH,
     KeepSpan,
+    join_open,
     reduce_spans,
     resolve_blocks,
     span_of,
@@ -105,12 +106,14 @@ def _iter_pieces(
             counts.add(part.source, "digested", len(data))
             row = first + document.key.row - part.first_row
             end = row + 1
+            del document  # a long one is gone before the next is read
             yield from cut_pieces(data, row, size)
+            del data
 
 
 def join_blocks(scattered: FileSet, keep: KeepSpan, output: Path, memory: int) -> None:
     """Task: write the SPANs among the CORPUS_BLOCKs of a digest range, from files in corpus order."""
-    blocks = sorted_records(scattered.paths, CORPUS_BLOCK, ("high", "low"), output, memory)
+    blocks = sorted_records(scattered.paths, CORPUS_BLOCK, ("high", "low"), output, memory // 2)
     with HeldRecords(output.with_name(f"{output.name}.held")) as held:
         write_records(output, resolve_blocks(blocks, keep, held))
 
@@ -118,12 +121,7 @@ def join_blocks(scattered: FileSet, keep: KeepSpan, output: Path, memory: int) -
 def split_open(spans: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
     """Task: write each group's open SPANs, by place, to its file of `outputs`."""
     blocks = sorted_records(spans.paths, SPAN, PLACE, outputs[0], memory)
-    _write_by_group(blocks, "group", outputs, _choose_open)
-
-
-def _choose_open(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
-    for spans in blocks:
-        yield spans[spans["first_group"] == OPEN]
+    _write_by_group(blocks, "group", outputs, join_open)
 
 
 def digest_open(group: SliceGroup, first_rows: Sequence[int], spans: Path, size: int, output: Path) -> Counts:
@@ -145,12 +143,10 @@ def _iter_open(group: SliceGroup, first_rows: Sequence[int], spans: Path, size: 
         for document in read_chosen(part, (chosen - first + part.first_row).tolist()):
             row, of_row = next(of_rows)
             data = document.text.encode()
-            ends = of_row["offset"] + of_row["windows"]
-            is_first = np.append(True, of_row["offset"][1:] != ends[:-1])  # of those that continue each other
-            firsts = of_row["offset"][is_first].tolist()
-            lasts = ends[np.append(is_first[1:], True)].tolist()
-            for start, end in zip(firsts, lasts, strict=True):
-                yield from cut_pieces(data, row, size, start, end - start)
+            del document  # a long one is gone before the next is read
+            for offset, windows in zip(of_row["offset"].tolist(), of_row["windows"].tolist(), strict=True):
+                yield from cut_pieces(data, row, size, offset, windows)
+            del data
 
 
 def _distinct_rows(spans: Path) -> Iterator[NDArray[np.uint32]]:
@@ -160,7 +156,7 @@ def _distinct_rows(spans: Path) -> Iterator[NDArray[np.uint32]]:
 
 def join_windows(scattered: FileSet, keep: KeepSpan, output: Path, memory: int) -> None:
     """Task: write the SPANs, of a window each, among the CORPUS_WINDOWs of a digest range."""
-    blocks = sorted_records(scattered.paths, CORPUS_WINDOW, ("high", "low"), output, memory)
+    blocks = sorted_records(scattered.paths, CORPUS_WINDOW, ("high", "low"), output, memory // 2)
     write_records(output, resolve_windows(blocks, keep))
 
 
@@ -253,9 +249,10 @@ def write_cut(
                         document.replace_text(left.text)
                     if left and left.reason:
                         counts.add(part.source, left.reason, size_before)
-                        continue
-                    sink.write(document.to_json())
-                    counts.add_written(part.source, utf8_size(document.text), size_before)
+                    else:
+                        sink.write(document.to_json())
+                        counts.add_written(part.source, utf8_size(document.text), size_before)
+                    del document, left  # a long one is gone before the next is read
         lost.flush()
     return Result(counts, (spans, documents))
 

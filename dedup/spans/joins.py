@@ -108,6 +108,32 @@ def reduce_spans(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
         yield np.concatenate(last).view(SPAN)
 
 
+def join_open(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
+    """Yield the open ones of SPANs sorted by place, those as one whose windows continue each other.
+
+    >>> spans = np.zeros(4, SPAN)
+    >>> spans["offset"], spans["windows"], spans["first_group"] = [5, 6, 8, 9], [1, 2, 1, 8], [OPEN, OPEN, 0, OPEN]
+    >>> [tuple(span)[2:4] for span in np.concatenate(list(join_open([spans[:1], spans[1:]]))).tolist()]
+    [(5, 3), (9, 8)]
+    """
+    last: NDArray | None = None
+    for block in blocks:
+        spans = block[block["first_group"] == OPEN]
+        if last is not None:
+            spans = np.concatenate([last, spans])
+        if not len(spans):
+            continue
+        continues = spans["offset"][1:] == spans["offset"][:-1] + spans["windows"][:-1]
+        continues &= (spans["row"][1:] == spans["row"][:-1]) & (spans["group"][1:] == spans["group"][:-1])
+        starts = np.flatnonzero(np.append(True, ~continues))
+        joined = spans[starts].copy()
+        joined["windows"] = np.add.reduceat(spans["windows"], starts)
+        yield joined[:-1]
+        last = joined[-1:]
+    if last is not None:
+        yield last
+
+
 @kernel
 def _reduce(records: np.ndarray, size: int, held: np.ndarray, state: np.ndarray, reduced: np.ndarray) -> int:
     """Write the spans that are needed to `reduced`; return how many there are."""

@@ -1,6 +1,7 @@
 """remove_spans: against all windows compared, on planted spans, under workers, memory and slices, and in a run."""
 
 import re
+import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tests.dedup.spans.suffixes import repeated_bytes
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import ROOT, make_corpus, tree, write_records
 from tests.gristmill_cli.documentation import PAGES, commands, shell
+from tests.patience import patience
 from tests.preprocessing.test_decontaminate import write
 
 OPTIONS = RunOptions(workers=1, quiet=True)
@@ -257,6 +259,17 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         assert peak.exit_code == 0, peak.output
         peaks.append(peak.bytes)
     assert peaks[1] - peaks[0] < 64 << 20
+
+
+@pytest.mark.thorough
+def test_shards_write_the_same_bytes(tmp_path: Path) -> None:
+    corpus = make_repeating(tmp_path / "corpus")
+    remove_spans(corpus, tmp_path / "one", 100, OPTIONS)
+    command = [sys.executable, "-m", "gristmill_cli", "remove-spans", str(corpus), str(tmp_path / "two"), "--quiet"]
+    shards = [subprocess.Popen([*command, "--shard", f"{number}/2"], cwd=ROOT) for number in range(2)]
+    assert [shard.wait(patience(180)) for shard in shards] == [0, 0]
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert cut_path(tmp_path / "one").read_bytes() == cut_path(tmp_path / "two").read_bytes()
 
 
 def test_a_run_cuts_spans_and_says_so(tmp_path: Path) -> None:
