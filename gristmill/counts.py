@@ -7,7 +7,7 @@ line of a malformed record. A corpus file is counted once: under `read`, or, wit
 no documents, under `not read: <reason>`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -84,6 +84,8 @@ class Counts(msgspec.Struct):
     `clusters` are the largest ones, where the stage finds clusters. `lengths[source][n]` are documents read that are
     from 2^(n-1) bytes to less than 2^n long.
 
+    `replaced` is how much personal data was replaced in the documents written, by kind.
+
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
     >>> counts.add("book", WRITTEN, 120)
@@ -98,6 +100,7 @@ class Counts(msgspec.Struct):
     clusters: list[LargeCluster] = []
     lengths: dict[str, list[int]] = {}
     failures: list[str] = []
+    replaced: dict[str, int] = {}
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
@@ -154,6 +157,11 @@ class Counts(msgspec.Struct):
         """Return whether a function failed on a document, or a damaged file was left out."""
         return bool(self.failures or self.damaged)
 
+    def add_replaced(self, counts: Mapping[str, int]) -> None:
+        """Count personal data that was replaced in documents that are written, by kind."""
+        for kind, count in counts.items():
+            self.replaced[kind] = self.replaced.get(kind, 0) + count
+
     def add_failure(self, text: str) -> None:
         """Keep the description of a document on which a function failed; only the first MAX_EXAMPLES are kept."""
         if len(self.failures) < MAX_EXAMPLES:
@@ -177,6 +185,7 @@ class Counts(msgspec.Struct):
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         self.failures = (self.failures + other.failures)[:MAX_EXAMPLES]
         self.damaged |= other.damaged
+        self.add_replaced(other.replaced)
         self.stored += other.stored
         self.clusters = self.clusters + other.clusters
         for source, lengths in other.lengths.items():

@@ -75,6 +75,7 @@ def _lines(
         record = load_record(run, stage.name)
         yield from stage.card(run, options, record.settings if record else {})
     yield from _tokens(manifests[TRAIN], options["tokenizer"].get("bos", "none"))
+    yield from _replaced(run)
     yield from _kept_versions(run)
     yield "## Options\n\n```json"
     shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
@@ -148,6 +149,19 @@ def _tokens(manifest: Manifest, begin: str) -> Iterable[str]:
     )
     yield f"{tokenizer.end_of_document} ends a document, {begins}. {Path(tokenizer.path).name} has the SHA-256"
     yield f"{tokenizer.sha256}.\n"
+
+
+def _replaced(run: Path) -> Iterable[str]:
+    """Yield the section on personal data that was replaced, by kind."""
+    replaced = Counts()
+    for stage in STAGES:
+        record = load_record(run, stage.name)
+        if record:
+            replaced.merge(record.counts)
+    if replaced.replaced:
+        yield "\n## Personal data\n\nReplaced in the documents, before duplicates were removed and sources weighted.\n"
+        yield from markdown_table(("", "replaced"), [(kind, f"{count:,}") for kind, count in replaced.replaced.items()])
+        yield ""
 
 
 def _kept_versions(run: Path) -> Iterable[str]:

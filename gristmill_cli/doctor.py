@@ -27,6 +27,7 @@ EXTRAS = {
     "fasttext": "scores of fastText models",
     "classifier": "scores of Hugging Face classifiers",
     "language": "the rule `language` of recipes, and the recipe fineweb2",
+    "personal": "telephone, card and account numbers in `personal` of recipes",
     "hub": "hf:// corpora",
     "report": "gristmill report",
     "ray": "--executor ray",

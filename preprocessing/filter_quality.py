@@ -13,7 +13,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
-from gristmill.engine.task import Result, Stage
+from gristmill.engine.task import Stage
 from gristmill.io.artefacts import write_rows
 from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
@@ -62,19 +62,15 @@ def filter_quality(
             table=table,
         )  # fmt: skip
         counts = run.finish(done.counts)
-    note_replaced(sum(done.values(int)), options)
+    note_replaced(counts, options)
     return counts
 
 
 @leaves_out_damaged
 def judge_slices(
     group: SliceGroup, outputs: tuple[Path, ...], rules: str, lists: dict[str, Path], rows: Path
-) -> Result:
-    """Task: write the documents of each slice that the rules allow, and a table of the others.
-
-    The value is how many addresses were replaced in those that are written.
-    """
-    replaced = 0
+) -> Counts:
+    """Task: write the documents of each slice that the rules allow, and a table of the others."""
     counts = Counts({}, [])
     recipe = parse_recipe(rules, "of the run", lists)
     splitter = recipe.new_splitter()
@@ -91,12 +87,12 @@ def judge_slices(
                     removed.append((*document.key, verdict.rule, verdict.value, verdict.detail, document.own_id))
                     counts.add(part.source, verdict.rule, size)
                     continue
-                replaced += verdict.replaced
+                counts.add_replaced(verdict.replaced)
                 document.replace_text(verdict.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
     write_rows(rows, REMOVED, removed)
-    return Result(counts, replaced)
+    return counts
 
 
 if __name__ == "__main__":

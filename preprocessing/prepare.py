@@ -23,7 +23,6 @@ from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice
 from gristmill.io.web.extraction import Extract
 from gristmill.steps import DocumentStep, check_steps
 from gristmill.storage.files import listed_once
-from gristmill.wording import count_of
 from preprocessing.document_pass import (
     GroupNotes,
     Steps,
@@ -224,8 +223,8 @@ class PassPlan:
         return {"facts": facts, **vectors}
 
 
-def note_replaced(replaced: int, options: RunOptions) -> None:
-    """Print how many addresses the rules of a recipe replaced, if they did."""
-    if replaced and not options.quiet:
-        addresses = count_of(replaced, "mail or IP address", "mail and IP addresses")
-        print(f"note: {addresses} replaced in the documents written", file=sys.stderr)
+def note_replaced(counts: Counts, options: RunOptions) -> None:
+    """Print how much personal data the rules of a recipe replaced, by kind, if they did."""
+    if counts.replaced and not options.quiet:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.replaced.items())
+        print(f"note: personal data replaced in the documents written: {kinds}", file=sys.stderr)

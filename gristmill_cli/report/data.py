@@ -26,7 +26,7 @@ from gristmill_cli.report.page import (
 )
 from gristmill_cli.report.pictures import draw_bars, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
-from gristmill_cli.report.removed import show_rules
+from gristmill_cli.report.removed import show_personal, show_rules
 from gristmill_cli.report.similar import show_alike, show_pairs
 from gristmill_cli.run_records import StageRecord, kept_versions
 from gristmill_cli.stages.pipeline import FIRST_STAGE
@@ -63,6 +63,7 @@ def sections(run: DataRun) -> Iterator[Markup]:
         show_alike(run),
         show_pairs(run),
         show_rules(run),
+        show_personal(run),
     ]
     parts += [stage_section.show(run) for stage_section in run.sections]
     parts += [_tokens(run), _stages(run), _options(run)]

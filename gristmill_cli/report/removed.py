@@ -13,15 +13,31 @@ from gristmill_cli.report.page import (
     fold,
     join,
     paragraph,
+    pointer,
     quotation,
     section,
     table,
 )
-from gristmill_cli.report.records import DataRun
+from gristmill_cli.report.records import RUN_RECORDS, DataRun
 from gristmill_cli.stages.pipeline import judging_stage
 
 _EXCERPT = 400  # characters
 _MAX_DETAILS = 25  # languages or domains that are shown
+
+
+def show_personal(run: DataRun) -> Markup:
+    """Return the section on personal data that was replaced, by kind."""
+    rows = list[Row]()
+    for stage, record in run.stages.items():
+        for kind, count in record.counts.replaced.items():
+            place = pointer(f"{RUN_RECORDS}/{stage}.json", "counts", "replaced", kind)
+            rows.append([kind, Number(count, record=place)])
+    if not rows:
+        return NOTHING
+    note = paragraph(
+        "In the documents that were written, before duplicates are removed and sources are weighted.", "soft"
+    )
+    return section("Personal data that was replaced", note, table(["", "replaced"], rows, "personal"))
 
 
 def show_rules(run: DataRun) -> Markup:

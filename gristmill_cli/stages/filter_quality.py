@@ -15,7 +15,7 @@ from preprocessing.document_pass import removed_path
 from preprocessing.filter_quality import STAGE, filter_quality
 from preprocessing.prepare import note_replaced, prepare
 from preprocessing.quality.recipe import load_recipe, read_recipe
-from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
+from preprocessing.steps.recipe_rules import RecipeRules
 
 
 class FilterQuality(StageSpec):
@@ -43,11 +43,11 @@ class FilterQuality(StageSpec):
         if not run.is_last_writer:
             return filter_quality(run.corpus, output, recipe, run.options, text_column=text_column)
         steps = [RecipeRules.of(recipe), *run.fact_steps]
-        counts, sums = prepare(
-            run.corpus, output, run.facts, steps, run.options, text_column=text_column, sums=(REPLACED,),
+        counts, _ = prepare(
+            run.corpus, output, run.facts, steps, run.options, text_column=text_column,
             removed=removed_path(output), stage=STAGE,
         )  # fmt: skip
-        note_replaced(sums[REPLACED], run.options)
+        note_replaced(counts, run.options)
         return counts
 
     def settings(self, run: RunContext) -> dict[str, Any]:

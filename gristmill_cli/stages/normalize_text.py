@@ -24,7 +24,7 @@ from preprocessing.normalize_text import STAGE
 from preprocessing.prepare import note_replaced, prepare
 from preprocessing.quality.recipe import read_recipe
 from preprocessing.steps.normalise import Normalise, check_ftfy
-from preprocessing.steps.recipe_rules import REPLACED, RecipeRules
+from preprocessing.steps.recipe_rules import RecipeRules
 from preprocessing.steps.user_function import StepOptions, UserFunction
 
 
@@ -52,7 +52,7 @@ class NormalizeText(StageSpec):
         removes = len(steps) > 1 or config.max_failed > 0
         if run.is_last_writer:
             steps += run.fact_steps
-        counts, sums = prepare(
+        counts, _ = prepare(
             run.corpus,
             target,
             run.facts if run.is_last_writer else own_facts(config),
@@ -63,12 +63,11 @@ class NormalizeText(StageSpec):
             skip_odd_names=config.normalize.skip_odd_names,
             extract=config.normalize.extract,
             sources=config.sources,
-            sums=(REPLACED,) if _has_rules(config) else (),
             removed=removed_path(target) if removes else None,
             max_failed=config.max_failed,
             stage=STAGE,
         )
-        note_replaced(sums.get(REPLACED, 0), run.options)
+        note_replaced(counts, run.options)
         return counts
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Recipes: rules in the order in which they look at a document, from a TOML file of the package or of the user.
 
-Rules compare a measure of the text, or rewrite it: lines are left out, as by C4; mail and IP addresses are replaced by
+Rules compare a measure of the text, or rewrite it: lines are left out, as by C4; personal data is replaced by
 nobody's.
 """
 
@@ -8,8 +8,9 @@ import math
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ from preprocessing.quality.measures import (
     check_language,
     languages,
 )
-from preprocessing.quality.rewriting import LineRules, PersonalRules
+from preprocessing.quality.personal import REPLACEMENTS, PersonalRules
+from preprocessing.quality.rewriting import LineRules
 from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
@@ -137,14 +139,14 @@ class UrlList(Bounds):
 class Verdict:
     """Verdict of the rules on a document: the text to keep, or the rule that it fails, with its measure's value.
 
-    `replaced`: how many addresses of the text that is kept were replaced.
+    `replaced`: how many mail addresses, card numbers, … of the text that is kept were replaced, by kind.
     """
 
     text: str
     rule: str = ""
     value: float = 0.0
     detail: str = ""
-    replaced: int = 0
+    replaced: Mapping[str, int] = field(default_factory=dict)
 
 
 _REWRITES = {"lines": LineRules, "personal": PersonalRules}
@@ -168,14 +170,14 @@ class Recipe:
         if steps is None:
             return Verdict(text, LANGUAGE, score, name)
         measures = TextMeasures(text, splitter.of(name), url, stop_hashes)
-        replaced = 0
+        replaced = Counter[str]()
         for step in steps:
             if isinstance(step, Bounds):
                 if not step.allows(value := step.value(measures)):
                     return Verdict(measures.text, step.name, value, step.detail(measures) or name)
                 continue
-            changed, count = step.rewrite(measures.text)
-            replaced += count
+            changed, counts = step.rewrite(measures.text)
+            replaced.update(counts)
             if changed != measures.text:
                 measures = measures.of(changed)
         return Verdict(measures.text, replaced=replaced)
@@ -211,6 +213,12 @@ class Recipe:
         return next((step.field for step in self.steps if isinstance(step, UrlList)), "")
 
     @property
+    def replaces(self) -> list[str]:
+        """The kinds of personal data that are replaced: mail, card, …"""
+        rules = [step for step in self.steps if isinstance(step, PersonalRules)]
+        return [kind for kind in REPLACEMENTS if any(getattr(step, kind) for step in rules)]
+
+    @property
     def lists(self) -> Lists:
         """The files of lists, by rule."""
         paths = {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
@@ -220,6 +228,9 @@ class Recipe:
     def libraries(self) -> tuple[str, ...]:
         """Distributions whose versions decide what a rule finds."""
         named = LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
+        for step in self.steps:
+            if isinstance(step, PersonalRules):
+                named = (*named, *step.libraries)
         return tuple(dict.fromkeys([*named, *self.languages.libraries])) if self.languages else named
 
 
@@ -396,14 +407,17 @@ def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Language
 
 
 def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | PersonalRules:
-    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(_REWRITES[_base(key)])}
+    kinds: dict[str, type] = {rule.name: type(rule.default) for rule in fields(_REWRITES[_base(key)])}
     for name, given in value.items():
         if name not in kinds:
             raise UsageError(f"recipe {recipe}: {key}: unknown rule {name!r}; {one_of(name, list(kinds))}")
         if type(given) is not kinds[name] or (isinstance(given, int) and given < 0):
-            expected = "true or false" if kinds[name] is bool else "a whole number of 0 or more"
+            expected = {bool: "true or false", str: "a text"}.get(kinds[name], "a whole number of 0 or more")
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {expected}, got {given!r}")
-    return _REWRITES[_base(key)](**value)
+    try:
+        return _REWRITES[_base(key)](**value)
+    except UsageError as error:
+        raise UsageError(f"recipe {recipe}: {error}") from error
 
 
 def _base(key: str) -> str:

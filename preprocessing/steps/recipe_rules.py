@@ -10,7 +10,7 @@ from gristmill.steps import Batch, DocumentStep, Outcome
 from preprocessing.quality.recipe import Recipe, Verdict, parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
-REPLACED = "replaced"  # fact: how many mail and IP addresses were replaced
+REPLACED = "replaced"  # begins the names of facts: how many mail addresses, card numbers, … were replaced
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class RecipeRules(DocumentStep):
     """Apply a recipe, given as the content of its TOML, `name`, and the files of the lists that it names."""
 
     name = "recipe"
-    makes = {REPLACED: "int64"}  # noqa: RUF012
     content: str
     lists: Mapping[str, Path] = field(default_factory=dict)
 
@@ -30,7 +29,12 @@ class RecipeRules(DocumentStep):
 
     @property
     def version(self) -> int:
-        return 4
+        return 5
+
+    @property
+    def makes(self) -> Mapping[str, str]:
+        recipe = parse_recipe(self.content, "of the run", self.lists)
+        return {f"{REPLACED}_{kind}": "int64" for kind in recipe.replaces}
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -39,6 +43,7 @@ class RecipeRules(DocumentStep):
     def apply(self, batch: Batch) -> Outcome:
         recipe, splitter = _parsed(self.content, tuple(sorted(self.lists.items())))
         urls = batch.column(recipe.url_field) if recipe.url_field else [""] * len(batch)
+        kinds = {f"{REPLACED}_{kind}": kind for kind in recipe.replaces}
         verdicts = list[Verdict]()
         for number, (text, url) in enumerate(zip(batch.texts, urls, strict=True)):
             label, score = recipe.language_of(partial(batch.read_field, number))
@@ -48,7 +53,7 @@ class RecipeRules(DocumentStep):
             reasons=[verdict.rule for verdict in verdicts],
             values=[verdict.value for verdict in verdicts],
             details=[verdict.detail for verdict in verdicts],
-            facts={REPLACED: [verdict.replaced for verdict in verdicts]},
+            facts={name: [verdict.replaced.get(kind, 0) for verdict in verdicts] for name, kind in kinds.items()},
         )
 
 
