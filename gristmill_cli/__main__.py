@@ -30,6 +30,7 @@ class Command(NamedTuple):
 GROUPS: dict[str, dict[str, Command]] = {
     "data: from raw text to token shards": {
         "quickstart": Command("gristmill_cli.quickstart:main", "gather a corpus and train a small model on it"),
+        "recipe": Command("gristmill_cli.recipes.command:main", "list and run complete runs, from a corpus to a model"),
         "run": Command("gristmill_cli.run:main", "run the whole data pipeline; resumable"),
         "normalize": Command(
             "preprocessing.normalize_text:normalize_text", "normalise text to Unicode NFC", ("normalize_text",)

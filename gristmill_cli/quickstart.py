@@ -21,8 +21,23 @@ from gristmill_cli.run_config import RunConfig
 PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
-_SECTIONS = ("normalize", "apply", "filter", "dedup", "mix", "tokenizer")  # of the pipeline; the trainer has others
-_SINGLE = ("text_column", "max_malformed", "memory")  # options of the pipeline without a section
+_SECTIONS = (
+    "normalize",
+    "apply",
+    "filter",
+    "lines",
+    "decontaminate",
+    "dedup",
+    "mix",
+    "tokenizer",
+)  # of the pipeline; the trainer has others
+_SINGLE = (
+    "text_column",
+    "max_malformed",
+    "memory",
+    "workers",
+    "read_also",
+)  # options of the pipeline without a section
 
 HELP = """\
 usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
@@ -68,13 +83,13 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     reject_remote(out)
     reject_unknown_scheme(corpus or out)
     out = out.resolve()
-    pipeline, training = _divide(options)
+    pipeline, training = divide_options(options)
     folders = {"data.train": "data/tokens/train", "data.holdout": "data/tokens/holdout", "out_dir": "model"}
     written = list[str]()
     for key, name in folders.items():
         written += [f"--{key}", str(out / name)]
     training = ["--config", str(TRAINING), *written, *training]
-    _check(training)
+    check_training(training)
     pipeline = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data"), *pipeline]
     config = load_config(RunConfig, ["--config", str(PIPELINE), *pipeline], prog="gristmill quickstart")
     console = wide_console()
@@ -88,7 +103,7 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     funnel = run(config)
 
     _heading("3. train a model with two processes")
-    _train(training)
+    train_with_torchrun(training, 2)
 
     _heading("4. the funnel: documents kept and removed")
     console.print(funnel)
@@ -115,7 +130,7 @@ def _write_text(model: Path) -> None:
     subprocess.run(words, check=False)
 
 
-def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:
+def divide_options(options: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of options of the pipeline, and all others, which are the trainer's."""
     pipeline = list[str]()
     training = list[str]()
@@ -131,19 +146,26 @@ def _heading(text: str) -> None:
     print(f"\n== {text}", flush=True)  # flushed, to precede the output of the trainer's processes
 
 
-def _check(trainer_options: Sequence[str]) -> None:
+def check_training(trainer_options: Sequence[str]) -> None:
     """Raise UsageError for what would stop the quick start after minutes: a missing package, a wrong option."""
     for package in ("torch", "matplotlib"):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(f"quickstart needs {package}, which is not installed: pip install 'gristmill[train]'")
+            raise UsageError(f"training needs {package}, which is not installed: pip install 'gristmill[train]'")
     from training.config import TrainConfig  # torch takes seconds to import
 
     load_config(TrainConfig, trainer_options, prog="gristmill quickstart").check()
 
 
-def _train(options: Sequence[str]) -> None:
+def train_with_torchrun(options: Sequence[str], processes: int) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "gristmill_cli.train"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        "-m",
+        "gristmill_cli.train",
+    ]
     # at Ctrl-C torchrun would kill a trainer that saves for longer than half a minute
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", **os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *options], env=environment)
