@@ -122,7 +122,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "status": Command("gristmill_cli.status.command:status", "show how far a run is, on all machines"),
         "duplicates": Command("gristmill_cli.documents.duplicates:show_duplicates", "show removed and kept copies"),
         "card": Command("gristmill_cli.data_card:card", "write a dataset card next to the tokens"),
-        "push": Command("gristmill_cli.data_card:push", "upload the tokens of a run and their card to the Hub"),
+        "push": Command("gristmill_cli.data_card:push", "upload tokens or a model, with a card, to the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
         "trace": Command("gristmill_cli.documents.trace:trace", "tell what became of one document, to its tokens"),

@@ -14,12 +14,13 @@ from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts, Tally
 from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
-from gristmill.paths import object_name, scheme_of, spell_urls
+from gristmill.paths import object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of, markdown_table
 from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
+from gristmill_cli.model_push import model_name, push_model, require_checkpoint
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import kept_versions, load_record
 from gristmill_cli.stages.pipeline import STAGES, stages_in_run
@@ -204,25 +205,39 @@ def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence
     )
 
 
-def push(run: Positional[Path], target: Positional[Path], dry_run: bool = False, private: bool = True) -> Text:
-    """Upload OUT/tokens with its card to a dataset on the Hugging Face Hub, which is created if it does not exist.
+def push(
+    run: Positional[Path],
+    target: Positional[Path],
+    dry_run: bool = False,
+    private: bool = True,
+    tokens: Path | None = None,
+) -> Text:
+    """Upload tokens with their card, or a model with one, to the Hugging Face Hub; the repository is made if need be.
 
+    A model is exported for transformers, with its tokenizer, its loss curve, its scores and the card of its data.
     Files that are already there are not sent again. Log in with HF_TOKEN or `hf auth login`.
 
     Args:
-        run: The --out of a finished `gristmill run` on a disk; run `gristmill card` on it first.
-        target: hf://datasets/ORG/NAME.
+        run: The --out of a finished `gristmill run` on a disk (run `gristmill card` on it first); or a checkpoint, or
+            the --out_dir of a training run.
+        target: hf://datasets/ORG/NAME for tokens, hf://ORG/NAME for a model.
         dry_run: List the files and their sizes, without contacting the Hub.
-        private: Create the dataset as private.
+        private: Create the repository as private.
+        tokens: For a model: folder of token shards with its tokenizer; by default that of the run.
 
     Raises:
         UsageError: the run has not finished, has no card, or the target is no dataset.
         StorageError: the Hub refuses it, or cannot be reached.
     """
-    name = object_name(target) if scheme_of(target) == "hf" else None
+    if model := model_name(str(target)):
+        require_checkpoint(run)
+        return Text(spell_urls(push_model(run, model, dry_run, private, tokens)))
+    require(tokens is None, "--tokens is for a model, hf://ORG/NAME; leave it out")
+    is_dataset = str(target).startswith("hf:/") and "datasets/" in str(target)
+    name = object_name(target) if is_dataset else None
     kind, _, dataset = name.bucket.partition("/") if name else ("", "", "")
     if not name or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
-        raise UsageError(f"{target}: expected hf://datasets/ORG/NAME")
+        raise UsageError(f"{target}: expected hf://datasets/ORG/NAME for tokens, or hf://ORG/NAME for a model")
     require(
         not store_of(run).needs_copies,
         f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk",

@@ -21,23 +21,9 @@ from gristmill_cli.run_config import RunConfig
 PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
-_SECTIONS = (
-    "normalize",
-    "apply",
-    "filter",
-    "lines",
-    "decontaminate",
-    "dedup",
-    "mix",
-    "tokenizer",
-)  # of the pipeline; the trainer has others
-_SINGLE = (
-    "text_column",
-    "max_malformed",
-    "memory",
-    "workers",
-    "read_also",
-)  # options of the pipeline without a section
+# options of the pipeline by section, and those without one; all others are the trainer's
+_SECTIONS = ("normalize", "apply", "filter", "lines", "decontaminate", "dedup", "mix", "tokenizer")
+_SINGLE = ("text_column", "max_malformed", "memory", "workers", "recipe")
 
 HELP = """\
 usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
@@ -158,14 +144,8 @@ def check_training(trainer_options: Sequence[str]) -> None:
 
 def train_with_torchrun(options: Sequence[str], processes: int) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        "-m",
-        "gristmill_cli.train",
-    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    launcher += ["-m", "gristmill_cli.train"]
     # at Ctrl-C torchrun would kill a trainer that saves for longer than half a minute
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", **os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *options], env=environment)

@@ -38,7 +38,7 @@ options of run:
   --corpus FOLDER         The corpus, as the recipe's page describes it.
   --out DIR               Folder for all output: DIR/data and DIR/model.
   --processes N           Processes that train. (default: one for each GPU, or 1)
-  --mix.holdout, --tokenizer.file and so on
+  --mix.holdout, --tokenizer.file, --recipe and so on
                           As in `gristmill run`, for the data.
   --optim.steps, --init_from and so on
                           As in `gristmill train`, for the training."""

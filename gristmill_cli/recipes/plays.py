@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from gristmill.io.documents import Document
+from preprocessing.apply import GivenDocument
 
 _SPEECHES = 12  # of a document
 
 
-def scenes(documents: Iterator[Document]) -> Iterator[Document]:
+def scenes(documents: Iterator[GivenDocument]) -> Iterator[GivenDocument]:
     """Cut plays into documents of some speeches, which empty lines part."""
     for document in documents:
         speeches = [speech for speech in document.text.split("\n\n") if speech.strip()]
