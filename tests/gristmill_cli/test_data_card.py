@@ -16,7 +16,7 @@ from huggingface_hub import DatasetCard
 
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest
-from gristmill_cli.data_card import card
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Tokenizer

@@ -69,7 +69,8 @@ def test_the_page_of_commands_has_all_of_them() -> None:
 
 def test_the_trainer_has_one_spelling() -> None:
     """`gristmill train` in one process, `-m gristmill_cli.train` under a launcher: both work in any folder."""
-    texts = PAGES | {str(path): path.read_text() for path in [*ROOT.glob("configs/*"), *ROOT.glob("scripts/*.py")]}
+    files = [path for path in (*ROOT.glob("configs/**/*"), *ROOT.glob("scripts/*.py")) if path.is_file()]
+    texts = PAGES | {str(path): path.read_text() for path in files}
     others = re.compile(
         r"(?:python|torchrun)[^`\n]*(?:training/train\.py|-m (?:training\.train|gristmill_cli train)\b)"
     )

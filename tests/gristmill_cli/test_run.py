@@ -22,7 +22,7 @@ from gristmill.counts import WRITTEN, Counts, Tally
 from gristmill.errors import ConservationError, GristmillError, InputError, OutputError, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill_cli.data_card import card
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.report.write import report
 from gristmill_cli.run import _explain, _next_steps, main

@@ -10,7 +10,7 @@ from gristmill.engine import task
 from gristmill.engine.staleness import reruns
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source
-from gristmill_cli.data_card import card
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer

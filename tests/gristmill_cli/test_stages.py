@@ -21,7 +21,7 @@ from gristmill.io.readers import Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
-from gristmill_cli.data_card import card
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.documents.trace import trace
 from gristmill_cli.estimate import EstimateConfig, estimate
 from gristmill_cli.report.records import DataRun

@@ -19,8 +19,8 @@ from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of, markdown_table
+from gristmill_cli.cards.model_push import model_name, push_model, require_checkpoint
 from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
-from gristmill_cli.model_push import model_name, push_model, require_checkpoint
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import kept_versions, load_record
 from gristmill_cli.stages.pipeline import STAGES, stages_in_run
