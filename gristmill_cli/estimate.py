@@ -5,13 +5,11 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
 
 import psutil
-from rich.filesize import decimal
-from rich.table import Table
 
 from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
@@ -25,19 +23,19 @@ from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
 from gristmill.io.writers import open_jsonl_writer
 from gristmill.processes import processor_seconds
 from gristmill.text import utf8_size
-from gristmill.wording import count_of, duration
+from gristmill.wording import count_of
+from gristmill_cli.costs import Estimate, Extent, StageCost, cost_table, explanation
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run_check import check_config, scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import stage_positions
-from gristmill_cli.stages.pipeline import FIRST_STAGE, STAGES, context_of, plan_stages
+from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.mixing.drops import DUPLICATE
 
 MAX_CORES = 1_000_000
 SMALL_SHARE = 4  # the small sample is this part of the large one
 _FILES = 4  # of a source and format that are sampled
-DOLLARS_A_REQUEST = (0.6 * 0.0004 + 0.4 * 0.005) / 1000  # S3 Standard, us-east-1: of five about two write
 
 
 @dataclass(frozen=True)
@@ -76,67 +74,6 @@ class EstimateConfig(RunConfig):
         """Return the options of the sample's run: one process, this one, without messages."""
         options = replace(super().run_options, workers=1, quiet=True)
         return replace(options, executor="local", address="", shard="", scratch_size="")
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How large a corpus is."""
-
-    documents: int
-    text_bytes: int
-    files: int
-    slices: int  # of 64 MiB at most
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """Cost of a stage; `disk_bytes` is what lies on disk after it, without the corpus."""
-
-    name: str
-    core_seconds: float
-    wall_seconds: float
-    read_bytes: float
-    written_bytes: float
-    disk_bytes: float
-    requests: int
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The costs of a run on a corpus, and the sample that they were measured on."""
-
-    extent: Extent
-    cores: int
-    sample: Extent
-    duplicates: float
-    stages: list[StageCost]
-
-    def to_json(self) -> str:
-        """JSON: the corpus, the sample, the stages, and their total."""
-        total = {key: value for key, value in asdict(self.total).items() if key != "name"}
-        return json.dumps({**asdict(self), "total": {**total, "dollars": self.dollars}}, indent=2)
-
-    @property
-    def total(self) -> StageCost:
-        """Return the sum of all stages; on disk is what the last one leaves."""
-        names = [field.name for field in fields(StageCost) if field.name != "name"]
-        costs = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
-        return StageCost("total", **costs | {"disk_bytes": self.stages[-1].disk_bytes})
-
-    @property
-    def dollars(self) -> float:
-        """Return the price of the requests, if all is in a bucket."""
-        return self.total.requests * DOLLARS_A_REQUEST
-
-    @property
-    def core_hours_paid(self) -> float:
-        """Return the hours of all cores from the first stage to the last, idle ones included."""
-        return self.cores * self.total.wall_seconds / 3600
-
-    @property
-    def largest_disk(self) -> float:
-        """Return the most bytes on disk after a stage, without the corpus."""
-        return max(stage.disk_bytes for stage in self.stages)
 
 
 def estimate(config: EstimateConfig) -> Estimate:
@@ -366,61 +303,6 @@ def _grown(less: float, more: float, texts: Sequence[int], text: float, repeats:
     return slope * text + (more - slope * texts[1]) * repeats
 
 
-def cost_table(found: Estimate) -> Table:
-    """A row for each stage, and their total."""
-    extent = found.extent
-    title = (
-        f"{count_of(extent.documents, 'document')}, {decimal(extent.text_bytes)} of text in "
-        f"{count_of(extent.files, 'file')}"
-    )
-    names = ("core time", "share", f"on {found.cores:,}", "read", "written", "on disk", "requests")
-    table = Table("stage", title=title, box=None, title_justify="left", pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    total = found.total
-    for stage in [*found.stages, total]:
-        share = f"{stage.core_seconds / total.core_seconds:.0%}" if total.core_seconds else ""
-        sizes = [decimal(int(size)) for size in (stage.read_bytes, stage.written_bytes, stage.disk_bytes)]
-        table.add_row(
-            _SHORT_NAMES.get(stage.name, stage.name), duration(stage.core_seconds), share, duration(stage.wall_seconds),
-            *sizes, f"{stage.requests:,}", style="bold" if stage is total else "",
-        )  # fmt: skip
-    return table
-
-
-_SHORT_NAMES = {stage.name: stage.command for stage in STAGES if stage.command}
-
-
-def explanation(found: Estimate, config: EstimateConfig) -> str:
-    """Sentences: the sum, what isn't linear, and what the sample was."""
-    total = found.total
-    given = config.duplicates
-    of_sample = f"{found.duplicates:.1%} of the sample's documents"
-    duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
-        f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
-        "less is encoded; try --duplicates 0.4"
-    )  # fmt: skip
-    prices = ""
-    if config.core_price:
-        hours = found.core_hours_paid
-        price = hours * config.core_price
-        prices += f"Machines: {found.cores:,} cores for {duration(total.wall_seconds)} are {hours:,.1f} core hours"
-        prices += f" at {config.core_price:g}: {price:,.2f}.\n"
-    if config.storage_price:
-        size = found.largest_disk
-        price = size / 1e12 * config.storage_price
-        prices += f"Storage: {decimal(int(size))} at {config.storage_price:g} a TB and month: {price:,.2f} a month.\n"
-    return (
-        f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
-        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\nScaled "
-        "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead.\nIt is one "
-        f"process, and so is the end of cluster and remove, whatever the number of cores.\n"
-        f"{prices}Duplicates: {duplicates}.\n"
-        f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
-        f"{count_of(found.sample.documents, 'document')}."
-    )
-
-
 def parse_bytes(text: str, option: str) -> int:
     """Parse a size whose units are powers of 1000, such as 4.5TB or 100GB; of 1024 with an i, such as 4.5TiB.
 
@@ -456,7 +338,9 @@ def _estimate_and_print(arguments: list[str]) -> None:
         console.print(found.to_json(), highlight=False, markup=False)
         return
     console.print(cost_table(found))
-    console.print(explanation(found, config), highlight=False, markup=False)
+    console.print(
+        explanation(found, config.duplicates, config.core_price, config.storage_price), highlight=False, markup=False
+    )
 
 
 if __name__ == "__main__":
