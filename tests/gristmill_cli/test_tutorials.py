@@ -13,12 +13,12 @@ from tests.tokenizers_of_models import content_of
 
 TUTORIALS = sorted(page for page in PAGES if page.startswith("tutorials/") and "```bash" in PAGES[page])
 BLOCK = re.compile(r"^```(bash|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LONG = {f"tutorials/{name}.md" for name in ("first-model", "hugging-face", "layouts", "living-corpus")}  # a minute each
+LONG = {f"tutorials/{name}.md" for name in ("first-model", "hugging-face", "layouts", "living-corpus", "quality")}  # a minute each
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 
-def test_there_are_six() -> None:
-    assert len(TUTORIALS) == 6 == len(list((DOCS / "tutorials").glob("*.md")))
+def test_there_are_seven() -> None:
+    assert len(TUTORIALS) == 7 == len(list((DOCS / "tutorials").glob("*.md")))
 
 
 @pytest.mark.parametrize(
