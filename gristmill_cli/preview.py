@@ -24,6 +24,7 @@ from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
+from preprocessing.scoring.score_choice import parse_bands
 from preprocessing.steps.model_score import ScoreOptions, score_step
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
@@ -128,12 +129,15 @@ def _report_score(
         of = np.array([score for score, _ in scored]) if table.of == "all" else values
         limits[source] = _limit_of(table, of)
         is_kept = (values >= limits[source]) & (values <= upper)
-        kept = f"{100 * float(is_kept.mean()):.1f}%"
+        share = _share_by_curve(table, values) if table.keep else float(is_kept.mean())
+        kept = f"{100 * share:.1f}%"
         spread = (f"{value:.3g}" for value in np.percentile(values, _SCORE_PERCENTILES))
         given = [f"{limit:.3g}" for limit in (limits[source], upper) if np.isfinite(limit)]
         limit = " to ".join(given) or "none"
         shown.add_row(source, f"{len(own):,}", *spread, limit, kept)
     yield shown
+    if table.bands:
+        yield _bands_of(table, scored)
     if table.min is not None or table.quantile is not None:
         distances = [(score - limits[document.key.source], score, document) for score, document in scored]
         yield from _examples_at(distances, "just below, and left out", "just above, and kept", examples)
@@ -153,6 +157,30 @@ def _examples_at(
         yield Text(title, style="bold")
         for _, score, document in nearest[:examples]:
             yield from _example(score, document)
+
+
+def _share_by_curve(table: ScoreOptions, values: NDArray[np.float64]) -> float:
+    """Return which share of documents a curve keeps, on average."""
+    points = np.array(table.keep)
+    return float(np.interp(values, points[:, 0], points[:, 1]).mean())
+
+
+def _bands_of(table: ScoreOptions, scored: list[tuple[float, Document]]) -> Table:
+    """Return which share of each source's documents is in each band."""
+    bands = parse_bands(table.bands)
+    every = np.array([score for score, _ in scored])
+    shown = Table("source", box=None, pad_edge=False, collapse_padding=True)
+    for band in reversed(bands):
+        shown.add_column(f"{band.name} ×{band.weight:g}", justify="right", no_wrap=True)
+    for source in sorted({document.key.source for _, document in scored}):
+        values = np.array([score for score, document in scored if document.key.source == source])
+        of = every if table.of == "all" else values
+        limits = list[float]()
+        for band in bands[1:]:
+            limits.append(float(np.quantile(of, band.quantile)) if band.quantile is not None else float(band.min or 0))
+        counts = np.bincount(np.searchsorted(limits, values, side="right"), minlength=len(bands))
+        shown.add_row(source, *(f"{count / len(values):.1%}" for count in counts[::-1].tolist()))
+    return shown
 
 
 def _limit_of(table: ScoreOptions, scores: NDArray[np.float64]) -> float:

@@ -193,6 +193,20 @@ def test_a_preview_is_what_a_run_does(folder: Path) -> None:
     assert below.count(".jsonl@") == 3 == above.count(".jsonl@")
 
 
+def test_a_preview_of_bands_and_of_a_curve(folder: Path) -> None:
+    configure(folder, min="")
+    toml = folder / "pipeline.toml"
+    toml.write_text(toml.read_text() + BANDS)
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(preview_scores(Path("pipeline.toml")))
+    shown = console.export_text()
+    assert re.search(r"source +high ×2.5 +medium ×1 +low ×0.25", shown), shown
+    assert re.search(r"mills +25.0% +25.0% +50.0%", shown), shown
+    toml.write_text(toml.read_text().partition("[scores.edu.bands]")[0] + "keep = [[0.0, 0.4], [1.0, 0.4]]\n")
+    console.print(preview_scores(Path("pipeline.toml")))
+    assert re.search(r"mills +120 .* none +40.0%", console.export_text())
+
+
 def test_a_preview_without_scores_and_of_no_documents(folder: Path) -> None:
     with pytest.raises(UsageError, match="--documents 0: expected 1 or more"):
         preview_scores(Path("pipeline.toml"), documents=0)
